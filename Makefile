@@ -2,6 +2,7 @@
 #
 #   make demo      set up, then generate clicks and run a whole day: lake -> features -> train -> score -> PostgreSQL -> report
 #                  (make demo DS=2026-01-09 for another day; its results are in ./var)
+#   make closed-loop   train, publish, and let visitors click on the lists, for six days: click-through rates (docs/outcomes.md)
 #   make test      set up, then lint and every test, the GPU-plan gate among them
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
@@ -38,7 +39,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo test setup-test downloads lint bench quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
+.PHONY: demo closed-loop test setup-test downloads lint bench quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -128,6 +129,9 @@ airflow: $(STAMPS)/airflow
 demo: env
 	@$(HEADRACE) generate clicks --home $(HOME_DIR) --until $(DS)
 	@$(HEADRACE) run clicks --home $(HOME_DIR) --ds $(DS)
+
+closed-loop: env
+	@$(PYTHON) scripts/closed_loop.py --home build/closed-loop
 
 doctor: env
 	@$(HEADRACE) doctor

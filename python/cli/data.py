@@ -1,4 +1,4 @@
-"""Commands about data that comes in: `init`, `generate`."""
+"""Commands about data that comes in: `init`, `generate`, `simulate-site`."""
 
 from __future__ import annotations
 
@@ -86,6 +86,31 @@ def generate(
     rows = [f"generate.rows_per_day={rows_per_day}"] if rows_per_day is not None else []
     spec = load_spec(pipeline, [*overrides(overlays, sets), *rows])
     command.generate(spec, Workspace(home), command.wanted_days(spec, days, start, until), force, spark)
+
+
+@app.command(
+    "simulate-site",
+    epilog=examples(
+        "headrace simulate-site clicks --ds 2026-01-09",
+        "headrace simulate-site clicks --ds 2026-01-09 --set generate.site.random=0.5",
+    ),
+)
+def simulate_site(
+    pipeline: Pipeline,
+    ds: Annotated[str, typer.Option("--ds", help="The day of the visits.", metavar="DATE")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the day if it has landed already.")] = False,
+    overlays: Overlays = None,
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Show the published lists to the generator's users, and write their clicks as the landing files of a day.
+
+    Reads the newest published day from PostgreSQL, as a site would; `headrace generate` makes days without lists.
+    """
+    from headrace.commands.simulate_site import simulate_site as command
+    from headrace.config import load_spec, parse_ds
+
+    command(load_spec(pipeline, overrides(overlays, sets)), Workspace(home), parse_ds(ds), force)
 
 
 @app.command(epilog=examples("headrace reference > docs/reference.md", "headrace reference | less"))

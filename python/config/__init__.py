@@ -15,7 +15,7 @@ from headrace.config.drift import Drift, DriftColumn
 from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
-from headrace.config.generate import Generate
+from headrace.config.generate import Generate, Site
 from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.loss import Loss
 from headrace.config.model import Model
@@ -103,6 +103,7 @@ __all__ = [
     "SeenFilter",
     "Sharding",
     "ShardingKind",
+    "Site",
     "Slice",
     "Source",
     "Spark",

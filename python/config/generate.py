@@ -10,6 +10,17 @@ from headrace.config.section import Section, parse_ds
 from headrace.errors import UserError
 
 
+class Site(Section):
+    """The site that shows users their published lists (`headrace simulate-site`); see headrace.generate.site."""
+
+    #: Items that a visitor is shown.
+    length: int = Field(default=10, ge=1, le=1000)
+    #: A visitor looks at the item of place r with probability r^-position_bias: 0: at all of them.
+    position_bias: float = Field(default=0.3, ge=0)
+    #: Share of the visits that are shown items drawn evenly from all of them instead.
+    random: float = Field(default=0.2, ge=0, le=1)
+
+
 class Generate(Section):
     """The click-log generator (`headrace generate`); see headrace.generate for the model of the clicks."""
 
@@ -52,12 +63,17 @@ class Generate(Section):
     #: Formats of the files, in turn.
     formats: tuple[Literal["jsonl", "csv"], ...] = Field(default=("jsonl", "jsonl", "jsonl", "csv"), min_length=1)
 
+    #: Who is shown what: of `headrace simulate-site` alone.
+    site: Site = Site()
+
     @model_serializer(mode="wrap")
-    def _without_default_purchases(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Days of logs without purchases are those from before there were any."""
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Days of logs without purchases, and specs without a site, are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
         if self.purchase_rate is None:
             dumped.pop("purchase_rate", None)
+        if self.site == Site():
+            dumped.pop("site", None)
         return dumped
 
     @field_validator("start", mode="before")

@@ -6,7 +6,7 @@
 
 `click_model` draws the events, `population` users and items, `faults` what is broken on purpose; `auc` and `truth` are
 the ground truth of a day, `serialize` and `landing_files` the files, `writers` and `run` the work;
-headrace.counter_random has the random numbers.
+`site` and `site_files` are a site that shows users their lists; headrace.counter_random has the random numbers.
 """
 
 from headrace.generate.landing_files import truth_path

@@ -12,7 +12,7 @@ row without it has no device effect, so that P is a function of what can be know
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -167,21 +167,91 @@ def _events(model: ClickModel, landing_day: Ints, row: Ints, intercept: float) -
     lag = lag_of(model, landing_day, row)
     day = landing_day - lag
     last_day = int(day.max(initial=0))
-    user_row, people = _users(params, draw(params, "user", u("user"), day, last_day), day)
-    item_row, things = _items(params, draw(params, "item", u("item"), day, last_day), last_day)
-    millisecond = _millisecond(u("time"))
-    other = integers(stream(params.seed, "event/other-device"), counter, len(DEVICES))
-    device = np.where(u("home-device") < _HOME_DEVICE_SHARE, people.device[user_row], other)
+    shown = Shown(
+        counter=counter,
+        day=day,
+        user=draw(params, "user", u("user"), day, last_day),
+        item=draw(params, "item", u("item"), day, last_day),
+        millisecond=_millisecond(u("time")),
+        at_home=u("home-device") < _HOME_DEVICE_SHARE,
+        other_device=integers(stream(params.seed, "event/other-device"), counter, len(DEVICES)),
+    )
+    return _clicks(model, shown, lag, "event", intercept)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """n times that a user was shown an item; users and items by their index."""
+
+    #: Tells them apart in random numbers.
+    counter: UInts  # [n]
+    day: Ints  # [n], days since the first day
+    user: Ints  # [n]
+    item: Ints  # [n]
+    millisecond: Ints  # [n], of the day
+    at_home: NDArray[np.bool_]  # [n], whether at the device that the user uses most
+    other_device: Ints  # [n], the device where not, index into DEVICES
+    #: With which probability the user looked at it at all; 1: at everything.
+    examined: Floats | float = 1.0
+
+
+def clicks(model: ClickModel, shown: Shown, lag: Ints, purpose: str, nulls: float | None = None) -> Events:
+    """What users do with what they are shown: each event is a function of the model and its own row.
+
+    Args:
+        model: parameters.
+        shown: n impressions.
+        lag: days until each one's event lands, int64 [n].
+        purpose: of the random numbers; those of `events` are drawn for "event".
+        nulls: share of missing values; None: the model's.
+    """
+    params = model.params if nulls is None else model.params.model_copy(update={"nulls": nulls})
+    return _clicks(replace(model, params=params), shown, lag, purpose, _intercept(model))
+
+
+def arrivals(model: ClickModel, day: int, number: Ints, purpose: str) -> tuple[Ints, Ints, NDArray[np.bool_], Ints]:
+    """Who comes on a day and how: users drawn by popularity, times by the day's traffic.
+
+    Returns:
+        of each number [n]: the user's index, the millisecond of the day, whether at the device that the user uses
+        most, and the device where not.
+    """
+    params, days = model.params, np.full(len(number), day)
+    counter = _counter(days, number)
+
+    def u(what: str) -> Floats:
+        return uniform(stream(params.seed, f"{purpose}/{what}"), counter)
+
+    return (
+        draw(params, "user", u("user"), days, day),
+        _millisecond(u("time")),
+        u("home-device") < _HOME_DEVICE_SHARE,
+        integers(stream(params.seed, f"{purpose}/other-device"), counter, len(DEVICES)),
+    )
+
+
+def _clicks(model: ClickModel, shown: Shown, lag: Ints, purpose: str, intercept: float) -> Events:
+    params, counter, day = model.params, shown.counter, shown.day
+
+    def u(what: str) -> Floats:
+        return uniform(stream(params.seed, f"{purpose}/{what}"), counter)
+
+    last_day = int(day.max(initial=0))
+    user_row, people = _users(params, shown.user, day)
+    item_row, things = _items(params, shown.item, last_day)
+    device = np.where(shown.at_home, people.device[user_row], shown.other_device)
     null = np.stack([u(f"null/{name}") < params.nulls for name in NULLABLE], axis=1)
     # Tags of an item that has none are an empty list, not a null.
-    item_age = np.maximum(day + millisecond / DAY_MILLISECONDS - things.born[item_row], 0.0)
+    item_age = np.maximum(day + shown.millisecond / DAY_MILLISECONDS - things.born[item_row], 0.0)
     known_device = np.where(null[:, NULLABLE.index("device")], len(DEVICES), device)
-    logit = intercept + _logit(params, people, user_row, things, item_row, day, millisecond, known_device, item_age)
+    logit = intercept + _logit(
+        params, people, user_row, things, item_row, day, shown.millisecond, known_device, item_age
+    )
     return Events(
-        event_id=scatter_64(stream(params.seed, "event/id"), counter),
+        event_id=scatter_64(stream(params.seed, f"{purpose}/id"), counter),
         day=day,
         lag=lag,
-        millisecond=millisecond,
+        millisecond=shown.millisecond,
         users=people,
         user_row=user_row,
         items=things,
@@ -190,7 +260,7 @@ def _events(model: ClickModel, landing_day: Ints, row: Ints, intercept: float) -
         item_age=item_age,
         null=null,
         logit=logit,
-        clicked=u("click") < probability(logit),
+        clicked=u("click") < probability(logit) * shown.examined,
     )
 
 

@@ -83,7 +83,7 @@ def write_file(day: DayPlan, file: int, folder: Location) -> Tally:
         ]
     )
     order = np.random.default_rng([stream(model.params.seed, "order"), day.number, file]).permutation(len(all_lines))
-    written = _write_gzip(folder / day.file_name(file), header(columns, fmt), all_lines.take(pa.array(order)))
+    written = write_gzip(folder / day.file_name(file), header(columns, fmt), all_lines.take(pa.array(order)))
     before = int((first_day < day.number).sum())
     return tally(
         good,
@@ -102,7 +102,7 @@ def _share(total: int, part: int, parts: int) -> Ints:
     return np.arange(total * part // parts, total * (part + 1) // parts)
 
 
-def _write_gzip(path: Location, first: str, all_lines: pa.StringArray) -> GeneratedFile:
+def write_gzip(path: Location, first: str, all_lines: pa.StringArray) -> GeneratedFile:
     """One gzip member with no name and time 0 (RFC 1952), so that equal lines are equal bytes."""
     assert all_lines.offset == 0
     _, offsets, data = all_lines.buffers()

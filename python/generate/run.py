@@ -90,7 +90,7 @@ def generate(
         raise UserError(f"pipeline '{spec.pipeline}' has no 'generate' section, so there is nothing to generate")
     model = ClickModel(spec.generate, spec.table.late_days)
     wanted = [_day(model, ds) for ds in dict.fromkeys(parse_ds(ds) for ds in days)]
-    parameters = {**spec.generate.model_dump(mode="json"), "late_days": model.late_days}
+    parameters = {**spec.generate.model_dump(mode="json", exclude={"site"}), "late_days": model.late_days}
     key = fingerprint({"generator": VERSION, **parameters})
     by_spark = model.params.rows_per_day > SPARK_ROWS if spark is None else spark
     landing = ws.landing(spec.pipeline)

@@ -312,7 +312,7 @@ def test_a_failure_leaves_nothing_behind(ws: Workspace, monkeypatch: pytest.Monk
     def full(*args: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(landing_files, "_write_gzip", full)
+    monkeypatch.setattr(landing_files, "write_gzip", full)
     with pytest.raises(OSError, match="No space"):
         generate(spec_of(*SMALL), ws, DAYS[:1])
     assert list(ws.landing("clicks").local_path().iterdir()) == []

@@ -1,0 +1,177 @@
+"""The site: visitors see their lists, look at places as often as they should, and click as the click model says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from headrace.commands.simulate_site import published_lists
+from headrace.commands.simulate_site import simulate_site as command
+from headrace.config import Spec, Warehouse, load_spec
+from headrace.counter_random import scatter_ids, stream
+from headrace.errors import UserError
+from headrace.generate import generate
+from headrace.generate.click_model import ClickModel, probability
+from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS
+from headrace.generate.site import LIST, NO_LIST, RANDOM, examined, summary, visits_of
+from headrace.generate.site_files import simulate_site
+from headrace.publish.postgres import server as warehouse
+from headrace.publish.postgres import tables
+from headrace.workspace import Workspace
+from tests.publish_support import publish
+
+DS = "2026-01-04"
+SMALL = ["generate.rows_per_day=20000", "generate.users=300", "generate.items=60", "generate.late=0.2"]
+
+
+def spec(*settings: str) -> Spec:
+    return load_spec("clicks", [*SMALL, *settings])
+
+
+def model(found: Spec) -> ClickModel:
+    assert found.generate is not None
+    return ClickModel(found.generate, found.table.late_days)
+
+
+def ids(kind: str, n: int, bits: int) -> list[int]:
+    return [int(i) for i in scatter_ids(stream(7, f"{kind}/id"), np.arange(n), bits)]
+
+
+USERS, ITEMS = ids("user", 300, USER_ID_BITS), ids("item", 60, ITEM_ID_BITS)
+
+
+def fixed(users: Sequence[int]) -> Mapping[int, Sequence[int]]:
+    """Two of three users have a list, of ten items, one of which nobody has heard of."""
+    known = {u: [ITEMS[(k + j) % 60] for j in range(9)] for k, u in enumerate(USERS) if k % 3}
+    return {u: [known[u][0], 12345, *known[u][1:]] for u in users if u in known}
+
+
+def test_visitors_are_shown_their_lists() -> None:
+    found = spec("generate.site={random: 0.25}")
+    visits = visits_of(model(found), 3, fixed)
+    assert len(visits.source) == 2000
+    shares = {s: float((visits.source == s).mean()) for s in (LIST, RANDOM, NO_LIST)}
+    assert shares[RANDOM] == pytest.approx(0.25, abs=0.03)
+    events = visits.events
+    for visit in np.flatnonzero(visits.source == LIST)[:50]:
+        mine = visits.visit == visit
+        (user,) = set(events.users.id[events.user_row[mine]].tolist())
+        wanted = [i for i in fixed([user])[user] if i in ITEMS]
+        assert events.items.id[events.item_row[mine]].tolist() == wanted
+        assert len(set(events.millisecond[mine].tolist())) == 1
+    drawn = visits.items[visits.source == RANDOM]
+    assert all(len(set(row)) == 10 for row in drawn.tolist())
+    # Evenly: of 61 items each is in about a sixth of the draws; one was born since the first day.
+    assert np.bincount(drawn.ravel()) / len(drawn) == pytest.approx(np.full(61, 10 / 61), abs=0.08)
+
+
+def test_clicks_follow_the_click_model_and_the_place() -> None:
+    found = spec("generate.site={random: 1, position_bias: 0.7}", "generate.rows_per_day=200000")
+    visits = visits_of(model(found), 3, fixed)
+    p = probability(visits.events.logit)
+    for place in (0, 1, 4, 9):
+        mine = visits.place == place
+        wanted = p[mine].mean() * (place + 1) ** -0.7
+        deviation = np.sqrt(wanted * (1 - wanted) / mine.sum())
+        assert visits.events.clicked[mine].mean() == pytest.approx(wanted, abs=4 * deviation)
+    assert (visits.events.lag > 0).mean() == pytest.approx(0.2, abs=0.01)
+    assert set(np.unique(visits.events.lag)) == {0, 1, 2, 3}
+
+
+def test_no_list_beats_the_best_one() -> None:
+    """Lists by the probabilities themselves are at the best rate, draws at the rate of draws."""
+    found = spec("generate.site={random: 0, length: 5}", "generate.nulls=0", "generate.rows_per_day=1500")
+    of = model(found)
+    assert of.params.site.length == 5
+
+    def everything(users: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        return dict.fromkeys(users, ITEMS)
+
+    # All items in 12 places of five: what each visit would click of each item.
+    whole = load_spec("clicks", [*SMALL, "generate.site={random: 0, length: 60}", "generate.nulls=0"])
+    settings = whole.generate.model_copy(update={"rows_per_day": 300 * 60})  # type: ignore[union-attr]
+    every = visits_of(ClickModel(settings, 3), 3, everything)
+    p = probability(every.events.logit).reshape(300, 60)
+    weight = examined(of.params.site, np.arange(5))
+    day = summary(of, DS, 3, visits_of(of, 3, everything), DS, "k")
+    # An item was born since the first day, which ITEMS lacks and the best lists may have.
+    assert day.best_rate is not None
+    assert day.random_rate == pytest.approx(p.mean() * weight.mean(), rel=0.05)
+    best = (np.sort(p, axis=1)[:, ::-1][:, :5] * weight).mean()
+    assert day.best_rate >= best - 1e-9
+    assert day.best_rate == pytest.approx(best, rel=0.05)
+    assert day.list_rate == pytest.approx((p[:, :5] * weight).mean(), rel=1e-9)
+    assert day.list_rate == pytest.approx(day.shown[LIST].expected, rel=1e-9)
+
+
+def landed(ws: Workspace, ds: str) -> list[dict[str, object]]:
+    files = [p for p in (ws.landing("clicks") / ds).entries() if p.name.endswith(".gz")]
+    return [json.loads(line) for p in files for line in gzip.decompress(p.read_bytes()).splitlines()]
+
+
+def test_days_land_whole_late_ones_later_and_alike_every_time(ws: Workspace) -> None:
+    found = spec()
+    days = ["2026-01-04", "2026-01-05", "2026-01-06", "2026-01-07"]
+    made = [simulate_site(found, ws, ds, fixed, "2026-01-03") for ds in days]
+    rows = {ds: landed(ws, ds) for ds in days}
+    visits = visits_of(model(found), 3, fixed)
+    wanted = {ds: int((visits.events.lag == lag).sum()) for lag, ds in enumerate(days)}
+    for ds in days:
+        assert sum(str(r["ts"]).startswith("2026-01-04") for r in rows[ds]) == wanted[ds]
+        assert all(str(r["ts"])[:10] <= ds for r in rows[ds])
+    every = [r["event_id"] for ds in days for r in rows[ds]]
+    assert len(every) == len(set(every))
+    clicks = sum(int(r["clicked"]) for ds in days for r in rows[ds] if str(r["ts"]).startswith("2026-01-04"))  # type: ignore[call-overload]
+    assert clicks == sum(of.clicks for of in made[0].shown.values())
+    before = (ws.landing("clicks") / DS / "site-0000.json.gz").read_bytes()
+    assert simulate_site(found, ws, DS, fixed, "2026-01-03") == made[0]
+    simulate_site(found, ws, DS, fixed, "2026-01-03", force=True)
+    assert (ws.landing("clicks") / DS / "site-0000.json.gz").read_bytes() == before
+    with pytest.raises(UserError, match="has landed already"):
+        simulate_site(found, ws, DS, lambda users: {}, None)
+    # The random log of a day gives way to the site only where it is told to.
+    generate(found, ws, ["2026-01-08"])
+    with pytest.raises(UserError, match="has landed already"):
+        simulate_site(found, ws, "2026-01-08", fixed, None)
+    simulate_site(found, ws, "2026-01-08", fixed, None, force=True)
+    assert not (ws.landing("clicks") / "truth" / "2026-01-08.json").exists()
+
+
+def test_a_site_changes_nothing_of_the_random_log(ws: Workspace) -> None:
+    (before,) = generate(spec(), ws, [DS])
+    (after,) = generate(spec("generate.site={random: 0.9}"), ws, [DS])
+    assert before == after
+
+
+def test_the_site_reads_the_newest_published_day_from_postgresql(
+    ws: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = spec("generate.site={random: 0}")
+    with warehouse.serve(Warehouse(), ws) as server:
+        with pytest.raises(UserError, match=r"there is no view public\.clicks_scores_current: publish a day first"):
+            command(found, ws, DS, False)
+        types = [("ds", "string"), ("user_id", "bigint"), ("item_id", "bigint"), ("rank", "int"), ("score", "float")]
+        table = tables.scores_table(
+            "public", "clicks_scores", "user_id", "item_id", [*types, ("model_version", "string")]
+        )
+        with server.connect() as conn:
+            tables.create_tables(conn, table)
+            for ds, shift in (("2026-01-02", 7), ("2026-01-03", 0)):
+                rows = [
+                    (ds, u, ITEMS[(k + r + shift) % 60], r, 1 / r, "m") for k, u in enumerate(USERS) for r in (2, 1, 3)
+                ]
+                publish(conn, rows, ds, ds, table)
+        with published_lists(found, ws) as (lists, newest):
+            assert newest == "2026-01-03"
+            asked = [USERS[5], USERS[9], 12345]
+            assert lists(asked) == {USERS[k]: [ITEMS[k + r] for r in (1, 2, 3)] for k in (5, 9)}
+        day = command(found, ws, DS, False)
+    assert day.lists_ds == "2026-01-03"
+    assert day.shown[LIST].impressions == 3 * day.shown[LIST].visits > 0
+    assert "lists of 2026-01-03; expected CTR of the same visits: random 0." in capsys.readouterr().out
+    with pytest.raises(UserError, match="does not publish there"), published_lists(spec("publish=null"), ws):
+        pass
