@@ -46,15 +46,15 @@ ITEM = ("item", "category", "price", "sold")
 def figures() -> list[Figure]:
     """The floor, ours, what a core does in which part, memory by rows."""
     with tempfile.TemporaryDirectory() as folder:
-        _alone(prepare, Path(folder))
-        found = _alone(rates, Path(folder))
+        in_a_process(prepare, Path(folder))
+        found = in_a_process(rates, Path(folder))
         named = f"ranking: {LIST} candidates a user, best {KEPT}, a core; floor: the bare torch model"
         out = [Figure(named, found["ours"], "rows/s", floor=found["floor"])]
         for part in ("features of users", "gather", "predict", "best of lists", "rows"):
             named = f"ranking: of a row's time, {part}"
             out.append(Figure(named, found[part] * 1e6, "us a row", floor=1e6 / found["ours"]))
         for times in TIMES:
-            rate, mib = _alone(memory, Path(folder), times)
+            rate, mib = in_a_process(memory, Path(folder), times)
             rows = times * MEASURED * LIST
             out.append(Figure(f"ranking: {rows:,} rows, a core", rate, "rows/s"))
             out.append(Figure(f"ranking: {rows:,} rows, memory above the start", mib, "MiB"))
@@ -62,13 +62,19 @@ def figures() -> list[Figure]:
 
 
 def prepare(folder: Path) -> None:
-    """A model, its workflow and the mapped items."""
-    torch.set_num_threads(1)
+    """A model and its workflow of 200,000 pairs."""
     rng = np.random.default_rng(0)
-    rows = 200_000
-    users, items = _users(), _items()
-    frame = {n: c.take(pa.array(rng.integers(0, USERS, rows))) for n, c in zip(USER, users.columns, strict=True)}
-    frame |= {n: c.take(pa.array(rng.integers(0, N_ITEMS, rows))) for n, c in zip(ITEM, items.columns, strict=True)}
+    users, items = users_of(USERS), items_of(N_ITEMS)
+    drawn = [c.take(pa.array(rng.integers(0, USERS, 200_000))) for c in users.columns]
+    drawn += [c.take(pa.array(rng.integers(0, N_ITEMS, 200_000))) for c in items.columns]
+    write_model(folder, dict(zip((*USER, *ITEM), drawn, strict=True)))
+
+
+def write_model(folder: Path, frame: dict[str, pa.Array]) -> None:
+    """A workflow that knows the values of these columns, and a network of first values."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(3)
+    rows = len(frame[USER[0]])
     codes = ["user", "item", "country", "category"] >> hr.Categorify(min_count=1)
     numbers = ["age", "spent", "price", "sold"] >> hr.FillMissing() >> hr.Log() >> hr.Normalize()
     table = pa.table({**frame, "click": pa.array(rng.integers(0, 2, rows), pa.int32())})
@@ -77,13 +83,11 @@ def prepare(folder: Path) -> None:
     model = ShardedModel(fitted.schema, MODEL, LocalCollective(), 1)
     where = {"workflow": local(folder / "workflow"), "pipeline": "bench", "ds": "2026-01-01", "key": "k"}
     save_model(local(folder / "model"), model, metrics={}, **where)
-    made = ItemTable.of_arrow(pa.Table.from_batches([items]), "item", local(folder / "items"))
-    ItemFeatures.write(made, local(folder / "workflow"), _features(fitted), local(folder / "features"), None)
 
 
 def rates(folder: Path) -> dict[str, float]:
     """Rows a processor second of ours and of the floor, the best of rounds that take turns; seconds a row by part."""
-    task, batch = _task(folder), _batch(1)
+    task, batch = task_of(folder, folder), _batch(1)
     predictor, _ = loaded_model(task.model, 1, None, task.maps)
     assert isinstance(predictor, NetworkPredictor)
     rows = MEASURED * LIST
@@ -100,7 +104,7 @@ def memory(folder: Path, times: int) -> tuple[float, float]:
     """Rows a processor second, and MiB of this process's own pages above the start, at most, of so many times the
     users.
     """
-    task = _task(folder)
+    task = task_of(folder, folder)
     list(score_batches(task, iter([_batch(1).slice(0, 100)]), lambda n: None))
     before, most = _resident_mib(), [0.0]
 
@@ -158,13 +162,14 @@ def _bare(predictor: NetworkPredictor, tensors: list[Any]) -> None:
             predictor._model.outputs_of(continuous, codes)["logits"].sigmoid()
 
 
-def _task(folder: Path) -> TaskInputs:
+def task_of(folder: Path, scratch: Path, n_items: int = N_ITEMS) -> TaskInputs:
+    """What a Spark task is given: the model of `write_model` in a folder; items and their features, written anew."""
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     fitted = FittedWorkflow.load(local(folder / "workflow"))
-    items = ItemTable.of_arrow(pa.Table.from_batches([_items()]), "item", local(folder / f"items-{time.time_ns()}"))
+    items = ItemTable.of_arrow(pa.Table.from_batches([items_of(n_items)]), "item", local(scratch / "items"))
     features = _features(fitted)
-    made = ItemFeatures.write(items, local(folder / "workflow"), features, local(folder / "made"), None)
+    made = ItemFeatures.write(items, local(folder / "workflow"), features, local(scratch / "features"), None)
     return TaskInputs(
         model=local(folder / "model"),
         threads=1,
@@ -183,24 +188,26 @@ def _features(fitted: FittedWorkflow) -> PairFeatures:
     return PairFeatures(USER, ITEM, {}, fitted)
 
 
-def _users() -> pa.RecordBatch:
+def users_of(n: int) -> pa.RecordBatch:
+    """Keys in ascending order, and the other columns."""
     rng = np.random.default_rng(1)
     columns = [
-        pa.array([f"u{i:06d}" for i in range(USERS)]),
-        pa.array([f"c{i}" for i in rng.integers(0, 50, USERS)]),
-        pa.array(rng.integers(18, 80, USERS), pa.int32()),
-        pa.array(rng.gamma(2, 9, USERS)),
+        pa.array([f"u{i:06d}" for i in range(n)]),
+        pa.array([f"c{i}" for i in rng.integers(0, 50, n)]),
+        pa.array(rng.integers(18, 80, n), pa.int32()),
+        pa.array(rng.gamma(2, 9, n)),
     ]
     return pa.record_batch(columns, names=list(USER))
 
 
-def _items() -> pa.RecordBatch:
+def items_of(n: int) -> pa.RecordBatch:
+    """Likewise."""
     rng = np.random.default_rng(2)
     columns = [
-        pa.array([f"i{i:06d}" for i in range(N_ITEMS)]),
-        pa.array([f"k{i}" for i in rng.integers(0, 500, N_ITEMS)]),
-        pa.array(rng.gamma(2, 9, N_ITEMS)),
-        pa.array(rng.integers(0, 1000, N_ITEMS), pa.int64()),
+        pa.array([f"i{i:06d}" for i in range(n)]),
+        pa.array([f"k{i}" for i in rng.integers(0, 500, n)]),
+        pa.array(rng.gamma(2, 9, n)),
+        pa.array(rng.integers(0, 1000, n), pa.int64()),
     ]
     return pa.record_batch(columns, names=list(ITEM))
 
@@ -208,7 +215,7 @@ def _items() -> pa.RecordBatch:
 def _batch(seed: int) -> pa.RecordBatch:
     """Users with their candidates."""
     rng = np.random.default_rng(seed)
-    people = _users().slice(int(rng.integers(0, USERS - MEASURED)), MEASURED)
+    people = users_of(USERS).slice(int(rng.integers(0, USERS - MEASURED)), MEASURED)
     lists = rng.integers(0, N_ITEMS // LIST, (MEASURED, LIST)) + np.arange(LIST) * (N_ITEMS // LIST)
     found = pa.FixedSizeListArray.from_arrays(pa.array(lists.reshape(-1).astype(np.int32)), LIST)
     return pa.RecordBatch.from_arrays([*people.columns, found.cast(pa.list_(pa.int32()))], [*USER, ITEMS])
@@ -230,6 +237,7 @@ def _resident_mib() -> float:
     return sum(int(x.split()[1]) for x in lines if x.startswith("RssAnon:")) / 1024
 
 
-def _alone(function: Callable[..., Any], *given: Any) -> Any:
+def in_a_process(function: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns that is called in a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as one:
         return one.submit(function, *given).result()

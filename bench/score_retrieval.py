@@ -9,8 +9,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.report import Figure, publish
+from bench.score_ranking import in_a_process
 from headrace.score.candidates.vectors import ivf
 from headrace.score.candidates.vectors.exact import best_items
 from headrace.score.candidates.vectors.item_vectors import ItemVectors, VectorPart
@@ -43,7 +42,7 @@ def main() -> None:
 def figures() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         write_items(Path(folder))
-        rates = _alone(exact_and_floor, Path(folder))
+        rates = in_a_process(exact_and_floor, Path(folder))
         found = [
             Figure(
                 "exact: best 500 of 1 M items, a core; floor: blocked product, torch.topk",
@@ -60,10 +59,10 @@ def figures() -> list[Figure]:
             Figure("exact: 1 M users x 1 M items x 64, best 500, of 2 cores", 1e6 / rates["exact"] / 2 / 60, "min"),
         ]
         for times in TIMES:
-            rate, mib = _alone(exact_of_users, Path(folder), times * USERS)
+            rate, mib = in_a_process(exact_of_users, Path(folder), times * USERS)
             found.append(Figure(f"exact: {times * USERS:,} users x 1 M items, a core", rate, "users/s"))
             found.append(Figure(f"exact: {times * USERS:,} users x 1 M items, memory above the start", mib, "MiB"))
-        index = _alone(index_and_library, Path(folder))
+        index = in_a_process(index_and_library, Path(folder))
         found += [
             Figure(
                 f"index: recall at {K} of 1 M items, {index['probes']} of {index['cells']} cells", index["recall"], ""
@@ -200,12 +199,6 @@ def index_and_library(folder: Path) -> dict[str, float]:
         "build_seconds": build_seconds,
         "mib": size,
     }
-
-
-def _alone(work: Callable[..., Any], *args: Any) -> Any:
-    """In a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(work, *args).result()
 
 
 def _anonymous_mib() -> float:

@@ -1,0 +1,165 @@
+"""1 million users x 1 million items, whole: the best 500 of 64 columns by vectors, ranked by a DLRM, the best 10 kept.
+
+Two processes, a thread each, do what Spark's tasks do, with their functions: `best_items` over mapped vectors, which
+compares all items, then `score_batches`. Each 10,000 users leave their rows (Parquet) and their figures below
+build/bench/million, so that what is stopped goes on there; the minutes are those during which users were worked on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from bench.parts import checkout_version
+from bench.report import Figure
+from bench.score_ranking import ITEM, USER, in_a_process, items_of, task_of, users_of, write_model
+from bench.score_retrieval import COLUMNS, drawn, write_items
+from bench.score_retrieval import items_of as vectors_of
+from headrace.score.candidates.vectors.exact import best_items
+from headrace.score.rank.blocks import ITEMS, TaskInputs, loaded_model, score_batches
+from headrace.score.rank.top_k import top_k
+from headrace.storage import local
+from headrace.workspace import checkout
+
+USERS, N_ITEMS, FOUND, KEPT = 1_000_000, 1_000_000, 500, 10
+#: Users of a part, of a search, and of a batch that is ranked.
+PART, SEARCHED, RANKED = 10_000, 2_048, 500
+PROCESSES = 2
+
+
+def figures() -> list[Figure]:
+    """Work off what is left, then the figures of the whole."""
+    folder = checkout() / "build" / "bench" / "million"
+    prepare(folder)
+    parts = range(USERS // PART)
+    left = [n for n in parts if not (folder / "parts" / f"{n:03d}.json").is_file()]
+    task = in_a_process(task_of, folder, folder / "scratch", N_ITEMS) if left else None
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=begin) as pool:
+        waiting = [pool.submit(work, folder, task, number) for number in left]
+        for i, done in enumerate(as_completed(waiting), len(parts) - len(left) + 1):
+            found = done.result()
+            print(
+                f"{i} of {len(parts)} parts: found in {found['search_seconds']:.1f} s, ranked in "
+                f"{found['rank_seconds']:.1f} s",
+                flush=True,
+            )
+    return of_parts(folder, [json.loads((folder / "parts" / f"{n:03d}.json").read_text()) for n in parts])
+
+
+def of_parts(folder: Path, parts: list[dict[str, Any]]) -> list[Figure]:
+    rows = sum(p["rows"] for p in parts)
+    seconds = worked([(p["began"], p["ended"]) for p in parts])
+    searching, ranking = (sum(p[f"{name}_cpu_seconds"] for p in parts) for name in ("search", "rank"))
+    kept = sum(pq.read_metadata(f).num_rows for f in (folder / "parts").glob("*.parquet"))
+    assert (rows, kept) == (USERS * FOUND, USERS * KEPT)
+    mapped = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and "parts" not in f.parts)
+    whole = f"million: 1 M users x 1 M items x {COLUMNS}, best {FOUND}, ranked, best {KEPT}"
+    return [
+        Figure(f"{whole}, two processes", seconds / 60, "min"),
+        Figure(f"{whole}, two processes", rows / seconds, "rows/s"),
+        Figure("million: search, processor time of both", searching / 60, "min"),
+        Figure("million: search, a core", USERS * N_ITEMS / searching / 1e6, "M pairs/s"),
+        Figure("million: ranking, processor time of both", ranking / 60, "min"),
+        Figure("million: ranking, a core", rows / ranking, "rows/s"),
+        Figure("million: a process's own memory, at most", max(p["mib"] for p in parts), "MiB"),
+        Figure("million: files that both map or read", mapped / 2**20, "MiB"),
+    ]
+
+
+def worked(spans: list[tuple[float, float]]) -> float:
+    """Seconds that some of the spans cover."""
+    total, until = 0.0, -np.inf
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
+def prepare(folder: Path) -> None:
+    """The model and the vectors of this very code; what another version has left is removed."""
+    version = checkout_version()
+    if (folder / "version").is_file() and (folder / "version").read_text() == version:
+        return
+    local(folder).remove_quietly()
+    local(folder / "parts").make_dir()
+    in_a_process(_prepare, folder)
+    local(folder / "version").put_text(version)
+
+
+def _prepare(folder: Path) -> None:
+    columns = [*users_of(USERS).columns, *items_of(N_ITEMS).columns]
+    write_model(folder, dict(zip((*USER, *ITEM), columns, strict=True)))
+    write_items(folder / "vectors")
+    # The tables are laid out for mapping once, by this process: the others have none in their memory.
+    loaded_model(local(folder / "model"), 1, None, local(folder / "maps"))
+
+
+def begin() -> None:
+    """Once in each process: one thread."""
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+
+
+@lru_cache(maxsize=1)
+def everybody() -> pa.RecordBatch:
+    return users_of(USERS)
+
+
+def work(folder: Path, task: TaskInputs, number: int) -> dict[str, float]:
+    """Find, rank and keep the items of some users; leave rows and figures."""
+    blocks = vectors_of(folder / "vectors").blocks()
+    queries, people = drawn(PART, 1_000 + number, 3), everybody().slice(number * PART, PART)
+    began, cpu = time.time(), time.process_time()
+    found = np.concatenate(
+        [best_items(queries[at : at + SEARCHED], blocks, FOUND).items for at in range(0, PART, SEARCHED)]
+    )
+    middle, middle_cpu = time.time(), time.process_time()
+    rows = [0]
+    made = list(score_batches(task, _batches(people, found), lambda n: rows.__setitem__(0, rows[0] + n)))
+    pq.write_table(pa.Table.from_batches(made), folder / "parts" / f"{number:03d}.parquet")
+    ended, ended_cpu = time.time(), time.process_time()
+    _check(queries[:1], blocks, found[:1])
+    figures = {
+        "began": began,
+        "ended": ended,
+        "rows": rows[0],
+        "search_seconds": middle - began,
+        "rank_seconds": ended - middle,
+        "search_cpu_seconds": middle_cpu - cpu,
+        "rank_cpu_seconds": ended_cpu - middle_cpu,
+        "mib": _anonymous_peak_mib(),
+    }
+    local(folder / "parts" / f"{number:03d}.json").put_text(json.dumps(figures) + "\n")
+    return figures
+
+
+def _batches(people: pa.RecordBatch, found: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
+    for at in range(0, PART, RANKED):
+        some = found[at : at + RANKED]
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(some.reshape(-1)), FOUND).cast(pa.list_(pa.int32()))
+        yield pa.RecordBatch.from_arrays([*people.slice(at, RANKED).columns, lists], [*USER, ITEMS])
+
+
+def _check(queries: NDArray[np.float32], blocks: Any, found: NDArray[np.int32]) -> None:
+    """A user's items against a product of NumPy; it may round otherwise, so that neighbours may change places."""
+    scores = np.concatenate([queries @ vectors.T for _, vectors in blocks], axis=1)
+    best = np.take_along_axis(scores, top_k(scores, FOUND), 1)
+    assert np.allclose(np.take_along_axis(scores, found, 1), best, rtol=1e-5)
+
+
+def _anonymous_peak_mib() -> float:
+    """Of this process's own pages: those that it has now, for peaks count mapped files."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon:"))
+    return int(line.split()[1]) / 1024
