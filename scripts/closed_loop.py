@@ -1,6 +1,6 @@
 """The loop closed: every day lists are trained, scored and published, and the site's visitors click on them.
 
-    python scripts/closed_loop.py --home DIR [--days N] [--rows N] [--plot FILE.png]
+    python scripts/closed_loop.py --home DIR [--days N] [--weak N] [--rows N] [--plot FILE.png]
 
 The first days are a random log. Then, day after day: ingest, outcomes, features, train, baseline, score, publish, and
 the next day's visitors, who are shown the lists from the warehouse. On the first half of these days the lists are those
@@ -50,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run the closed loop and print click-through rates.")
     parser.add_argument("--home", type=Path, required=True, help="the workspace; days that are there are kept")
     parser.add_argument("--days", type=int, default=6, help="days of the loop (default: %(default)s)")
+    parser.add_argument("--weak", type=int, help="of them with a weak model (default: the first half)")
     parser.add_argument("--rows", type=int, default=8_000, help="rows a day (default: %(default)s)")
     parser.add_argument("--plot", type=Path, help="a PNG of the rates by day")
     args = parser.parse_args()
@@ -59,7 +60,7 @@ def main() -> None:
     shown: list[tuple[SiteDay, str]] = []
     for number in range(args.days):
         ds, following = (_day(_RANDOM_DAYS - 1 + number + k) for k in (0, 1))
-        weak = number < args.days // 2
+        weak = number < (args.days // 2 if args.weak is None else args.weak)
         model = (*rows, *(_WEAK if weak else ()))
         _headrace(args.home, model, "run", "clicks", "--ds", ds, "--to", "publish")
         _headrace(args.home, rows, "simulate-site", "clicks", "--ds", following)

@@ -1,0 +1,157 @@
+"""The statistics of experiments: against SciPy, against simulation, and false alarms of tests without an effect."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from headrace.experiments.assign import arms, bucket, text_of
+from headrace.experiments.difference import Arm, Difference, difference
+from headrace.experiments.ratio import chi_square_tail, sample_ratio_p
+from headrace.experiments.sequential import always_valid_interval, always_valid_p
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+
+USERS = pa.array(range(200_000), pa.int64())
+HALVES = {"a": 0.5, "b": 0.5}
+
+
+def test_arms_have_their_shares_and_are_independent_between_experiments() -> None:
+    one = arms(USERS, "one", {"a": 0.2, "b": 0.3, "c": 0.5}, 100)
+    counts = np.bincount(one)
+    assert stats.chisquare(counts, np.array([0.2, 0.3, 0.5]) * len(USERS)).pvalue > 1e-4
+    two = arms(USERS, "two", HALVES, 100)
+    table = np.array([[((one == i) & (two == j)).sum() for j in range(2)] for i in range(3)])
+    assert stats.chi2_contingency(table).pvalue > 1e-4
+    assert (one == arms(USERS, "one", {"a": 0.2, "b": 0.3, "c": 0.5}, 100)).all()
+
+
+def test_a_ramp_keeps_everybody_in_his_arm() -> None:
+    steps = [arms(USERS, "look", HALVES, percent) for percent in (0, 1, 10, 50, 100)]
+    assert (steps[0] == -1).all()
+    for before, after in itertools.pairwise(steps):
+        kept = before >= 0
+        assert (after[kept] == before[kept]).all()
+    assert [(s >= 0).mean() for s in steps] == pytest.approx([0, 0.01, 0.1, 0.5, 1], abs=0.003)
+    # Who takes part says nothing about the arm.
+    assert (steps[2][steps[2] >= 0] == 0).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_places_are_those_of_sparks_hash_of_both_columns() -> None:
+    seed = xxhash64_strings(pa.array(["salt"] * 3))
+    assert bucket(pa.array([1, 2, -3]), "salt").tolist() == [
+        int(h) % 10_000 for h in xxhash64_integers(np.array([1, 2, -3]), seed)
+    ]
+    texts = pa.array(["u1", "u2", "é"])
+    assert bucket(texts, "salt").tolist() == [int(h) % 10_000 for h in xxhash64_strings(texts, seed)]
+    assert text_of([("look", "b"), ("price", "a")]) == "look=b,price=a"
+
+
+@given(st.floats(0, 500), st.integers(1, 30))
+def test_the_tail_is_that_of_chi_square(x: float, degrees: int) -> None:
+    assert chi_square_tail(x, degrees) == pytest.approx(stats.chi2.sf(x, degrees), rel=1e-9, abs=1e-300)
+
+
+def test_a_sample_ratio_that_is_off_is_seen() -> None:
+    assert sample_ratio_p([5000, 5100], [0.5, 0.5]) == pytest.approx(stats.chisquare([5000, 5100]).pvalue)
+    assert sample_ratio_p([50_000, 51_000], [0.5, 0.5]) < 0.002
+    assert sample_ratio_p([2000, 3000, 5000], [0.2, 0.3, 0.5]) == 1
+    assert sample_ratio_p([0, 0], [0.5, 0.5]) == 1
+
+
+def test_a_difference_of_means_is_welchs() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(1, 2, 500), rng.normal(1.3, 3, 700)
+    found = difference(Arm(a), Arm(b))
+    welch = stats.ttest_ind(b, a, equal_var=False)
+    assert found.estimate == pytest.approx(b.mean() - a.mean())
+    assert found.estimate / math.sqrt(found.variance) == pytest.approx(welch.statistic)
+    low, high = found.interval()
+    assert (high - low) / 2 == pytest.approx(1.959964 * math.sqrt(found.variance), rel=1e-5)
+    assert found.variance_ratio == 1
+    with pytest.raises(ValueError, match="two users"):
+        difference(Arm(a[:1]), Arm(b))
+
+
+def _visits(rng: np.random.Generator, n: int, effect: float) -> tuple[Arm, np.ndarray]:
+    """Users with rates of their own, and 1 to 30 impressions; what they clicked before tells of their rates."""
+    rate = rng.beta(2, 8, n)
+    shown, earlier = rng.integers(1, 30, n), rng.integers(5, 30, n)
+    clicks = rng.binomial(shown, np.clip(rate + effect, 0, 1)).astype(np.float64)
+    before = rng.binomial(earlier, rate) / earlier
+    return Arm(clicks, shown.astype(np.float64), before), rate
+
+
+def test_ratios_vary_as_their_variance_says_and_less_with_what_was_known() -> None:
+    rng = np.random.default_rng(2)
+    plain, adjusted, variances, ratios = [], [], [], []
+    for _ in range(400):
+        (a, _), (b, _) = _visits(rng, 400, 0.0), _visits(rng, 400, 0.02)
+        first, second = difference(Arm(a.above, a.below), Arm(b.above, b.below)), difference(a, b)
+        plain.append(first.estimate)
+        adjusted.append(second.estimate)
+        variances.append((first.variance, second.variance))
+        ratios.append(second.variance_ratio)
+    claimed = np.mean(variances, axis=0)
+    assert np.var(plain) == pytest.approx(claimed[0], rel=0.25)
+    assert np.var(adjusted) == pytest.approx(claimed[1], rel=0.25)
+    assert np.mean(adjusted) == pytest.approx(0.02, abs=4 * math.sqrt(claimed[1] / 400))
+    assert np.mean(ratios) < 0.8
+    assert np.mean(ratios) == pytest.approx(claimed[1] / claimed[0], rel=0.05)
+
+
+@given(st.floats(-1, 1), st.floats(1e-6, 1), st.floats(1e-3, 1))
+def test_the_interval_has_no_effect_that_is_rejected(estimate: float, variance: float, scale: float) -> None:
+    found = Difference(0.0, estimate, estimate, variance, 1.0)
+    low, high = always_valid_interval(found, scale)
+    p = always_valid_p(found, scale)
+    if abs(p - 0.05) > 1e-9:
+        assert (low <= 0 <= high) == (p > 0.05)
+    assert low < found.interval()[0]
+    assert high > found.interval()[1]
+
+
+def test_false_alarms_of_daily_looks_stay_below_five_per_cent() -> None:
+    """1,000 tests without an effect, looked at on each of 12 days; users come back, each with a rate of his own.
+
+    The interval of one look, looked at as often, is wrong far more often.
+    """
+    rng = np.random.default_rng(3)
+    runs, days, users = 1000, 12, 150
+    alarms = naive = 0
+    for _ in range(runs):
+        rate = rng.beta(2, 8, (2, users))
+        # Each comes on a third of the days, and is shown ten items.
+        shown = 10.0 * (rng.random((days, 2, users)) < 1 / 3)
+        clicks = np.cumsum(rng.binomial(shown.astype(np.int64), rate), axis=0).astype(np.float64)
+        shown = np.cumsum(shown, axis=0)
+        looks = []
+        for day in range(days):
+            there = [shown[day, arm] > 0 for arm in range(2)]
+            of = [Arm(clicks[day, arm][there[arm]], shown[day, arm][there[arm]]) for arm in range(2)]
+            looks.append(difference(*of))
+        alarms += min(always_valid_p(found, 0.02) for found in looks) < 0.05
+        naive += any(not found.interval()[0] <= 0 <= found.interval()[1] for found in looks)
+    noise = 3 * math.sqrt(0.05 * 0.95 / runs)
+    assert alarms / runs <= 0.05 + noise
+    assert naive / runs > 0.1
+
+
+def test_an_effect_is_found_and_sooner_when_it_is_larger() -> None:
+    rng = np.random.default_rng(4)
+    stopped = {}
+    for effect in (0.03, 0.08):
+        first = []
+        for _ in range(40):
+            rates = [rng.beta(20, 80, 4000), rng.beta(20, 80, 4000) + effect]
+            values = [rng.binomial(10, r) / 10 for r in rates]
+            looks = [difference(Arm(values[0][:n]), Arm(values[1][:n])) for n in range(200, 4001, 200)]
+            first.append(next((i for i, d in enumerate(looks) if always_valid_p(d, 0.05) < 0.05), 99))
+        stopped[effect] = float(np.median(first))
+    assert stopped[0.08] < stopped[0.03] < 99
