@@ -22,7 +22,8 @@ def table(days: Sequence[DayResult]) -> str:
     ]
     for d in days:
         shares = " | ".join(f"{d.share(x):.1%}" for x in (d.retrained, d.frozen))
-        lines.append(f"| {d.ds} | {d.ceiling:.4f} | {shares} | {days[0].share(d.first_day):.1%} | {d.seconds:.0f} |")
+        kept = "" if d.first_day is None else f"{days[0].share(d.first_day):.1%}"
+        lines.append(f"| {d.ds} | {d.ceiling:.4f} | {shares} | {kept} | {d.seconds:.0f} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Each day's rows, as the lake has them, judged by models of several days."""
+"""What each day's model came to by its manifest, and what the first day's says of each day's rows of the lake."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class DayResult:
     rows: int
     #: Of the probabilities that the clicks were drawn from.
     ceiling: float
-    #: Of the day's own model, of that of the first day, and of the day's model over the first day's rows.
+    #: Of the day's own model, of that of the first day, and of the day's model over the first day's rows (None where
+    #: retrain.forgetting_day is not that day).
     retrained: float
     frozen: float
-    first_day: float
+    first_day: float | None
     #: Seconds of features and training.
     seconds: float
 
@@ -56,21 +57,21 @@ def measure(run: Run, file: Path) -> list[DayResult]:
     dates = [d for d in run.dates() if _manifest(run, d) is not None]
     if not dates:
         return []
-    frozen, first_rows = hr.Predictor(_model(run, dates[0])), None
+    frozen = hr.Predictor(_model(run, dates[0]))
     for ds in dates:
         manifest = _manifest(run, ds)
         assert manifest is not None
         if known.get(ds, {}).get("key") == manifest.key:
             continue
-        first_rows = rows_of(run, dates[0]) if first_rows is None else first_rows
-        rows, mine = rows_of(run, ds), hr.Predictor(_model(run, ds))
+        rows, metrics = rows_of(run, ds), manifest.facts["metrics"]
+        forgetting = manifest.facts.get("forgetting", {}).get("metrics", {})
         found = DayResult(
             ds=ds,
             rows=rows.num_rows,
             ceiling=_ceiling(run, ds),
-            retrained=_auc(mine, rows),
+            retrained=metrics["auc"],
             frozen=_auc(frozen, rows),
-            first_day=_auc(mine, first_rows),
+            first_day=forgetting.get("auc") if ds != dates[0] else metrics["auc"],
             seconds=round(sum(m.seconds for m in (manifest, _manifest(run, ds, "features")) if m is not None), 1),
         )
         if max(found.share(found.retrained), found.share(found.frozen)) > 1:

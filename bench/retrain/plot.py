@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,10 +30,11 @@ def draw(days: Sequence[DayResult], picture: Path) -> None:
     upper.plot(places, [d.share(d.frozen) for d in days], color=_ONCE, marker="s", markersize=3, label="trained once")
     upper.set_ylabel("share of the way from 0.5\nto the day's AUC ceiling")
     upper.set_title("Rows of each day: its own model, and the first day's", loc="left", fontsize=10)
-    upper.text(0, GOAL, f"{GOAL:.0%}", va="bottom", ha="left", fontsize=8, color="#666666")
+    upper.text(len(days) - 1, GOAL, f"{GOAL:.0%}", va="top", ha="right", fontsize=8, color="#666666")
     upper.legend(frameon=False, loc="lower left")
     first = days[0]
-    lower.plot(places, [first.share(d.first_day) for d in days], color=_FIRST, marker="o", markersize=3)
+    kept = [math.nan if d.first_day is None else first.share(d.first_day) for d in days]
+    lower.plot(places, kept, color=_FIRST, marker="o", markersize=3)
     lower.set_ylabel("share, first day")
     lower.set_title(f"Rows of {first.ds}: each day's model (forgetting)", loc="left", fontsize=10)
     for axis in (upper, lower):

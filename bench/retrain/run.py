@@ -55,9 +55,7 @@ class Run:
         assert spec.generate is not None
         self._headrace("generate", PIPELINE, "--until", dates[-1])
         self._headrace("run", PIPELINE, "--ds", spec.generate.start, "--until", dates[-1], "--to", "ingest")
-        self._headrace(
-            "run", PIPELINE, "--ds", dates[0], "--until", dates[-1], "--from", "features", "--to", "challenger"
-        )
+        self._headrace("run", PIPELINE, "--ds", dates[0], "--until", dates[-1], "--from", "features", "--to", "train")
 
     def _headrace(self, *arguments: str) -> None:
         place: Sequence[str] = ("--home", str(self.home), "--overlay", str(self.overlay))
