@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headrace.config.section import Section
 
@@ -59,15 +59,35 @@ class NewItems(Section):
 
 
 class Explore(Section):
-    """Positions drawn by chance, with the probability of what stands there written down (`propensity`)."""
+    """Positions drawn by chance, with the probability of what stands there written down (`propensity`).
+
+    Give one of `epsilon` and `temperature`.
+    """
 
     #: With this probability a position is drawn; what stands in the drawn ones is chosen uniformly, without
     #: replacement, from the pool and the items that stood there.
-    epsilon: float = Field(gt=0, le=1)
+    epsilon: float | None = Field(default=None, gt=0, le=1)
+    #: Each position is drawn among the items that may stand there, by the exponential of score / temperature (Plackett
+    #: and Luce); with `diversity` the marginal relevance is in the place of the score.
+    temperature: float | None = Field(default=None, gt=0)
     #: The best items behind the list that may be chosen; null: all that were ranked.
     pool: int | None = Field(default=None, ge=1)
     #: Of the draws; with ds and the user's key it decides them.
     seed: int = Field(default=1, ge=0)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Explore:
+        if (self.epsilon is None) == (self.temperature is None):
+            raise ValueError("give one of `epsilon` and `temperature`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs from before there was a temperature."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.temperature is None:
+            dumped.pop("temperature", None)
+        return dumped
 
 
 class Rerank(Section):

@@ -50,7 +50,7 @@ class Entity(Section):
 RegisteredModel = Annotated[str, Field(pattern=r"^(@[A-Za-z][\w-]*|[1-9][0-9]*)$")]
 
 #: Columns of items that candidates are made with; and of the scores where there are candidates.
-_OF_CANDIDATES = ("item_row", "events", "first_event", "last_event")
+_OF_CANDIDATES = ("item_row", "events", "first_event")
 _OF_SCORES = ("source", "sources")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -43,6 +44,7 @@ from headrace.score.rank.pair_features import PairFeatures, check_columns, check
 from headrace.score.rerank.columns import check_rule_columns
 from headrace.score.rerank.item_vectors import ModelItemVectors
 from headrace.score.rerank.reranker import RuleReranker
+from headrace.score.rerank.unmet_by_task import UnmetByTask
 from headrace.score.scoring_model import ScoringModel, pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
@@ -167,7 +169,9 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
                 pairs = found_candidates.facts["candidates"]
             tick = time.perf_counter()
             counts, table = (n_users, pairs), ctx.ws.table(spec.pipeline, "scores")
-            with _scored(ctx, spark, task, users, counts, chosen.output.version, peak, found_candidates) as scored:
+            unmet = UnmetByTask.of(spark.sparkContext)
+            measures = peak, unmet
+            with _scored(ctx, spark, task, users, counts, chosen.output.version, measures, found_candidates) as scored:
                 # Rows of items that filters leave out must never be in the table: counted before the commit.
                 written = scored if found_candidates is None else stored(spark, scored, scratch / "scores")
                 of_candidates = _check_filters(ctx, found_candidates, written)
@@ -192,6 +196,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
             },
             "pairs_per_second": round(pairs / seconds),
             **of_candidates,
+            **({} if score.rerank is None else {"unmet_rules": unmet.by_rule()}),
             "sample": _sample(ctx, spark, table, version),
         },
         peak_memory_mib={"worker": peak.value},
@@ -291,7 +296,7 @@ def _scored(
     users: DataFrame,
     counts: tuple[int, int],
     model: str,
-    peak: Accumulator[float],
+    measures: tuple[Accumulator[float], UnmetByTask],
     candidates: UserCandidates | None,
 ) -> Iterator[DataFrame]:
     """The rows of the table, to be computed within the block. `counts`: of users and of pairs.
@@ -307,10 +312,14 @@ def _scored(
     names = list(partitioned.columns)
     numbered = partitioned.toDF(*[f"c{i}" for i in range(len(names))])
     shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)
+    peak, unmet = measures
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
-        yield from score_batches(shared.value, named, counter.add)
+        of_task: Counter[tuple[str, str]] = Counter()
+        yield from score_batches(shared.value, named, counter.add, of_task)
+        if of_task:
+            unmet.add(of_task)
         report_peak_memory(peak)
 
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}

@@ -82,7 +82,6 @@ class Shop:
                 "lands": [x for x in ("CH", "DE") if rng.random() < 0.6],
                 "events": None,
                 "first_event": None,
-                "last_event": None,
             }
             # Bytes, not letters, order them: Z before a before é.
             for name in sorted((f"{'Zaé'[i % 3]}{i}" for i in range(45)), key=lambda x: x.encode())
@@ -104,11 +103,7 @@ class Shop:
         self.events["item"] = [self.items[r]["item"] for r in self.events["row"]]
         for row, seen in self.events.groupby("row"):
             train = (seen.ts < END - timedelta(days=1)).sum()
-            self.items[int(str(row))] |= {
-                "events": int(train),
-                "first_event": seen.ts.min(),
-                "last_event": seen.ts.max(),
-            }
+            self.items[int(str(row))] |= {"events": int(train), "first_event": seen.ts.min()}
         self.bought = [
             (self.users[int(u)]["user"], self.items[int(i)]["item"], int(a))
             for u, i, a in zip(rng.integers(0, 50, 200), rng.integers(0, 45, 200), rng.integers(0, 3, 200), strict=True)
@@ -138,7 +133,7 @@ class Shop:
         )
         at = pa.timestamp("us", "UTC")
         types = {"item": pa.string(), "price": pa.float64(), "lands": pa.list_(pa.string()), "events": pa.int64()}
-        items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": at, "last_event": at}))
+        items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": at}))
         frame = spark.createDataFrame(items.append_column("item_row", pa.array(range(len(items)), pa.int32())))
         return SourceContext(ctx, spark, active, spark.createDataFrame(users), frame, reader, model)
 

@@ -81,6 +81,8 @@ def test_lists_by_rules_say_why_and_how_likely(
     words = {Rule.SCORE: "score", Rule.FRESH: "fresh", Rule.NEW_ITEM: "new_item", Rule.EXPLORE: "explore"}
     assert found.reason.tolist() == [words[Rule(r)] for r in listed.rule]
     assert {"score", "explore", "new_item"} <= set(found.reason)
+    unmet = {what: listed.unmet["new_items", what] for what in ("lists", "impossible")}
+    assert done.facts["unmet_rules"] == {"new_items": unmet}
     assert found[found.reason == "explore"].propensity.max() < 0.1
 
     # Without the rules again the table keeps its columns, and they are null.

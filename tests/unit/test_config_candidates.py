@@ -86,7 +86,7 @@ def test_filters_that_are_refused(entry: dict[str, Any], message: str) -> None:
         clicks(candidates={"sources": {"a": {"kind": "popular"}}}, filters=[entry])
 
 
-@pytest.mark.parametrize("name", ["events", "First_Event", "last_event", "item_row", "__items"])
+@pytest.mark.parametrize("name", ["events", "First_Event", "item_row", "__items"])
 @pytest.mark.parametrize("side", ["user", "item"])
 def test_columns_that_candidates_make_are_refused(side: str, name: str) -> None:
     sources = {"sources": {"a": {"kind": "popular"}}}

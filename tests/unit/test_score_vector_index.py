@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from headrace.jagged import JaggedArray
 from headrace.score.candidates.vectors import ivf
 from headrace.score.candidates.vectors.exact import best_items
 from headrace.score.candidates.vectors.item_vectors import ItemVectors
@@ -145,15 +146,39 @@ def test_lists_of_users_who_are_asked_for_different_numbers(
         assert list_ == [rows[i] for i in order[:k]]
 
 
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32))
+def test_blocked_items_are_not_among_the_best(
+    tmp_path_factory: pytest.TempPathFactory, n: int, k: int, seed: int
+) -> None:
+    """As many as are asked for, of what is left: no more are asked for to make up for those that are blocked."""
+    rng = np.random.default_rng(seed)
+    rows = np.flatnonzero(rng.random(30) < 0.8).astype(np.int32)
+    items = rng.integers(-9, 10, (len(rows), 2)).astype(np.float32)
+    made = write(tmp_path_factory.mktemp("vectors") / "v", rows, items, [])
+    users = rng.integers(-2, 3, (n, 2)).astype(np.float32)
+    blocked = [rng.permutation(30)[: rng.integers(0, 31)].tolist() for _ in range(n)]
+    searched = Noted(made, threads=1)
+    names = ("x", "y", "wanted", "blocked")
+    work = FindItems(names, "wanted", cast(ModelVectors, Given()), searched, "blocked")
+    columns = [*(pa.array(c) for c in users.T), pa.array([k] * n, pa.int32()), pa.array(blocked, pa.list_(pa.int32()))]
+    batch = pa.RecordBatch.from_arrays(columns, ["c0", "c1", "c2", "c3"])
+    # As Arrow cuts a batch: its lists do not begin with the first value.
+    found = [x for part in (batch[: n // 3], batch[n // 3 :]) for b in work([part]) for x in b["items"].to_pylist()]
+    for user, mine, list_ in zip(users, blocked, found, strict=True):
+        order = sorted(range(len(rows)), key=lambda i: (-float(items[i] @ user), i)) if np.any(user) else []
+        assert list_ == [rows[i] for i in order if rows[i] not in mine][:k]
+    assert sum(searched.asked) <= n * k
+
+
 @dataclass(frozen=True)
 class Noted(Searched):
     """Notes what is asked of it."""
 
     asked: list[int] = field(default_factory=list)
 
-    def best(self, queries: NDArray[np.float32], k: int) -> NDArray[np.int32]:
+    def best(self, queries: NDArray[np.float32], k: int, excluded: JaggedArray | None = None) -> NDArray[np.int32]:
         self.asked.append(len(queries) * k)
-        return super().best(queries, k)
+        return super().best(queries, k, excluded)
 
 
 @given(st.lists(st.integers(0, 90), max_size=60), st.integers(1, 200))
@@ -165,7 +190,7 @@ def test_users_are_cut_by_what_they_ask_for(
     items = rng.integers(-9, 10, (70, 2)).astype(np.float32)
     made = write(tmp_path_factory.mktemp("vectors") / "v", np.arange(70, dtype=np.int32), items, [])
     users, searched = rng.integers(1, 4, (len(fetch), 2)).astype(np.float32), Noted(made, threads=1)
-    work = FindItems(("x", "wanted", "y"), "wanted", cast(ModelVectors, Given()), searched, at_once)
+    work = FindItems(("x", "wanted", "y"), "wanted", cast(ModelVectors, Given()), searched, items_at_once=at_once)
     columns = [pa.array(users[:, 0]), pa.array(fetch, pa.int32()), pa.array(users[:, 1])]
     found = list(work([pa.RecordBatch.from_arrays(columns, ["c0", "c1", "c2"])]))
     lists = [x for b in found for x in b["items"].to_pylist()]

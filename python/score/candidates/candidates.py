@@ -19,12 +19,13 @@ from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.split import SPLIT
 from headrace.score.candidates.expressions import expression_errors
-from headrace.score.candidates.fetch import BLOCKED, IS_NEW, Asked, Fetching, facts_of, list_column
+from headrace.score.candidates.fetch import IS_NEW, Asked, Fetching, facts_of, list_column
 from headrace.score.candidates.filters import Sides, blocked_pairs, filter_sides, of_conditions
 from headrace.score.candidates.pair_events import USER
 from headrace.score.candidates.rankings import RANKINGS
-from headrace.score.candidates.source import SourceContext
+from headrace.score.candidates.source import BLOCKED, SourceContext
 from headrace.score.candidates.union import Quotas, flat, unite
+from headrace.score.entities import with_activity
 from headrace.score.items import ITEM_ROW
 from headrace.score.rank.blocks import ITEMS, SOURCES
 
@@ -54,7 +55,7 @@ def candidates_of_users(context: SourceContext) -> Iterator[UserCandidates]:
     """What `score.candidates` gives each user; computed once, and kept to the end of the context.
 
     Args:
-        context: all users and items of the run. `items` may lack `events`, `first_event` and `last_event`.
+        context: all users and items of the run. `items` may lack `events` and `first_event`.
 
     Raises:
         UserError: a filter's expression or table does not fit, or a value is none that an expression can take; or
@@ -102,18 +103,10 @@ def _made(context: SourceContext, candidates: Candidates) -> UserCandidates:
 
 
 def _with_events(context: SourceContext) -> DataFrame:
-    """The items with `events` in the training window, `first_event` and `last_event` up to ds."""
+    """The items with `events` and `first_event`, which they may have already."""
     if "events" in context.items.columns:
         return context.items
-    key, time = context.score.item.key, context.ctx.spec.table.event_time
-    rows = context.active.events.where(col(key).isNotNull())
-    at = F.lit(None).cast("timestamp") if time is None else col(time)
-    found = rows.groupBy(col(key).alias("__of_item")).agg(
-        F.count(F.when(F.col(SPLIT) == "train", 1)).alias("events"),
-        F.min(at).alias("first_event"),
-        F.max(at).alias("last_event"),
-    )
-    return context.items.join(found, col(key) == F.col("__of_item"), "left").drop("__of_item")
+    return with_activity(context.ctx.spec, context.active.events, context.items, context.score.item.key)
 
 
 def _with_blocked(context: SourceContext, blocked: DataFrame | None) -> DataFrame:

@@ -1,9 +1,9 @@
 """Asking sources for enough: as many items as are left when the filters have gone over them.
 
 A source gives each user the first items of its order, and filters leave some of them out. So a source is asked for k
-items and as many as are blocked for the user; where that is not enough, for more, in rounds, for those users alone who
-have fewer than k although the source has more. At the end each user has k items of a source, or all that the filters
-leave of it: the rounds end when a count of the others is 0.
+items, and as many more as are blocked for the user if it does not leave these out itself; where that is not enough, for
+more, in rounds, for those users alone who have fewer than k although the source has more. At the end each user has k
+items of a source, or all that the filters leave of it: the rounds end when a count of the others is 0.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pyspark.sql import functions as F
 from headrace.config import CandidateSource
 from headrace.features.functions.spark_expressions import col
 from headrace.score.candidates.filters import of_conditions
-from headrace.score.candidates.source import FETCH, ItemRanking, SourceContext
+from headrace.score.candidates.source import BLOCKED, FETCH, ItemRanking, SourceContext
 from headrace.score.items import ITEM_ROW
 from headrace.score.rank.blocks import ITEMS
 
 log = logging.getLogger("headrace.score")
 
-#: array<int>: the items that are blocked for a user, not null. boolean: whether the user has no events.
-BLOCKED, IS_NEW = "__blocked", "__is_new"
+#: boolean: whether the user has no events.
+IS_NEW = "__is_new"
 #: The most that most users are asked for at once, by k: users of whose items more are blocked are asked in a round of
 #: their own.
 _FIRST = 4
@@ -123,7 +123,8 @@ class Fetching:
 
     def _needed(self, i: int) -> Column:
         """Items of a source among which k are not blocked."""
-        return F.lit(self._asked[i].source.k) + F.size(BLOCKED)
+        k = F.lit(self._asked[i].source.k)
+        return k if getattr(self._asked[i].ranking, "leaves_out_blocked", False) else k + F.size(BLOCKED)
 
     def _more(self, i: int) -> Column:
         """How many to ask for in the next round: enough where nothing but BLOCKED leaves items out."""

@@ -15,8 +15,9 @@ from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.storage import Location
 
-#: Of the frame of users that a source is given: how many items are wanted for the user, int, 0 for none.
-FETCH = "__fetch"
+#: Of the frame of users that a source is given: how many items are wanted for the user, int, 0 for none; and the items
+#: that are blocked for the user, array<int>, not null, any of which it may leave out.
+FETCH, BLOCKED = "__fetch", "__blocked"
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class SourceContext:
     #: One row for each user: `score.user.key` and the user's columns.
     users: DataFrame
     #: The items that may be candidates, those that filters leave out for all users left out: `item_row` (int),
-    #: `score.item.key`, the item's columns, `events` (bigint, in the training window; 0 or null where there are none),
-    #: `first_event` and `last_event` (timestamp).
+    #: `score.item.key`, the item's columns, `events` (bigint, in the training window; 0 or null where there are none)
+    #: and `first_event` (timestamp).
     items: DataFrame
     #: Reads tables given by their paths, at the versions that the run has pinned.
     reader: ExternalReader
@@ -83,14 +84,15 @@ class ItemRanking(Protocol):
     """A source of candidates, prepared: for each user an order of (some of) the items of `SourceContext.items`.
 
     It is made once a run, as `RANKINGS[kind](context, source)` of headrace.score.candidates.rankings, and asked several
-    times: first for what most users need, then for more for those of whose items filters left out too many.
+    times: first for what most users need, then for more for those of whose items filters left out too many. One with
+    a true attribute `leaves_out_blocked` gives no item that is blocked for the user.
     """
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
         """The first items of each user's order.
 
         Args:
-            users: one row for each user: the key, `SourceContext.users`' columns, FETCH, and perhaps others.
+            users: one row for each user: the key, `SourceContext.users`' columns, FETCH, BLOCKED, and perhaps others.
             most: no FETCH is greater.
 
         Returns:

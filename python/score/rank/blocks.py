@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,7 +59,10 @@ class TaskInputs:
 
 
 def score_batches(
-    task: TaskInputs, batches: Iterable[pa.RecordBatch], count: Callable[[int], None]
+    task: TaskInputs,
+    batches: Iterable[pa.RecordBatch],
+    count: Callable[[int], None],
+    unmet: Counter[tuple[str, str]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Users to their best items: of all items, or of the candidates of each.
 
@@ -66,6 +70,7 @@ def score_batches(
         task: the items and the model.
         batches: users: the key, the user's columns and perhaps `__seen`, or `__items` and perhaps `__sources`.
         count: is called with the number of pairs of each finished block.
+        unmet: `Listed.unmet` of each block is added to it.
 
     Yields:
         Batches of (user key, item key, rank int32 from 1, score float32), one for each block of users; with `__sources`
@@ -102,7 +107,7 @@ def score_batches(
                 ranked = best_of_lists(keys, lengths[users.start : users.stop], i, scores, of, kept)
             for stage in second:
                 ranked = _ranked_again(stage, batch, columns, users.start, ranked)
-            yield _rows(ranked, task)
+            yield _rows(ranked, task, unmet)
             count(len(u))
 
 
@@ -195,13 +200,15 @@ def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, items: ItemTable
     scores[rows[places >= 0], places[places >= 0]] = -np.inf
 
 
-def _rows(ranked: Ranked, task: TaskInputs) -> pa.RecordBatch:
+def _rows(ranked: Ranked, task: TaskInputs, unmet: Counter[tuple[str, str]] | None = None) -> pa.RecordBatch:
     """The rows that are written of some users."""
     offsets, chosen = ranked.offsets, np.arange(len(ranked.item_rows))
     columns: dict[str, pa.Array] = {}
     if task.rerank is not None:
         listed = task.rerank(ranked, task.items)
         offsets, chosen = listed.offsets, listed.rows
+        if unmet is not None:
+            unmet.update(listed.unmet)
         columns = {"propensity": pa.array(listed.propensity, pa.float64()), "reason": listed.reason}
     users = np.repeat(np.arange(len(ranked.users)), np.diff(offsets))
     first = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -34,13 +35,14 @@ class Listed:
     """What is written of n users, M rows: those of a user one after the other, in the order of their ranks.
 
     offsets: int64 [n + 1]. rows: int64 [M], which of the N ranked items. propensity: float64 [M], the probability that
-    this item stands at this rank. reason: text [M].
+    this item stands at this rank. reason: text [M]. unmet: lists by what could not be had, (rule, what of it).
     """
 
     offsets: NDArray[np.int64]
     rows: NDArray[np.int64]
     propensity: NDArray[np.float64]
     reason: pa.StringArray
+    unmet: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Reranker(Protocol):

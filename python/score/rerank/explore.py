@@ -1,4 +1,4 @@
-"""Exploration with known probabilities: which positions are drawn, and what comes to stand there.
+"""Exploration by epsilon, with known probabilities: which positions are drawn, and what comes to stand there.
 
 Every position that no share protects is drawn with probability epsilon, independently. Let S be the drawn ones. They
 are filled, in random order and without replacement, from the pool and the items that stood in S, each equally likely.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.rerank import Explore
-from headrace.counter_random import scatter_64, stream, uniform
+from headrace.score.rerank.draws import draws
 from headrace.score.rerank.lists import F64, I64, Bools, Rectangle, Rule
 from headrace.score.rerank.select import Caps, Selected, Share
 
@@ -77,10 +77,11 @@ def explore(
         and the rules: uint8 [n, k].
     """
     chosen, eps = selected.chosen, settings.epsilon
+    assert eps is not None, "of a temperature, lists are drawn as they are made: see sample"
     k, m = chosen.shape[1], pool.shape[1]
     may = (chosen >= 0) & ~kept
-    drawn = may & (_draws(settings.seed, f"rerank/position/{ds}", users, k) < eps)
-    order = _draws(settings.seed, f"rerank/item/{ds}", users, m)
+    drawn = may & (draws(settings.seed, f"rerank/position/{ds}", users, k) < eps)
+    order = draws(settings.seed, f"rerank/item/{ds}", users, m)
     among = pool.copy()
     rows, places = np.nonzero(drawn)
     among[rows, chosen[rows, places]] = True
@@ -97,12 +98,6 @@ def explore(
     propensity = np.minimum(found, 1.0)  # a sum that is rounded up
     rule = np.where(shown == chosen, selected.rule, np.uint8(Rule.EXPLORE)).astype(np.uint8)
     return shown, propensity, rule
-
-
-def _draws(seed: int, purpose: str, users: NDArray[np.uint64], columns: int) -> F64:
-    """Uniform in [0, 1), a function of the seed, the purpose and each user's hash: float64 [n, columns]."""
-    key = stream(seed, purpose)
-    return uniform(key, scatter_64(key, users)[:, None] + np.arange(columns, dtype=np.uint64))
 
 
 def _mean_inverse(base: I64, trials: I64, p: float) -> F64:

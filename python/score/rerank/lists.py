@@ -46,13 +46,15 @@ class Reranked:
     """The users' lists, position by position, those of a user one after the other: M rows.
 
     offsets: int64 [n + 1], where each user's list begins. rows: int64 [M], which of the N items. propensity:
-    float64 [M] in (0, 1], the probability that this item stands at this position. rule: uint8 [M], a `Rule`.
+    float64 [M] in (0, 1], the probability that this item stands at this position. rule: uint8 [M], a `Rule`. unmet: see
+    `unmet_rules`.
     """
 
     offsets: I64
     rows: I64
     propensity: F64
     rule: NDArray[np.uint8]
+    unmet: Mapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True)

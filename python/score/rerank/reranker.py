@@ -43,7 +43,9 @@ class RuleReranker:
         """See `Reranker`."""
         found = rerank(self._lists(ranked, items), self.rules, self.top_k, self.ds)
         masks = None if ranked.sources is None else ranked.sources[found.rows].astype(np.int64)
-        return Listed(found.offsets, found.rows, found.propensity, reasons(found.rule, masks, self.sources))
+        return Listed(
+            found.offsets, found.rows, found.propensity, reasons(found.rule, masks, self.sources), found.unmet
+        )
 
     def _lists(self, ranked: Ranked, items: ItemTable) -> RankedLists:
         rules, rows = self.rules, ranked.item_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,15 +33,21 @@ class Share:
 
 @dataclass(frozen=True)
 class Selected:
-    """Lists before anything is drawn.
+    """Lists before positions of them are drawn by epsilon.
 
     chosen: int64 [n, min(k, m)], columns of the rectangle, -1 beyond a list's end. rule: uint8, as
-    long. taken: bool [n, m].
+    long. taken: bool [n, m]. propensity: float64, as long as chosen, of `Draw`; 1 where there is none.
     """
 
     chosen: I64
     rule: NDArray[np.uint8]
     taken: Bools
+    propensity: F64
+
+
+#: (position, values float64 [n, m], those that may stand there bool [n, m]) -> (columns int64 [n], the probability of
+#: each float64 [n]), of anything where none may.
+Draw = Callable[[int, F64, Bools], tuple[I64, F64]]
 
 
 @dataclass
@@ -77,11 +84,12 @@ class Caps:
             found.append((groups.reshape(n, m), first // max(m, 1)))
         return found
 
-    def without_reserved(self, shares: list[Share], have: I64, eligible: Bools, positions: int) -> Bools:
+    def without_reserved(self, shares: list[Share], have: I64, eligible: Bools, ends: I64) -> Bools:
         """Eligible items but those that would take a share's last room, bool [n, m]; all of them where all would.
 
         Of a share that lacks as many items as a cap still lets into the list, or more, none can be missed: where its
         items of a value fill the room that is left to the value, an item of that value that is not of the share waits.
+        ends: how long each user's list can be, int64 [n].
         """
         n, m = eligible.shape
         reserved = np.zeros((n, m), bool)
@@ -94,11 +102,20 @@ class Caps:
             for i, share in enumerate(shares):
                 size = np.bincount(groups[share.members & eligible], minlength=len(owners))
                 possible = np.bincount(owners, np.minimum(size, room), minlength=n)
-                lacking = share.least[positions] - have[i]
+                lacking = share.least[ends] - have[i]
                 scarce = (lacking > 0) & (possible <= lacking)
                 reserved |= scarce[:, None] & ((size > 0) & (size >= room))[groups] & ~share.members
         left = eligible & ~reserved
         return np.where(left.any(1, keepdims=True), left, eligible)
+
+    def at_most(self, members: Bools) -> I64:
+        """How many of some items no list has more of, by each cap alone: int64 [n]. members: bool [n, m]."""
+        found: I64 = members.sum(1)
+        for most, values, (groups, owners) in zip(self.most, self.values, self._groups, strict=True):
+            size = np.bincount(groups[members & (values >= 0)], minlength=len(owners))
+            capped = np.bincount(owners, np.minimum(size, most), minlength=len(members)).astype(np.int64)
+            found = np.minimum(found, capped + (members & (values < 0)).sum(1))
+        return found
 
     def add(self, users: I64, columns: I64) -> None:
         """Put an item each into the lists of some users."""
@@ -137,8 +154,12 @@ class _Likeness:
         return equal / len(self.columns)
 
 
-def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[Selected, Caps]:
+def select(
+    lists: RankedLists, grid: Rectangle, rules: Rerank, k: int, draw: Draw | None = None
+) -> tuple[Selected, Caps]:
     """The first k items of each list by the rules that leave nothing to chance, and the caps' counts with them.
+
+    With `draw`, an item is drawn at each position, of those among which the best would be taken without it.
 
     At each position, of the items that the caps allow: the one with the greatest (boosted) score, or with diversity the
     greatest marginal relevance; of equal ones the one that was ranked higher. Where a share would not be reached
@@ -148,7 +169,7 @@ def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[
     """
     n, m = grid.rows.shape
     users = np.arange(n)
-    positions = min(k, m)
+    positions, ends = min(k, m), np.minimum(k, grid.there.sum(1))
     value = _boosted(lists, grid, rules)
     caps, shares = Caps.of(rules, lists, grid), shares_of(lists, grid, rules, k)
     diversity = rules.diversity
@@ -158,6 +179,7 @@ def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[
         value = diversity.relevance * _scaled(value, grid.there)
         likeness = _Likeness(lists, grid, None if diversity.by == "vectors" else diversity.by)
     chosen, rule = np.full((n, positions), -1), np.zeros((n, positions), np.uint8)
+    propensity = np.ones((n, positions))
     taken, have = np.zeros((n, m), bool), np.zeros((len(shares), n), np.int64)
     boosted = grid.bools(lists.fresh) if rules.freshness is not None and rules.freshness.boost else None
     for place in range(positions):
@@ -165,12 +187,12 @@ def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[
         if (allowed := caps.allowed()) is not None:
             eligible &= allowed
         if caps.most and shares:
-            eligible = caps.without_reserved(shares, have, eligible, positions)
+            eligible = caps.without_reserved(shares, have, eligible, ends)
         now = value
         if diversity is not None:
             now = value - (1 - diversity.relevance) * most_alike
         best = np.where(eligible, now, -np.inf).argmax(1)
-        mine, why = best, np.zeros(n, np.uint8)
+        mine, why, among = best, np.zeros(n, np.uint8), eligible
         if boosted is not None:
             why[boosted[users, best] & (best >= k)] = Rule.FRESH
         if shares:
@@ -180,9 +202,13 @@ def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[
                 narrow |= share.members & is_due[:, None]
             narrow &= eligible
             forced = narrow.any(1)
+            among = np.where(forced[:, None], narrow, eligible)
             mine = np.where(forced, np.where(narrow, now, -np.inf).argmax(1), best)
             for share, is_due in zip(shares, due, strict=True):
                 why[is_due & forced & (mine != best) & share.members[users, mine]] = share.rule
+        if draw is not None:
+            drawn, propensity[:, place] = draw(place, now, among)
+            mine, why = drawn, np.where(drawn == mine, why, np.uint8(Rule.EXPLORE))
         some = np.flatnonzero(eligible.any(1))
         column = mine[some]
         chosen[some, place], rule[some, place] = column, why[some]
@@ -193,7 +219,7 @@ def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[
         if likeness is not None and place + 1 < positions:
             alike = likeness.to(some, column)
             most_alike[some] = np.maximum(most_alike[some], alike) if place else alike
-    return Selected(chosen, rule, taken), caps
+    return Selected(chosen, rule, taken, propensity), caps
 
 
 def shares_of(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> list[Share]:

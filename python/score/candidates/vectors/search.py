@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headrace.jagged import JaggedArray
 from headrace.score.candidates.vectors import ivf
 from headrace.score.candidates.vectors.exact import best_items, check_products, longest
 from headrace.score.candidates.vectors.item_vectors import ItemVectors
@@ -34,11 +36,17 @@ class Searched:
     #: Cells of the index that are looked at.
     probes: int = 0
 
-    def best(self, queries: NDArray[np.float32], k: int) -> NDArray[np.int32]:
-        """The items' numbers: int32 [U, k], -1 behind the last one."""
+    def best(self, queries: NDArray[np.float32], k: int, excluded: JaggedArray | None = None) -> NDArray[np.int32]:
+        """The items' numbers: int32 [U, k], -1 behind the last one.
+
+        Args:
+            queries: users' vectors, float32 [U, D].
+            k: of each user.
+            excluded: for each user, numbers of items that are not wanted; an index gives them, too.
+        """
         if self.index is not None:
             return ivf.search(self.index, queries, k, self.probes, self.threads).items
-        return best_items(queries, self.items.blocks(), k, threads=self.threads).items
+        return best_items(queries, self.items.blocks(), k, excluded=excluded, threads=self.threads).items
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class FindItems:
     fetch: str
     users: ModelVectors
     searched: Searched
+    #: The one with the items' rows that are not wanted, int32 lists; None: there is none. An index does not look at it.
+    blocked: str | None = None
     #: The most items that the users of a batch that is made ask for together; one user may ask for more.
     items_at_once: int = _ITEMS
 
@@ -95,9 +105,17 @@ class FindItems:
         for doubling in np.unique(doublings[known]):
             users = np.flatnonzero(known & (doublings == doubling))
             most = int(fetch[users].max())
-            found = self.searched.best(np.ascontiguousarray(queries[users]), most)
+            found = self.searched.best(np.ascontiguousarray(queries[users]), most, self._excluded(batch, users))
             found[np.arange(most) >= fetch[users, None]] = -1
             yield users, found
+
+    def _excluded(self, batch: pa.RecordBatch, users: NDArray[np.int64]) -> JaggedArray | None:
+        """The numbers of the items that are blocked for some of the users; -1 of those that have no vector."""
+        if self.blocked is None or self.searched.index is not None:
+            return None
+        lists = batch.column(self.blocked).take(pa.array(users))
+        offsets = np.append(0, pc.list_value_length(lists).to_numpy().cumsum()).astype(np.int64)
+        return JaggedArray(offsets, self.searched.items.numbers(lists.flatten().to_numpy()))
 
 
 @dataclass(frozen=True)

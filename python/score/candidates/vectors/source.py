@@ -14,7 +14,7 @@ from headrace.config import Score, VectorSource
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.lake.worker_errors import worker_errors
-from headrace.score.candidates.source import FETCH, SourceContext
+from headrace.score.candidates.source import BLOCKED, FETCH, SourceContext
 from headrace.score.candidates.vectors.item_vectors import ItemVectors
 from headrace.score.candidates.vectors.ivf import IvfIndex
 from headrace.score.candidates.vectors.search import BuildIndex, FindItems, MeasureRecall, Searched
@@ -40,6 +40,11 @@ class VectorItems:
         #: How it was searched, for the manifest.
         self.facts: dict[str, Any] = {}
 
+    @property
+    def leaves_out_blocked(self) -> bool:
+        """See ItemRanking. A comparison of all items does; of an index some more are asked for instead."""
+        return self._searched.index is None
+
     def first(self, users: DataFrame, most: int) -> DataFrame:
         """See ItemRanking."""
         if not self._searched.items.rows:
@@ -47,7 +52,8 @@ class VectorItems:
         # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task knows the names.
         numbered = users.toDF(*[f"c{i}" for i in range(len(users.columns))])
         schema = StructType([*numbered.schema.fields, StructField("items", ArrayType(IntegerType()))])
-        work = FindItems(tuple(users.columns), FETCH, self._vectors("user"), self._searched)
+        blocked = BLOCKED if BLOCKED in users.columns else None
+        work = FindItems(tuple(users.columns), FETCH, self._vectors("user"), self._searched, blocked)
         return numbered.mapInArrow(work, schema).toDF(*users.columns, ITEMS)
 
     @cached_property
