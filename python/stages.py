@@ -133,6 +133,15 @@ _ENTRIES = (
         imports=("headrace.train.baseline.second_stage", "headrace.train.baseline.run", "xgboost.spark"),
     ),
     StageEntry(
+        "promote",
+        "Make the day's models the champions, unless those are of a later day.",
+        "headrace.gate.promote_stage:Promote",
+        dag="headrace_retrain",
+        spark=False,
+        hours=0.5,
+        counts=("promoted",),
+    ),
+    StageEntry(
         "score",
         "Score users x candidate items with the registered model and keep the best for each user.",
         "headrace.score.stage:ScoreCandidates",

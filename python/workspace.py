@@ -107,6 +107,10 @@ class Workspace:
     def report(self, pipeline: str, ds: str) -> Location:
         return self.store / "reports" / pipeline / f"{ds}.html"
 
+    def promotions(self, model: str) -> Location:
+        """When a registered model's alias `champion` moved, by whom and why: lines of JSON, oldest first."""
+        return self.store / "promotions" / f"{model}.jsonl"
+
     def locks(self, pipeline: str, own: str | None = None) -> list[Location]:
         """Whose leases say who is at work on a pipeline.
 

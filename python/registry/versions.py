@@ -1,22 +1,20 @@
 """Registered models in MLflow. MLflow takes seconds to import, so it is imported where it is used.
 
 Names: `<pipeline>` for the neural model, `<pipeline>-baseline` and `<pipeline>-second_stage` for the others. A version
-is one training run, known by its key (a tag), so that registering a run again finds its version. The alias `champion`
-is the version of the newest day that was trained: a backfill of older days registers versions beside it.
+is one training run, known by its key (a tag), so that registering a run again finds its version. Registering moves no
+alias: headrace.registry.promotion does.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import UserError
-from headrace.registry.store import open_store, store_file
+from headrace.registry.client import Client, alias_holder, quietly_import, quoted
+from headrace.registry.store import store_file
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
 
@@ -25,13 +23,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.registry")
 CHAMPION = "champion"
-_KEY = "headrace.key"
-_DS = "headrace.ds"
+KEY = "headrace.key"
+DS = "headrace.ds"
+#: What became of a version: `registered`, and what headrace.registry.promotion makes of it. Versions from before there
+#: was this tag were given the alias when they were registered.
+STATUS = "headrace.status"
+REGISTERED = "registered"
 #: MLflow refuses longer values of parameters.
 _PARAM_CHARS = 500
 #: Metrics that MLflow takes at once.
 _BATCH = 1000
-_OPENING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,18 @@ class Version:
     key: str
     ds: str | None
     metrics: Mapping[str, float]
+    #: All of its tags, `headrace.*` among them.
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str | None:
+        """See `STATUS`; None of a version from before there was one."""
+        return self.tags.get(STATUS)
+
+
+def registered_name(pipeline: str, stage: str) -> str:
+    """The name of the model that a stage registers."""
+    return pipeline if stage == "train" else f"{pipeline}-{stage}"
 
 
 def register(
@@ -57,37 +70,36 @@ def register(
     *,
     params: Mapping[str, Any] | None = None,
     ds: str | None = None,
-    alias: str = CHAMPION,
+    lineage: Mapping[str, str | None] | None = None,
     history: Sequence[Mapping[str, float | None]] = (),
 ) -> str:
     """Make `model_dir` a version of the registered model `name`, return the version's number.
 
-    It gets the alias unless that is at a version of a later day. Idempotent by `key`: a killed or repeated registration
-    ends with one version.
+    No alias moves. Idempotent by `key`: a killed or repeated registration ends with one version.
 
     Args:
         metrics: numbers; None and NaN (undefined for this data) are left out.
         params: a flat mapping of settings, shown beside the metrics.
-        ds: the day it was trained for, YYYY-MM-DD; None: unknown, and the alias moves.
+        ds: the day it was trained for, YYYY-MM-DD; None: unknown.
+        lineage: what it was made of: tags `headrace.NAME`; None: has none. `warm_start` is the key of the model that it
+            started from; where that is a version of the same name, the tag `headrace.warm_start_version` says which.
         history: what was measured on the way; each entry has a `step`.
 
     Raises:
         UserError: the store cannot be opened or written.
     """
-    with _Client(ws) as client:
+    with Client(ws) as client:
         _ensure_name(client, name)
         found = _by_key(client, name, key)
         if found is None:
             run_id = _finished_run(ws, client, name, key, metrics, params or {}, ds, history)
-            tags = {_KEY: key} | ({_DS: ds} if ds else {})
+            tags = {KEY: key, STATUS: REGISTERED} | ({DS: ds} if ds else {})
+            tags |= {f"headrace.{of}": value for of, value in (lineage or {}).items() if value is not None}
+            start = (lineage or {}).get("warm_start")
+            if start is not None and (before := _by_key(client, name, start)) is not None:
+                tags["headrace.warm_start_version"] = str(before.version)
             found = client.create_model_version(name, source=str(model_dir), run_id=run_id, tags=tags)
             log.info("registered %s version %s", name, found.version)
-        holder = _alias_holder(client, name, alias)
-        latest = holder.tags.get(_DS) if holder is not None else None
-        if ds is None or latest is None or ds >= latest:
-            client.set_registered_model_alias(name, alias, found.version)
-        else:
-            log.info("the alias %s of %s stays at version %s, of %s", alias, name, holder.version, latest)
         return str(found.version)
 
 
@@ -95,31 +107,59 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
     """The version that has the alias; None where the model or the store is not there."""
     if not store_file(ws).is_file():
         return None
-    with _Client(ws) as client:
-        found = _alias_holder(client, name, alias)
-        return None if found is None else _version(client, name, found)
+    with Client(ws) as client:
+        found = alias_holder(client, name, alias)
+        return None if found is None else version_of(client, name, found)
 
 
 def numbered(ws: Workspace, name: str, version: str) -> Version | None:
     """The version of that number; None where the model, the version or the store is not there."""
     if not store_file(ws).is_file():
         return None
-    with _Client(ws) as client:
+    with Client(ws) as client:
         found = next(
-            (v for v in client.search_model_versions(f"name = '{_quoted(name)}'") if str(v.version) == version), None
+            (v for v in client.search_model_versions(f"name = '{quoted(name)}'") if str(v.version) == version), None
         )
-        return None if found is None else _version(client, name, found)
+        return None if found is None else version_of(client, name, found)
 
 
-def _version(client: MlflowClient, name: str, found: Any) -> Version:
-    metrics = client.get_run(found.run_id).data.metrics if found.run_id else {}
+def by_key(ws: Workspace, name: str, key: str) -> Version | None:
+    """The version of that training run; None where the model, the version or the store is not there."""
+    if not store_file(ws).is_file():
+        return None
+    with Client(ws) as client:
+        found = _by_key(client, name, key)
+        return None if found is None else version_of(client, name, found)
+
+
+def versions(ws: Workspace, name: str) -> list[Version]:
+    """All versions of a model, oldest number first; none where the model or the store is not there."""
+    if not store_file(ws).is_file():
+        return []
+    with Client(ws) as client:
+        found = client.search_model_versions(f"name = '{quoted(name)}'")
+        return sorted((version_of(client, name, v) for v in found), key=lambda v: int(v.version))
+
+
+def aliases(ws: Workspace, name: str) -> dict[str, str]:
+    """The number of the version that each alias of a model has; none where the model or the store is not there."""
+    if not store_file(ws).is_file():
+        return {}
+    with Client(ws) as client:
+        found = client.search_registered_models(filter_string=f"name = '{quoted(name)}'")
+        return {alias: str(version) for of in found for alias, version in sorted(of.aliases.items())}
+
+
+def version_of(client: MlflowClient, name: str, found: Any) -> Version:
+    """MLflow's record of a version, as ours."""
     return Version(
         name=name,
         version=str(found.version),
         source=local(found.source),
-        key=found.tags.get(_KEY, ""),
-        ds=found.tags.get(_DS),
-        metrics=metrics,
+        key=found.tags.get(KEY, ""),
+        ds=found.tags.get(DS),
+        metrics=client.get_run(found.run_id).data.metrics if found.run_id else {},
+        tags=dict(found.tags),
     )
 
 
@@ -128,76 +168,20 @@ def preload(ws: Workspace | None = None) -> None:
 
     `ws`: whose store; None: the import alone.
     """
-    _quietly_import()
+    quietly_import()
     if ws is not None:
-        with _Client(ws):
+        with Client(ws):
             pass
 
 
-class _Client:
-    """A client of the workspace's store; what goes wrong inside becomes a UserError that names the store."""
-
-    def __init__(self, ws: Workspace) -> None:
-        self._ws = ws
-
-    def __enter__(self) -> MlflowClient:
-        _quietly_import()
-        self._ws.store.make_dir()
-        try:
-            # MLflow counts on one thread at a time here.
-            with _OPENING:
-                return open_store(self._ws)
-        except Exception as e:
-            raise self._explained(e) from e
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: object) -> None:
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
-        if isinstance(e, (MlflowException, SQLAlchemyError)):
-            raise self._explained(e) from e
-
-    def _explained(self, e: BaseException) -> UserError:
-        first_line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        return UserError(
-            f"the model registry {self._ws.registry_uri} cannot be used ({first_line}). Free its disk or file "
-            f"permissions; if the file is damaged, move it away: finished models stay where they are"
-        )
-
-
-def _quietly_import() -> None:
-    """Import it: without telemetry, and without log lines about the store's own tables."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    import mlflow.tracking  # noqa: F401
-
-    # The import sets up logging anew, so the levels come after it.
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-
 def _ensure_name(client: MlflowClient, name: str) -> None:
-    if not client.search_registered_models(filter_string=f"name = '{_quoted(name)}'"):
+    if not client.search_registered_models(filter_string=f"name = '{quoted(name)}'"):
         client.create_registered_model(name)
 
 
-def _alias_holder(client: MlflowClient, name: str, alias: str) -> Any:
-    """MLflow's version that has the alias; None where the model or the alias is not there."""
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
-
-    absent = (ErrorCode.Name(RESOURCE_DOES_NOT_EXIST), ErrorCode.Name(INVALID_PARAMETER_VALUE))
-    try:
-        return client.get_model_version_by_alias(name, alias)
-    except MlflowException as e:
-        if e.error_code in absent:
-            return None
-        raise
-
-
 def _by_key(client: MlflowClient, name: str, key: str) -> Any:
-    found = client.search_model_versions(f"name = '{_quoted(name)}'")
-    same = [v for v in found if v.tags.get(_KEY) == key]
+    found = client.search_model_versions(f"name = '{quoted(name)}'")
+    same = [v for v in found if v.tags.get(KEY) == key]
     # Where a race made two, the first is everybody's.
     return min(same, key=lambda v: int(v.version), default=None)
 
@@ -221,15 +205,15 @@ def _finished_run(
         if experiment
         else client.create_experiment(name, artifact_location=(ws.store / "mlflow").uri)
     )
-    runs = client.search_runs([experiment_id], filter_string=f"tags.`{_KEY}` = '{_quoted(key)}'", max_results=1)
-    run = runs[0] if runs else client.create_run(experiment_id, tags={_KEY: key}, run_name=ds or key)
+    runs = client.search_runs([experiment_id], filter_string=f"tags.`{KEY}` = '{quoted(key)}'", max_results=1)
+    run = runs[0] if runs else client.create_run(experiment_id, tags={KEY: key}, run_name=ds or key)
     now = run.info.start_time
     numbers = {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
     client.log_batch(
         run.info.run_id,
         metrics=[Metric(k, v, now, 0) for k, v in numbers.items()],
         params=[Param(k, str(v)[:_PARAM_CHARS]) for k, v in params.items()],
-        tags=[RunTag(_DS, ds)] if ds else [],
+        tags=[RunTag(DS, ds)] if ds else [],
     )
     points = [
         Metric(f"step_{k}", float(v), now, int(at["step"] or 0))
@@ -241,9 +225,3 @@ def _finished_run(
         client.log_batch(run.info.run_id, metrics=points[start : start + _BATCH])
     client.set_terminated(run.info.run_id)
     return str(run.info.run_id)
-
-
-def _quoted(text: str) -> str:
-    if "'" in text or "\\" in text:
-        raise ValueError(f"a name with a quote: {text!r}")
-    return text

@@ -25,6 +25,7 @@ from headrace.train.day_decay import DayDecay
 from headrace.train.evaluation.request import Request
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
+from headrace.train.lineage import lineage_of
 from headrace.train.result import Report, show_metrics
 from headrace.train.setup.forgetting_day import FORGETTING, find_forgetting_rows
 from headrace.train.setup.list_column import ListColumn
@@ -152,6 +153,7 @@ def _register(ctx: Context, job: Job, report: Report) -> str:
         ctx.key,
         params=run_parameters(spec),
         ds=ctx.ds,
+        lineage={**lineage_of(ctx), "warm_start": next((i.version for i in ctx.inputs if i.kind == "model"), None)},
         history=[*report.curve, *report.evals],
     )
 

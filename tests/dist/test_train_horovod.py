@@ -21,6 +21,7 @@ from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model
+from headrace.registry.versions import numbered, versions
 from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
 from headrace.storage import local
@@ -149,8 +150,10 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert json.loads((saved / "model.json").read_text())["key"] == outcome.manifest.key
     assert (saved / "workflow" / "workflow.json").is_file()
     assert load_predictor(saved).schema == features.dataset_schema
-    found = registry.champion(ws, "clicks")
+    assert registry.champion(ws, "clicks") is None  # registering is not promoting
+    found = numbered(ws, "clicks", facts["registered"]["version"])
     assert found is not None
+    assert found.tags["headrace.dataset"] == features.output("dataset").version
     assert (found.key, found.source.local_path(), found.ds) == (outcome.manifest.key, saved, DS)
     assert found.metrics["auc"] == pytest.approx(facts["metrics"]["auc"])
     assert facts["registered"] == {"name": "clicks", "version": found.version}
@@ -176,8 +179,8 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert {"rank0", "rank1"} <= told["wide"]["peak_memory_mib"].keys()
     trees = load_predictor(ws.home / compared.outputs[2].name)
     assert trees.schema == features.dataset_schema
-    assert registry.champion(ws, "clicks") == found
-    assert registry.champion(ws, "clicks-baseline") is None
+    assert [v.key for v in versions(ws, "clicks")] == [found.key]
+    assert versions(ws, "clicks-baseline") == []
 
     # A challenger, had the day's model gone on from an earlier one.
     warm = outcome.manifest.model_copy(update={"facts": {**facts, "warm_start": "models/clicks/before"}})

@@ -23,6 +23,7 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.xgboost_model import matrix
+from headrace.registry.versions import versions
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.stage import run_stage
 from headrace.storage import local
@@ -107,10 +108,10 @@ def test_a_day(
             assert (told["gain"], told["cover"]) == pytest.approx((row["gain"], row["cover"]), rel=1e-4, abs=1e-3)
     assert sum(told["weight"] for told in m.facts["importance"]) == len(splits)
 
-    champion = registry.champion(ws, "clicks-baseline")
-    assert champion is not None
-    assert (champion.source, champion.key) == (local(folder), m.key)
-    assert m.facts["registered"] == {"name": "clicks-baseline", "version": champion.version}
+    assert registry.champion(ws, "clicks-baseline") is None  # registering is not promoting
+    (version,) = versions(ws, "clicks-baseline")
+    assert (version.source, version.key, version.status) == (local(folder), m.key, "registered")
+    assert m.facts["registered"] == {"name": "clicks-baseline", "version": version.version}
 
     # A rerun does nothing; a damaged model is made again, the same to the bit, and registered once.
     before = (folder / "model.ubj").read_bytes()

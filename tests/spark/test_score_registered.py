@@ -19,6 +19,7 @@ from headrace.errors import UserError
 from headrace.features.table_ops.external import ExternalReader
 from headrace.manifest import Input, Manifest, Output
 from headrace.registry import register
+from headrace.registry.promotion import settle
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.score.stage import ScoreCandidates
 from headrace.score.table import score_table
@@ -39,6 +40,7 @@ def test_registered_models_score_other_days_and_tables(
     shutil.copytree(shop.home, ws.home)
     source = ws.locate(manifest_of(ws, "train").output("model").name)
     first = register(ws, "shop", source, {"auc": 0.5}, "t", ds="2026-01-04")
+    settle(ws, "shop", first)
     # Today's training is not there, as if it had not run: what was trained before scores.
     ws.manifest("shop", DS, "train").remove()
     with pytest.raises(UserError, match=r"needs stage 'train', which has not finished.*--model @champion"):

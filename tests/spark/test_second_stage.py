@@ -14,7 +14,6 @@ import xgboost as xgb
 from pyspark.sql import SparkSession
 from sklearn.metrics import roc_auc_score
 
-from headrace import registry
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, Spec, build_spec
 from headrace.errors import UserError
@@ -22,6 +21,7 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import load_predictor, read_meta
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
+from headrace.registry.versions import versions
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, identity, run_stage
 from headrace.storage import local
@@ -107,9 +107,8 @@ def test_trees_learn_from_rows_that_the_first_model_has_not_learned(
     assert m.facts["metrics"]["auc"] == pytest.approx(roc_auc_score(test["click"], told), abs=1e-12)
     assert m.facts["evaluation"].keys() == {"test"}
     assert m.facts["first_model"]["metrics"] == {"auc": 0.51}
-    champion = registry.champion(ws, "clicks-second_stage")
-    assert champion is not None
-    assert champion.source == local(folder)
+    (version,) = versions(ws, "clicks-second_stage")
+    assert version.source == local(folder)
     assert run_stage(TrainSecondStage(), spec(), ws, DS).skipped
 
     # It moves with its workspace, and answers for no other first model.

@@ -57,7 +57,14 @@ def test_each_stage_has_a_class_that_needs_only_earlier_ones() -> None:
 
 def test_a_pipeline_has_the_stages_of_its_sections() -> None:
     lean = load_spec("clicks", ["drift=null", "baseline=null", "publish=null"])
-    assert [n for n in ORDER if STAGES[n].applies(lean)] == ["ingest", "features", "train", "score", "report"]
+    assert [n for n in ORDER if STAGES[n].applies(lean)] == [
+        "ingest",
+        "features",
+        "train",
+        "promote",
+        "score",
+        "report",
+    ]
     with pytest.raises(UserError, match="has no 'baseline' section"):
         require_stage(lean, "baseline")
 
@@ -139,12 +146,19 @@ def test_the_command_names_the_stages_and_the_environment_the_packages_own_spark
         ([], [CLICKS_STAGES]),
         (["spark.master=local[8]"], [CLICKS_STAGES]),
         (["spark.master=yarn"], [CLICKS_STAGES]),
-        (["spark.master=local[1]"], [CLICKS_STAGES[:3], ("train", "baseline"), CLICKS_STAGES[5:]]),
-        (["spark.master=local[1]", "train.ranks=1"], [CLICKS_STAGES[:4], ("baseline",), CLICKS_STAGES[5:]]),
+        (["spark.master=local[1]"], [CLICKS_STAGES[:3], ("train", "baseline", "promote"), CLICKS_STAGES[6:]]),
+        (["spark.master=local[1]", "train.ranks=1"], [CLICKS_STAGES[:4], ("baseline", "promote"), CLICKS_STAGES[6:]]),
         (["spark.master=local[1]", "train.ranks=1", "baseline.workers=1"], [CLICKS_STAGES]),
         (
             ["spark.profile=gpu"],
-            [("ingest",), ("features", "drift"), ("train",), ("baseline",), ("score",), ("publish", "report")],
+            [
+                ("ingest",),
+                ("features", "drift"),
+                ("train",),
+                ("baseline", "promote"),
+                ("score",),
+                ("publish", "report"),
+            ],
         ),
         (["spark.properties={spark.plugins: com.nvidia.spark.SQLPlugin}"], None),
         (["baseline=null", "drift=null"], [tuple(n for n in CLICKS_STAGES if n not in ("baseline", "drift"))]),

@@ -13,7 +13,7 @@ import pytest
 
 from headrace import registry
 from headrace.errors import UserError
-from headrace.registry.versions import preload
+from headrace.registry.versions import aliases, by_key, numbered, preload, versions
 from headrace.storage import local
 from headrace.workspace import Workspace
 
@@ -36,9 +36,11 @@ def test_a_new_store_can_be_opened_by_two_at_once(home: Workspace) -> None:
         assert db.execute("SELECT count(*) FROM registered_models").fetchone() == (0,)
 
 
-def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
-    assert registry.champion(Workspace(home.home / "none"), "clicks") is None  # no store yet
-    assert registry.champion(home, "clicks") is None
+def test_versions_by_key_move_no_alias(home: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
+    nowhere = Workspace(home.home / "none")  # no store yet
+    assert registry.champion(nowhere, "clicks") is None
+    assert (versions(nowhere, "clicks"), aliases(nowhere, "clicks")) == ([], {})
+    assert (versions(home, "clicks"), aliases(home, "clicks")) == ([], {})
     metrics = {"auc": 0.71, "hr_at_k": None, "calibration": math.nan}
     first = registry.register(
         home, "clicks", local(home.home / "a"), metrics, "k1", params={"dim": 16}, ds="2026-01-10"
@@ -47,26 +49,24 @@ def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.Capture
         home, "clicks", local(home.home / "a"), metrics, "k1", params={"dim": 16}, ds="2026-01-10"
     )
     assert first == again == "1"
-    found = registry.champion(home, "clicks")
-    assert found == registry.Version("clicks", "1", local(home.home / "a"), "k1", "2026-01-10", {"auc": 0.71})
-    assert registry.register(home, "clicks", local(home.home / "b"), {"auc": 0.7}, "k2", ds="2026-01-11") == "2"
-    assert registry.champion(home, "clicks").key == "k2"  # type: ignore[union-attr]
-    # A backfill: an older day, trained anew or found by its key, leaves the champion where it is.
-    assert registry.register(home, "clicks", local(home.home / "a"), metrics, "k1", ds="2026-01-10") == "1"
-    assert registry.register(home, "clicks", local(home.home / "d"), metrics, "k0", ds="2026-01-09") == "3"
-    assert registry.champion(home, "clicks").key == "k2"  # type: ignore[union-attr]
-    # The champion's own day, trained again with other settings, is its new version.
-    assert registry.register(home, "clicks", local(home.home / "e"), metrics, "k3", ds="2026-01-11") == "4"
-    assert registry.champion(home, "clicks").key == "k3"  # type: ignore[union-attr]
-    assert registry.champion(home, "clicks-baseline") is None
+    lineage = {"dataset": "d1", "train_days": None, "warm_start": "k1"}
+    assert registry.register(home, "clicks", local(home.home / "b"), {"auc": 0.7}, "k2", lineage=lineage) == "2"
     assert registry.register(home, "clicks-baseline", local(home.home / "c"), {}, "k1") == "1"
+    assert registry.champion(home, "clicks") is None
+    tags = {"headrace.key": "k1", "headrace.status": "registered", "headrace.ds": "2026-01-10"}
+    one, two = versions(home, "clicks")
+    assert one == registry.Version("clicks", "1", local(home.home / "a"), "k1", "2026-01-10", {"auc": 0.71}, tags)
+    assert (two.key, two.ds, two.status) == ("k2", None, "registered")
+    of_two = {"headrace.dataset": "d1", "headrace.warm_start": "k1", "headrace.warm_start_version": "1"}
+    assert of_two.items() <= two.tags.items()
+    assert "headrace.train_days" not in two.tags
+    assert by_key(home, "clicks", "k2") == two == numbered(home, "clicks", "2")
+    assert by_key(home, "clicks", "k9") is None
     assert "INFO" not in capfd.readouterr().err
     with sqlite3.connect(home.home / "mlflow.db") as db:
         assert db.execute("select name, version from model_versions order by 1, 2").fetchall() == [
             ("clicks", 1),
             ("clicks", 2),
-            ("clicks", 3),
-            ("clicks", 4),
             ("clicks-baseline", 1),
         ]
         assert db.execute("select key, value from params").fetchall() == [("dim", "16")]

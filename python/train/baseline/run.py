@@ -16,7 +16,7 @@ from headrace.errors import UserError
 from headrace.lake.session import session, with_slots
 from headrace.manifest import Output
 from headrace.models import xgboost_model
-from headrace.registry.versions import preload
+from headrace.registry.versions import preload, registered_name
 from headrace.stage import Context, Result
 from headrace.storage import Location
 from headrace.train.baseline import xgboost_spark
@@ -27,6 +27,7 @@ from headrace.train.baseline.stage_parts import is_weighted
 from headrace.train.baseline.xgboost_spark import Fitted, TrainingRows
 from headrace.train.evaluation.paired import write_replicates
 from headrace.train.job import REPLICATES
+from headrace.train.lineage import lineage_of
 from headrace.train.setup.sample_weight import carried_weight
 
 log = logging.getLogger("headrace.train")
@@ -158,10 +159,18 @@ def _register(
     ctx: Context, conf: Trees, name: str, model: Location, metrics: Mapping[str, float | None], fitted: Fitted
 ) -> dict[str, str]:
     preload()
-    registered = f"{ctx.spec.pipeline}-{name}"
+    registered = registered_name(ctx.spec.pipeline, name)
     params = {f"{name}.{k}": v for k, v in conf.model_dump(mode="json").items()}
     version = registry.register(
-        ctx.ws, registered, model, metrics, ctx.key, ds=ctx.ds, params=params, history=_history(fitted)
+        ctx.ws,
+        registered,
+        model,
+        metrics,
+        ctx.key,
+        ds=ctx.ds,
+        params=params,
+        lineage=lineage_of(ctx),
+        history=_history(fitted),
     )
     return {"name": registered, "version": version}
 

@@ -1,0 +1,230 @@
+"""Who is champion: days, verdicts, people, and what somebody did in MLflow's own page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace import registry
+from headrace.errors import UserError
+from headrace.registry.client import Client
+from headrace.registry.promotion import (
+    Promotion,
+    champion_of_day,
+    judged_against,
+    promote,
+    roll_back,
+    set_alias,
+    settle,
+)
+from headrace.registry.versions import aliases, numbered
+from headrace.storage import local
+from headrace.workspace import Workspace
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One store for the module: making its tables takes seconds."""
+    return Workspace(tmp_path_factory.mktemp("registry"))
+
+
+class Models:
+    """Versions of a model of its own, each with a folder."""
+
+    def __init__(self, ws: Workspace, name: str) -> None:
+        self.ws, self.name, self.keys = ws, name, 0
+
+    def register(self, ds: str | None, key: str | None = None) -> str:
+        self.keys += 1
+        key = key or f"k{self.keys}"
+        folder = self.ws.home / self.name / key
+        folder.mkdir(parents=True, exist_ok=True)
+        return registry.register(self.ws, self.name, local(folder), {"auc": 0.7}, key, ds=ds)
+
+    def settle(self, version: str, passed: bool = True) -> Promotion:
+        return settle(self.ws, self.name, version, passed=passed)
+
+    @property
+    def champion(self) -> str | None:
+        found = registry.champion(self.ws, self.name)
+        return None if found is None else found.version
+
+    def status(self, version: str) -> str | None:
+        found = numbered(self.ws, self.name, version)
+        assert found is not None
+        return found.status
+
+    def of_day(self, ds: str, besides: str | None = None) -> str | None:
+        found = champion_of_day(self.ws, self.name, ds, besides)
+        return None if found is None else found.version
+
+    def by_hand(self, version: str) -> None:
+        """In MLflow's own page."""
+        with Client(self.ws) as client:
+            client.set_registered_model_alias(self.name, "champion", version)
+
+    def log(self) -> list[tuple[str, str | None, str]]:
+        lines = self.ws.promotions(self.name).read_text().splitlines()
+        return [(r["action"], r["from"], r["to"]) for r in map(json.loads, lines)]
+
+
+def test_the_newest_day_s_model_that_passed_is_champion(home: Workspace) -> None:
+    m = Models(home, "days")
+    first = m.register("2026-01-10")
+    assert m.champion is None
+    assert m.settle(first) == Promotion(None, first)
+    second = m.register("2026-01-11")
+    assert m.settle(second) == Promotion(first, second)
+    assert m.settle(second).stays == "it is there already"
+    # A backfill leaves the champion where it is, and was champion of its day.
+    older = m.register("2026-01-09")
+    assert "a later day" in m.settle(older).stays
+    assert (m.champion, m.status(older)) == (second, "promoted")
+    assert [m.of_day(f"2026-01-{d:02}") for d in (8, 9, 10, 11, 12)] == [None, older, first, second, second]
+    # A day that is trained again has its new version; with the settings from before, the one from before.
+    again = m.register("2026-01-11")
+    assert m.settle(again).now == m.champion == again
+    assert m.settle(second).now == m.champion == second
+    refused = m.register("2026-01-12")
+    assert m.settle(refused, passed=False) == Promotion(second, second, "it was refused")
+    assert (m.champion, m.status(refused), m.of_day("2026-01-12")) == (second, "refused", second)
+    # Other rules, another verdict.
+    assert m.settle(refused).now == refused
+    assert m.log() == [
+        ("promote", None, first),
+        ("promote", first, second),
+        ("promote", second, again),
+        ("promote", again, second),
+        ("promote", second, refused),
+    ]
+
+
+def test_an_alias_that_was_moved_in_mlflow_is_obeyed(home: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+    m = Models(home, "page")
+    one, two, three = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
+    for version in (one, two, three):
+        m.settle(version)
+    m.by_hand(one)
+    assert m.of_day("2026-01-12") == one
+    with caplog.at_level("INFO", "headrace.registry"):
+        for version in (two, three):
+            assert m.settle(version).stays == f"version {version} has had it before"
+            assert m.settle(version, passed=True).now == one
+    assert "was moved to version 1 outside headrace: obeyed" in caplog.text
+    # A new model's verdict moves it on.
+    four = m.register("2026-01-13")
+    assert m.settle(four) == Promotion(one, four)
+
+
+def test_people_take_a_champion_back_and_overrule_a_verdict(home: Workspace) -> None:
+    m = Models(home, "people")
+    with pytest.raises(UserError, match="no champion"):
+        roll_back(home, m.name)
+    one, two, three = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
+    for version, passed in ((one, True), (two, True), (three, False)):
+        m.settle(version, passed)
+    assert roll_back(home, m.name, reason="clicks fell") == Promotion(two, one)
+    assert (m.champion, m.status(two)) == (one, "rolled_back")
+    found = numbered(home, m.name, two)
+    assert found is not None
+    assert found.tags["headrace.reason"] == "clicks fell"
+    assert {"headrace.by", "headrace.at"} <= found.tags.keys()
+    # A rerun of its day changes nothing of that.
+    assert "rolled back by hand" in m.settle(two).stays
+    assert m.champion == one
+    with pytest.raises(UserError, match="no version of model 'people' was champion before"):
+        roll_back(home, m.name)
+    assert promote(home, m.name, three, "the data were late", user="ann") == Promotion(one, three)
+    assert (m.champion, m.status(three)) == (three, "overridden")
+    assert "overridden by hand" in m.settle(three, passed=False).stays
+    with pytest.raises(UserError, match=r"2026-01-10.*2026-01-12.*--allow-older"):
+        promote(home, m.name, one, "why not")
+    assert promote(home, m.name, one, "why not", allow_older=True).now == one
+    with pytest.raises(UserError, match="no version 9"):
+        promote(home, m.name, "9", "x")
+    with pytest.raises(UserError, match="is the champion already"):
+        roll_back(home, m.name, one)
+    assert roll_back(home, m.name, three).now == three
+    (home.home / m.name / "k1").rmdir()
+    with pytest.raises(UserError, match="is gone"):
+        promote(home, m.name, one, "x", allow_older=True)
+    last = json.loads(home.promotions(m.name).read_text().splitlines()[2])
+    assert (last["by"], last["reason"], last["was"]) == ("ann", "the data were late", "refused")
+
+
+@pytest.mark.parametrize("before", ["set_registered_model_alias", "set_registered_model_tag", "set_model_version_tag"])
+def test_a_killed_promotion_is_completed(home: Workspace, before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    m = Models(home, f"killed-{before[4:].replace('_', '-')}")
+    one, two = m.register("2026-01-10"), m.register("2026-01-11")
+    m.settle(one)
+
+    def killed(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, before, killed)
+        with pytest.raises(KeyboardInterrupt):
+            m.settle(two)
+    assert m.champion in (one, two)
+    m.settle(two)
+    assert (m.champion, m.status(two)) == (two, "promoted")
+
+
+def test_versions_from_before_there_were_statuses(home: Workspace) -> None:
+    m = Models(home, "old")
+    one, two = m.register("2026-01-10"), m.register("2026-01-11")
+    with Client(home) as client:
+        for version in (one, two):
+            client.delete_model_version_tag(m.name, version, "headrace.status")
+    m.by_hand(one)
+    # They had the alias when they were registered: where it is now, somebody has put it.
+    assert "had its turn" in m.settle(two).stays
+    assert (m.champion, m.of_day("2026-01-11"), m.of_day("2026-01-11", besides="k1")) == (one, one, two)
+
+
+def test_a_verdict_remembers_what_it_was_held_against(home: Workspace) -> None:
+    m = Models(home, "against")
+    one = m.register("2026-01-10")
+    settle(home, m.name, one, judged_against={"version": "7", "key": "k", "name": "models/x"})
+    found = numbered(home, m.name, one)
+    assert found is not None
+    assert judged_against(found) == {"version": "7", "key": "k", "name": "models/x"}
+    set_alias(home, m.name, "challenger", one)
+    assert aliases(home, m.name) == {"challenger": one, "champion": one}
+    with pytest.raises(ValueError, match="settle, promote and roll_back"):
+        set_alias(home, m.name, "champion", one)
+
+
+_DAYS = st.integers(1, 6)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(_DAYS, st.booleans()), min_size=1, max_size=8), st.integers(0, 10**9))
+def test_an_alias_never_moves_to_an_older_day(home: Workspace, runs: list[tuple[int, bool]], salt: int) -> None:
+    """Days in any order, passed or refused, some again: the champion's day never falls; it is that of a passed one."""
+    m = Models(home, f"order-{salt}-{len(runs)}-{abs(hash(tuple(runs)))}")
+    held, passed_days = 0, []
+    for day, passed in runs:
+        version = m.register(f"2026-01-0{day}")
+        m.settle(version, passed)
+        passed_days += [day] if passed else []
+        found = registry.champion(home, m.name)
+        assert (found is None) == (not passed_days)
+        now = 0 if found is None else int((found.ds or "")[-1])
+        assert now == max([held, *passed_days[-1:]], default=0)
+        held = now
+        for each in range(1, 7):
+            known = [d for d in passed_days if d <= each]
+            of = champion_of_day(home, m.name, f"2026-01-0{each}")
+            assert (None if of is None else int((of.ds or "")[-1])) == max(known, default=None)
+
+
+def test_log_is_kept_below_the_store(home: Workspace) -> None:
+    assert home.promotions("x") == home.store / "promotions" / "x.jsonl"
+    assert Path(home.promotions("x")).parent.is_dir()
