@@ -39,7 +39,8 @@ class Fake:
     def needs(self) -> tuple[str, ...]:
         """The stage before; `score` can do without a baseline, but not without a model, `train` without a judgement."""
         before = CLICKS_STAGES[: CLICKS_STAGES.index(self.name)][-1:]
-        return {"score": ("train", "baseline?"), "train": ("features",)}.get(self.name, before)
+        trained = ("train", "baseline?")
+        return {"promote": trained, "score": trained, "train": ("features",)}.get(self.name, before)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         return {"train": spec.train.epochs} if self.name == "train" else {}

@@ -243,6 +243,14 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
         for i in range(10)
     ]
     add(
+        "promote",
+        "9c" * 8,
+        0.4,
+        ("train", "baseline"),
+        rows={"promoted": 1},
+        facts={"models": {pipeline: {"version": "8", "champion": "8", "before": "7", "stays": ""}}},
+    )
+    add(
         "score",
         "5e" * 8,
         19.8,

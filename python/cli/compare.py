@@ -16,10 +16,17 @@ from headrace.workspace import Workspace
     epilog=examples(
         "headrace compare clicks --ds 2026-01-08 --models dcn.yaml,deep.yaml",
         "headrace compare clicks --ds 2026-01-08 --overlay models.yaml --against dcn --json",
+        "headrace compare clicks 7 @champion --ds 2026-01-08",
     )
 )
 def compare(
     pipeline: Pipeline,
+    versions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Versions of the registry, or @ and an alias: these, and none is trained.", metavar="[VERSION...]"
+        ),
+    ] = None,
     ds: Ds = None,
     models: Annotated[
         str,
@@ -36,13 +43,20 @@ def compare(
     as_json: Json = False,
     home: Home = VAR,
 ) -> None:
-    """Train several models over a day's dataset and test them against each other.
+    """Test several models against each other on a day's rows: train those of the section compare, or of files; or take
+    registered versions as they are.
 
-    The models are those of the section compare of the spec, or of files. What is trained already is not trained again,
-    and what was stopped goes on with the same command. None is registered: the day's model stays what it is. The day's
-    next report has the table.
+    What is trained already is not trained again, and what was stopped goes on with the same command. None is
+    registered: the day's model stays what it is. The day's next report has the table.
+
+    Registered versions, whichever days they were trained for, predict the day's split as they are, each by its own
+    workflow; the others are tested against the first.
     """
     from headrace.commands.compare import compare as command
+    from headrace.commands.compare import compare_versions
+
+    if versions:
+        raise typer.Exit(compare_versions(pipeline, Workspace(home), ds, overrides(overlays, sets), versions, as_json))
 
     files = [Path(name) for name in models.split(",") if name]
     raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), files, against, as_json))

@@ -79,8 +79,8 @@ def _stage_command(stage: str) -> Callable[..., None]:
 
 
 for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
-    if _name in ("features", "compare", "score"):
-        continue  # below, in cli/compare.py, and in cli/score.py
+    if _name in ("features", "compare", "compare_versions", "score", "gate", "promote"):
+        continue  # below, in cli/compare.py, cli/score.py and cli/registry.py
     app.command(
         _name,
         short_help=_help,

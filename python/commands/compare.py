@@ -73,6 +73,39 @@ def compare(
     return code
 
 
+def compare_versions(
+    pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], versions: Sequence[str], as_json: bool
+) -> int:
+    """Have registered versions predict a day's rows, then show the table.
+
+    Args:
+        versions: numbers, or `@` and an alias; the others are tested against the first.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        UserError: what the user can mend, found before anything was started.
+    """
+    overrides = [*overrides, f"compare.versions={flow(list(versions))}"]
+    spec, day = resolve(pipeline, ds, overrides)
+    stage = "compare_versions"
+    if as_json:
+        with redirect_stdout(sys.stderr):
+            code = run(pipeline, ws, day, overrides, stage, stage, show_results=False)
+    else:
+        code = run(pipeline, ws, day, overrides, stage, stage, show_results=False)
+    if code != EXIT_DONE:
+        return code
+    manifest = Manifest.load(ws.manifest(spec.pipeline, day, stage))
+    assert manifest is not None
+    if as_json:
+        print_json({"pipeline": spec.pipeline, "ds": day, "key": manifest.key, **manifest.facts})
+    else:
+        _show(manifest, [*_SHOWN, "calibration", *spec.train.evaluation.metrics])
+    return code
+
+
 def _further(pipeline: str, overrides: Sequence[str], models: Sequence[Path], against: str | None) -> list[str]:
     """The overrides that files and `--against` stand for."""
     found = []
@@ -106,6 +139,8 @@ def _show(manifest: Manifest, wanted: Sequence[str]) -> None:
         out.print(f"p: of no difference from '{reference}', two-sided, by a paired bootstrap over users", markup=False)
     else:
         out.print("No intervals: set train.evaluation.user, a carried column, and train.evaluation.bootstrap={}")
+    if manifest.stage != "compare":
+        return
     out.print(f"In the report: headrace report {manifest.pipeline} --ds {manifest.ds}", markup=False)
 
 

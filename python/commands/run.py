@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from headrace.commands import summary
 from headrace.commands.screen import out
+from headrace.commands.verdict import tell_refusals
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import (
     EXIT_BUSY,
@@ -75,7 +76,7 @@ def run(
         until: the last day of a range that begins with `ds`; None: that day alone.
 
     Returns:
-        the exit code.
+        the exit code; 3 where all is done, and the gate has refused a day's model.
 
     Raises:
         UserError: what the user can mend, found before anything was started.
@@ -108,7 +109,7 @@ def run(
             return code if code in _EXPLAINED else EXIT_FAILURE
     if show_results:
         summary.show(spec, ws, days[-1], progress.states)
-    return EXIT_DONE
+    return tell_refusals(spec, ws, stages, days)
 
 
 class _Progress:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from headrace.commands.screen import out, print_json, table
 from headrace.commands.summary import main_counts, manifests_of
+from headrace.commands.verdict import broken_rules
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import UserError
 from headrace.manifest import Manifest
@@ -45,6 +46,7 @@ class StageState:
             "stage": self.stage,
             "state": self.state,
             "reason": self.reason or None,
+            **({"verdict": m.facts.get("verdict")} if m and self.stage == "gate" else {}),
             "key": m.key if m else None,
             "rows": dict(m.rows) if m else {},
             "started": m.started.isoformat() if m else None,
@@ -116,6 +118,10 @@ def _table(states: Sequence[StageState]) -> Table:
     for _, day in groupby(states, key=lambda s: (s.pipeline, s.ds)):
         for s in day:
             cell = Text(s.state, style=_STYLES[s.state])
+            if s.stage == "gate" and s.manifest is not None:
+                verdict = str(s.manifest.facts.get("verdict"))
+                cell.append(f", {verdict}", style="red" if verdict == "refused" else "")
+                cell.append("".join(f"; {rule}" for rule in broken_rules(s.manifest)), style="dim")
             if s.reason:
                 cell.append(f": {s.reason}", style="dim")
             seconds, ended = "–", "–"

@@ -15,6 +15,7 @@ from headrace.config.drift import Drift, DriftColumn
 from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
+from headrace.config.gate import Gate
 from headrace.config.generate import Generate, Site
 from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.loss import Loss
@@ -74,6 +75,7 @@ __all__ = [
     "Expectations",
     "Features",
     "FullRanking",
+    "Gate",
     "Generate",
     "KnownAfter",
     "LandingSource",

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from headrace.config.model import with_class
+from headrace.config.score import RegisteredModel
 from headrace.config.section import NAME, Section
 from headrace.errors import nearest
 
@@ -42,10 +50,15 @@ class ModelVariant(Section):
 
 
 class Compare(Section):
-    """Models that the stage `compare` trains over the day's dataset, those left out that are there already."""
+    """Models that the stage `compare` trains over the day's dataset, those left out that are there already.
+
+    Or registered ones, that are held against each other on rows of the day.
+    """
 
     #: By name; in this order in tables.
-    models: Mapping[str, ModelVariant] = Field(min_length=1)
+    models: Mapping[str, ModelVariant] = Field(default={})
+    #: Versions of the registry, or `@` and an alias, two at least: `headrace compare PIPELINE 7 @champion`.
+    versions: tuple[RegisteredModel, ...] = ()
     #: The model that the others are tested against; null: the first.
     against: str | None = None
 
@@ -56,6 +69,22 @@ class Compare(Section):
             if not NAME.fullmatch(name):
                 raise ValueError(f"'{name}' must match {NAME.pattern}")
         return value
+
+    @model_validator(mode="after")
+    def _something_to_compare(self) -> Compare:
+        if not self.models and not self.versions:
+            raise ValueError("models: name one at least")
+        if self.versions and len(set(self.versions)) < max(2, len(self.versions)):
+            raise ValueError("versions: name two at least, each once")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_versions(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of sections without them are those from before there were any."""
+        dumped: dict[str, Any] = serialize(self)
+        if not self.versions:
+            dumped.pop("versions", None)
+        return dumped
 
     @model_validator(mode="after")
     def _reference_is_there(self) -> Compare:

@@ -66,9 +66,10 @@ class Score(Section):
     #: The other columns that the features read: constants.
     context: Mapping[str, Any] = Field(default_factory=dict)
     #: Which model of the day: the neural one, the XGBoost one, or the one that is better on the split `valid`; or
-    #: second_stage: XGBoost behind the neural one (the section `second_stage`). Or one of the registry, whichever day
+    #: second_stage: XGBoost behind the neural one (the section `second_stage`). With a gate, the champion of that kind
+    #: in place of the day's own, and `today` the day's own, whatever its verdict. Or one of the registry, whichever day
     #: it was trained for: its version (`"7"`), or an alias (`"@champion"`).
-    model: Literal["neural", "baseline", "best", "second_stage"] | RegisteredModel = "neural"
+    model: Literal["neural", "baseline", "best", "second_stage", "today"] | RegisteredModel = "neural"
     #: best: the metric by which, of those that both are measured by (`train.evaluation.metrics`, HR and NDCG of
     #: `train.rank_group`); errors and losses are better where they are lower.
     metric: str = "auc"
@@ -152,7 +153,8 @@ class Score(Section):
     @property
     def ranked(self) -> int:
         """How many items of each user are kept by the (first) model."""
-        if self.rerank is None and self.model != "second_stage":
+        # What the registry or a gate gives may be of two stages.
+        if self.rerank is None and self.model in ("neural", "baseline", "best"):
             return self.top_k
         return self.rank_depth or 10 * self.top_k
 

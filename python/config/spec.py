@@ -13,6 +13,8 @@ from headrace.config.candidate_checks import check_score_sources
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
 from headrace.config.features import Features
+from headrace.config.gate import Gate
+from headrace.config.gate_checks import check_gate
 from headrace.config.generate import Generate
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
@@ -69,6 +71,8 @@ class Spec(Section):
     second_stage: SecondStage | None = None
     #: Models over this dataset, tested against each other; without it there is no stage `compare`.
     compare: Compare | None = None
+    #: What a day's model must be to become the champion; without it each one does, and there is no stage `gate`.
+    gate: Gate | None = None
     #: Scores of users x items; without it there is no stage `score`.
     score: Score | None = None
     #: Scores to a warehouse; without it there is no stage `publish`.
@@ -161,6 +165,16 @@ class Spec(Section):
             self._check_second_stage(self.second_stage)
         elif self.score and self.score.model == "second_stage":
             raise ValueError("score.model is 'second_stage', and there is no such section")
+        if self.gate:
+            check_gate(
+                self.gate,
+                {"baseline": self.baseline, "second_stage": self.second_stage},
+                self.score,
+                self.train,
+                self.features,
+                has_drift=self.drift is not None,
+                predicts_numbers=self.model.loss is not None and self.model.loss.predicts == "number",
+            )
         if self.train.search:
             self._check_search(self.train.search)
         if self.outcomes:
@@ -305,7 +319,7 @@ class Spec(Section):
         if output not in self.train.tasks:
             known = ", ".join(self.train.tasks) or "there are none"
             raise ValueError(f"score.output: '{output}' is no task of train.tasks ({known})")
-        if self.score.model != "neural":
+        if self.score.model not in ("neural", "today"):
             raise ValueError(f"score.output is of the neural model, and score.model is '{self.score.model}'")
         if self.publish and not self.train.tasks[output].is_probability:
             raise ValueError(f"score.output: publish takes probabilities, and '{output}' has loss: squared_error")
@@ -331,18 +345,18 @@ class Spec(Section):
     def _without_later_sections(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fingerprints of specs without these sections are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
-        for name in ("compare", "second_stage", "retrain", "challenger", "outcomes"):
+        for name in ("compare", "second_stage", "gate", "retrain", "challenger", "outcomes"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
         return dumped
 
     def with_variant(self, variant: ModelVariant) -> Spec:
-        """The pipeline with another model, and nothing to compare or to search for.
+        """The pipeline with another model, which nothing judges, and nothing to compare or to search for.
 
         Raises:
             ValueError: a section does not take what the variant says.
         """
-        sections: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set - {"compare"}}
+        sections: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set - {"compare", "gate"}}
         if variant.baseline is not None:
             sections["baseline"] = _section(
                 "baseline", lambda: with_keys(self.baseline or Baseline(), variant.baseline or {})

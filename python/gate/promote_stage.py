@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.gate.models import model_of_day, section
+from headrace.gate.rules import PASSED
 from headrace.manifest import Input, Manifest
 from headrace.registry.promotion import settle
 from headrace.registry.store import store_file
@@ -16,7 +19,8 @@ _TRAINED = ("train", "baseline", "second_stage")
 
 
 class Promote(Stage):
-    """Give the alias `champion` of each model that the day has registered to its version (registry.promotion.settle).
+    """Give the alias `champion` of each model that the day has registered to its version (registry.promotion.settle),
+    but of the one that the gate judges only where its verdict is that.
 
     It leaves nothing but its manifest and what the registry has. A run that was killed does the rest; one that was done
     is not done again, so an alias that people have moved since stays where they put it.
@@ -24,14 +28,16 @@ class Promote(Stage):
 
     name = "promote"
     version = 1
-    needs: tuple[str, ...] = ("train", "baseline?", "second_stage?")
+    needs: tuple[str, ...] = ("train", "baseline?", "second_stage?", "gate?")
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """Nothing: what is decided, is in the inputs."""
-        return {}
+        """Whether there is a gate: what it decides is in the inputs."""
+        return {} if spec.gate is None else {"gate": spec.gate.model}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """None besides the stages."""
+        """None besides the stages. Raises UserError where the gate has not judged the day's model."""
+        if ctx.spec.gate is not None:
+            _verdict(ctx)
         return ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
@@ -41,13 +47,34 @@ class Promote(Stage):
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError where the registry cannot be used."""
         models: dict[str, Any] = {}
+        judged = None if ctx.spec.gate is None else section(ctx.spec).stage
         for stage in _TRAINED:
             registered = ctx.upstream[stage].facts.get("registered") if stage in ctx.upstream else None
             if registered is None:
                 continue
             name, version = registered["name"], str(registered["version"])
-            done = settle(ctx.ws, name, version)
+            if stage == judged:
+                verdict = _verdict(ctx)
+                passed = verdict["verdict"] == PASSED
+                done = settle(ctx.ws, name, version, passed=passed, judged_against=verdict["champion"])
+            else:
+                done = settle(ctx.ws, name, version)
             models[name] = {"version": version, "champion": done.now, "before": done.before, "stays": done.stays}
         return Result(
             rows={"promoted": sum(m["champion"] == m["version"] for m in models.values())}, facts={"models": models}
         )
+
+
+def _verdict(ctx: Context) -> Mapping[str, Any]:
+    """The gate's facts about the day's model.
+
+    Raises:
+        UserError: it has not judged that one.
+    """
+    gate = ctx.upstream.get("gate")
+    if gate is None or gate.facts["model"]["key"] != model_of_day(ctx).key:
+        raise UserError(
+            f"the gate has not judged the model of {ctx.ds}. Run: headrace run {ctx.spec.pipeline} --ds {ctx.ds} "
+            f"--from evaluate --to promote"
+        )
+    return gate.facts

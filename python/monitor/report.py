@@ -10,13 +10,24 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from headrace import __version__
 from headrace.monitor.blocks import Section
-from headrace.monitor.sections import comparison, data, drift, evaluation, outcomes, overview, publication, quality
+from headrace.monitor.sections import (
+    comparison,
+    data,
+    drift,
+    evaluation,
+    gate,
+    outcomes,
+    overview,
+    publication,
+    quality,
+)
 from headrace.monitor.sections.day import Day
 
 #: The sections of the page, in order; one without blocks is left out. A new one is a function in
 #: headrace.monitor.sections and a line here.
 SECTIONS: tuple[Callable[[Day], Section], ...] = (
     quality.quality,
+    gate.gate,
     evaluation.evaluation,
     comparison.comparison,
     outcomes.outcomes,

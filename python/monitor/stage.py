@@ -32,6 +32,9 @@ class Report(Stage):
         "baseline?",
         "second_stage?",
         "compare?",
+        "evaluate?",
+        "gate?",
+        "promote?",
         "score?",
         "publish?",
     )

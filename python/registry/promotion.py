@@ -92,7 +92,7 @@ def _why_not(found: Any, holder: Any, by_hand: bool) -> str:
     if holder is None:
         return ""
     ds, latest = found.tags.get(DS), holder.tags.get(DS)
-    if ds is not None and latest is not None and ds < latest:
+    if _is_later(holder, found):
         return f"that is of {latest}, a later day than {ds}"
     # A day that was trained again, first with other settings and then with those from before, has its model back.
     if found.tags[STATUS] == PROMOTED and (by_hand or ds != latest):
@@ -166,7 +166,7 @@ def roll_back(
 
 
 def set_alias(ws: Workspace, name: str, alias: str, version: str) -> None:
-    """Give a version an alias that is not the champion's, such as `challenger`.
+    """Give a version an alias that is not the champion's, such as `challenger`, unless that is at one of a later day.
 
     Raises:
         UserError: there is no such version, or the store cannot be written.
@@ -174,8 +174,9 @@ def set_alias(ws: Workspace, name: str, alias: str, version: str) -> None:
     if alias == CHAMPION:
         raise ValueError("the champion's alias is given by settle, promote and roll_back")
     with Client(ws) as client:
-        _found(client, name, version)
-        client.set_registered_model_alias(name, alias, version)
+        found, holder = _found(client, name, version), alias_holder(client, name, alias)
+        if holder is None or not _is_later(holder, found):
+            client.set_registered_model_alias(name, alias, version)
 
 
 def champion_of_day(ws: Workspace, name: str, ds: str | None, besides: str | None = None) -> Version | None:
@@ -262,6 +263,11 @@ def _in_use(client: MlflowClient, name: str) -> list[Any]:
 
 def _age(version: Any) -> tuple[str, int]:
     return version.tags.get(DS) or "", int(version.version)
+
+
+def _is_later(one: Any, other: Any) -> bool:
+    ds, than = one.tags.get(DS), other.tags.get(DS)
+    return ds is not None and than is not None and ds > than
 
 
 def _not_after(version: Any, ds: str | None) -> bool:

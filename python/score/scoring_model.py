@@ -9,7 +9,8 @@ from typing import Any
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import UserError
 from headrace.manifest import Input, Output
-from headrace.registry.versions import champion, numbered
+from headrace.registry.promotion import champion_of_day
+from headrace.registry.versions import Version, champion, numbered, registered_name
 from headrace.stage import Context
 
 
@@ -53,6 +54,10 @@ def scoring_model(ctx: Context) -> ScoringModel:
     assert spec.score is not None
     if spec.score.of_registry:
         return _registered(ctx, spec.score.model)
+    if spec.score.model == "today":
+        return _model_of(ctx, _judged_stage(ctx))
+    if spec.gate is not None:
+        return _champion(ctx)
     neural = _model_of(ctx, "train")
     if spec.score.model == "second_stage":
         if "second_stage" not in ctx.upstream:
@@ -94,16 +99,42 @@ def _registered(ctx: Context, asked: str) -> ScoringModel:
     Raises:
         UserError: there is none, or its folder is gone.
     """
-    name = ctx.spec.pipeline
+    name = registered_name(ctx.spec.pipeline, _judged_stage(ctx))
     found = champion(ctx.ws, name, asked[1:]) if asked[0] == "@" else numbered(ctx.ws, name, asked)
     if found is None:
         what = f"alias '{asked[1:]}'" if asked[0] == "@" else f"version {asked}"
         raise UserError(f"the registry {ctx.ws.registry_uri} has no {what} of model '{name}': score.model asks for it")
+    return _of_version(ctx, found)
+
+
+def _champion(ctx: Context) -> ScoringModel:
+    """The champion as the day may know it, where there is a gate.
+
+    Raises:
+        UserError: there is none, or its folder is gone.
+    """
+    name = registered_name(ctx.spec.pipeline, _judged_stage(ctx))
+    found = champion_of_day(ctx.ws, name, ctx.ds)
+    if found is None:
+        raise UserError(
+            f"model '{name}' has no champion up to {ctx.ds}: no version has passed the gate. See headrace gate "
+            f"{ctx.spec.pipeline} --ds {ctx.ds}; promote one by hand (headrace promote), or score with the day's own: "
+            f"--model today"
+        )
+    return _of_version(ctx, found)
+
+
+def _of_version(ctx: Context, found: Version) -> ScoringModel:
     if not found.source.is_dir():
-        raise UserError(f"{found.source}, version {found.version} of model '{name}', is gone: choose another one")
+        raise UserError(f"{found.source}, version {found.version} of model '{found.name}', is gone: choose another one")
     output = Output(kind="model", name=ctx.ws.name_of(found.source), version=found.key)
-    facts = {"metrics": found.metrics, "registered": {"name": name, "version": found.version}}
-    return ScoringModel("train", output, facts)
+    facts = {"metrics": found.metrics, "registered": {"name": found.name, "version": found.version}}
+    return ScoringModel(_judged_stage(ctx), output, facts)
+
+
+def _judged_stage(ctx: Context) -> str:
+    """The stage whose models the registry's aliases are about."""
+    return "train" if ctx.spec.gate is None else ctx.spec.gate.stage
 
 
 def _model_of(ctx: Context, stage: str) -> ScoringModel:

@@ -17,7 +17,9 @@ from headrace.config import Challenger, Spec
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
+from headrace.registry.promotion import set_alias
 from headrace.stage import Context, Result, Stage, identity
+from headrace.train.lineage import lineage_of
 from headrace.train.stage import Train, run_parameters
 from headrace.workspace import Workspace
 
@@ -75,9 +77,10 @@ class TrainChallenger(Stage):
                 ctx.key,
                 params=run_parameters(spec),
                 ds=ctx.ds,
-                alias=ALIAS,
+                lineage=lineage_of(ctx),
                 history=[*result.facts["curve"], *result.facts["evals"]],
             )
+            set_alias(ctx.ws, ctx.spec.pipeline, ALIAS, version)
         registered = {"name": ctx.spec.pipeline, "version": version} if version else None
         facts = {**result.facts, "due": because, "behind": behind, "registered": registered}
         if behind is not None:

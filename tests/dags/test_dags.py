@@ -198,9 +198,9 @@ def recorded(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def test_what_is_submitted(recorded: Recorded) -> None:
     """A day of the retraining DAG for each of two pipelines, and one of the scoring DAG."""
     assert [r["state"] for r in recorded.submitted] == ["success"] * 3, recorded.log[-4000:]
-    # Neither pipeline has outcomes, a challenger or a second stage.
+    # Neither pipeline has outcomes, a challenger, a second stage or a gate.
     states = dict.fromkeys([*RETRAIN, "score_this_day"], "success")
-    states |= dict.fromkeys(["outcomes", "challenger", "second_stage"], "skipped")
+    states |= dict.fromkeys(["outcomes", "challenger", "second_stage", "evaluate", "gate"], "skipped")
     assert recorded.submitted[0]["tasks"] == states
     assert recorded.submitted[1]["tasks"] == states | {"baseline": "skipped"}
     # A scoring run of its own for each pipeline and day.

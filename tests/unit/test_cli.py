@@ -84,7 +84,7 @@ def test_stages_share_an_application_unless_they_are_isolated(yard: Yard) -> Non
     assert yard.applications == [(stage,) for stage in CLICKS_STAGES[CLICKS_STAGES.index("train") :]]
     # Ranks need slots that the others were not given.
     yard.run("--set", "spark.master=local[1]", "--set", "train.epochs=4")
-    assert yard.applications == [("train", "baseline"), CLICKS_STAGES[CLICKS_STAGES.index("score") :]]
+    assert yard.applications == [("train", "baseline", "promote"), CLICKS_STAGES[CLICKS_STAGES.index("score") :]]
 
 
 def test_a_failure_in_the_middle_of_an_application_is_its_stages(yard: Yard) -> None:

@@ -27,7 +27,7 @@ def planned(yard: Yard, first: str = CLICKS_STAGES[0], last: str = CLICKS_STAGES
 def test_before_the_first_run_all_would_run(yard: Yard) -> None:
     result = yard.run("--dry-run")
     assert result.exit_code == 0, result.output
-    assert f"clicks, {DS}: 8 of 8 stages would run" in result.output
+    assert f"clicks, {DS}: 9 of 9 stages would run" in result.output
     assert (yard.submitted, yard.home.exists()) == ([], False)
     found = planned(yard)
     assert {p.why for p in found.values()} == {"not yet run for this date"}

@@ -286,7 +286,7 @@ def test_variants_change_what_they_name() -> None:
         ({"a": {}, "b": {"baseline": {"label": "query"}}}, r"compare.models: they learn click and query"),
         ({"a": {"baseline": {}, "model": {"embedding_dim": 8}}}, r"`baseline` stands for XGBoost"),
         ({"A": {}}, r"'A' must match"),
-        ({}, r"compare.models: "),
+        ({}, r"compare: models: name one at least"),
     ],
 )
 def test_what_is_no_model_is_refused(models: Any, message: str) -> None:

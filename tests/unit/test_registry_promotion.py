@@ -152,7 +152,7 @@ def test_people_take_a_champion_back_and_overrule_a_verdict(home: Workspace) -> 
     (home.home / m.name / "k1").rmdir()
     with pytest.raises(UserError, match="is gone"):
         promote(home, m.name, one, "x", allow_older=True)
-    last = json.loads(home.promotions(m.name).read_text().splitlines()[2])
+    last = json.loads(home.promotions(m.name).read_text().splitlines()[3])
     assert (last["by"], last["reason"], last["was"]) == ("ann", "the data were late", "refused")
 
 
@@ -197,6 +197,8 @@ def test_a_verdict_remembers_what_it_was_held_against(home: Workspace) -> None:
     assert judged_against(found) == {"version": "7", "key": "k", "name": "models/x"}
     set_alias(home, m.name, "challenger", one)
     assert aliases(home, m.name) == {"challenger": one, "champion": one}
+    set_alias(home, m.name, "challenger", m.register("2026-01-09"))  # an older day's
+    assert aliases(home, m.name)["challenger"] == one
     with pytest.raises(ValueError, match="settle, promote and roll_back"):
         set_alias(home, m.name, "champion", one)
 

@@ -143,7 +143,7 @@ def test_any_subset_of_stages_makes_a_page_that_names_what_did_not_run(size: int
 
 def test_a_pipeline_without_a_stage_does_not_call_it_missing() -> None:
     spec = load_spec("clicks", ["drift=null", "baseline=null", "score=null", "publish=null"])
-    manifests = {s: m for s, m in make_manifests().items() if s in ("ingest", "features", "train")}
+    manifests = {s: m for s, m in make_manifests().items() if s in ("ingest", "features", "train", "promote")}
     words = Checker(page(make_day(manifests, spec))).words
     assert "baseline: not part of this pipeline" in words
     assert "not run" not in words
@@ -325,6 +325,59 @@ FACTS = {
     ]
     for s, m in make_manifests().items()
 }
+
+
+def gate_manifests() -> dict[str, Manifest]:
+    """A refused day, as the stages evaluate and gate write it."""
+    told = {"version": "8", "key": "k8", "name": "models/x", "bytes": 3_000_000, "rows_per_second": 210_000.0}
+    beside = {"value": -0.006, "low": -0.009, "high": -0.003, "p": 0.01}
+    rules = [
+        {"key": "gate.champion.auc", "figure": "auc beside the champion's", "value": -0.006, "limit": -0.002}
+        | {"margin": -0.007, "passed": False, "text": "auc is worse", "low": -0.009, "high": -0.003},
+        {"key": "gate.metrics.auc.min", "figure": "auc", "value": 0.724, "limit": 0.7, "margin": 0.024}
+        | {"passed": True, "text": "auc is 0.724", "low": None, "high": None},
+        {"key": "gate.slices.auc", "figure": "auc of country = li", "value": None, "limit": -0.02, "margin": None}
+        | {"passed": None, "text": "20 rows", "low": None, "high": None},
+    ]
+    slices = [
+        {"slice": "country", "value": c, "rows": n, "metrics": {"auc": 0.7}, "champion": {"auc": 0.7 - d}}
+        | {"differences": {"auc": {"value": d, "low": d - 0.01, "high": d + 0.01, "p": 0.2}}}
+        for c, n, d in (("ch", 40_000, 0.004), ("at", 12_000, -0.011), ("li", 20, -0.3))
+    ]
+    facts = {"registered": "clicks", "split": "valid", "note": ""}
+    evaluate = {
+        **facts,
+        "model": {**told, "metrics": {"auc": 0.724, "log_loss": 0.441}},
+        "champion": {**told, "version": "7", "metrics": {"auc": 0.73, "log_loss": 0.439}},
+        "differences": {"auc": beside, "log_loss": None},
+        "slices": slices,
+    }
+    champion = {"version": "7", "key": "k7", "name": "models/w"}
+    gate = {**facts, "verdict": "refused", "rows": 59_400, "model": told, "champion": champion, "rules": rules}
+    return {
+        stage: Manifest(stage=stage, pipeline="clicks", ds=DS, key=stage, spec_hash="", facts=of, rows={"rows": 59_400})
+        for stage, of in (("evaluate", evaluate), ("gate", gate))
+    }
+
+
+def test_a_refusal_is_told_with_every_rule() -> None:
+    spec = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}"])
+    words = Checker(page(make_day(make_manifests() | gate_manifests(), spec))).words
+    for said in (
+        "Version 8 was refused, beside version 7, the champion: 1 of 3 rules are broken.",
+        "gate.champion.auc broken auc beside the champion's -0.006 -0.002 -0.007",
+        "gate.slices.auc not judged",
+        "AUC 0.7240 0.7300 -0.0060 [-0.0090, -0.0030]",
+        "bytes on disk 3,000,000 3,000,000",
+        "59,400 rows of the split valid",
+    ):
+        assert said in words, said
+    at = [words.index(f"country = {c}") for c in ("li", "at", "ch")]
+    assert at == sorted(at)
+    assert "Gate" not in Checker(page(make_day(make_manifests()))).words
+    nothing = make_manifests() | {s: m.model_copy(update={"facts": {}}) for s, m in gate_manifests().items()}
+    Checker(page(make_day(nothing, spec)))
+    assert "Not run: gate." in Checker(page(make_day(make_manifests(), spec))).words
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import xgboost as xgb
 from numpy.typing import NDArray
-from pyspark import BarrierTaskContext
 from pyspark.sql import SparkSession
 
 from headrace import config
@@ -30,6 +28,8 @@ from headrace.train.evaluation.policy import Choices, Policy, ScoreAction
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import Request
+from headrace.train.evaluation.rows import as_they_are
+from headrace.train.evaluation.spark_tasks import ranks_of_tasks
 
 #: The split of candidate lists.
 RANK = "rank"
@@ -73,7 +73,7 @@ class EvaluationTask:
 
     def evaluate(self, ranks: Ranks, predictor: Predictor) -> dict[str, Evaluation]:
         """By split. Collective."""
-        probability = _as_they_are if self.objective == "classification" else None
+        probability = as_they_are if self.objective == "classification" else None
         evaluator, of_lists = (Evaluator(self.request(lists), probability) for lists in (False, True))
         train = open_split(self.dataset, "train", self.schema)
         evaluator.count_training_rows(ranks, train)
@@ -138,7 +138,7 @@ def evaluate(
             pass
         own = xgb.Booster({"nthread": 1})
         own.load_model(bytearray(raw))
-        with _ranks_of_tasks() as ranks:
+        with ranks_of_tasks() as ranks:
             found = task.evaluate(ranks, task.inputs.predictor(own))
         if ranks.world.is_chief:
             told = json.dumps({split: asdict(of) for split, of in found.items()})
@@ -149,22 +149,6 @@ def evaluate(
     with worker_errors():
         (row,) = frame.collect()
     return {split: Evaluation(**of) for split, of in json.loads(row[0]).items()}, peak.value
-
-
-@contextmanager
-def _ranks_of_tasks() -> Iterator[Ranks]:
-    """The tasks of a barrier stage as ranks."""
-    context = BarrierTaskContext.get()
-    addresses = [info.address for info in context.getTaskInfos()]
-    if len(addresses) == 1:
-        yield Ranks()
-        return
-    # torch takes seconds to import.
-    from headrace.comm.torch_dist import gloo_ranks
-
-    host = addresses[0].rsplit(":", 1)[0]
-    with gloo_ranks(context.partitionId(), len(addresses), host, context.allGather) as collective:
-        yield Ranks(collective)
 
 
 def _scorer(predictor: Predictor, rows: Rows) -> ScoreAction:
@@ -178,10 +162,6 @@ def _scorer(predictor: Predictor, rows: Rows) -> ScoreAction:
         return found
 
     return score
-
-
-def _as_they_are(scores: NDArray[Any]) -> F64:
-    return np.asarray(scores, np.float64)
 
 
 def _joined(parts: Sequence[NDArray[Any]], empty: Any) -> NDArray[Any]:

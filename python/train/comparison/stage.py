@@ -43,10 +43,12 @@ class Compare(Stage):
         for name, variant in _settings(spec).models.items():
             stage = _stage(variant)
             found[name] = {"stage": stage.name, "spec": stage.spec_part(spec.with_variant(variant))}
-        return {"models": found, "against": _settings(spec).reference}
+        return {"models": found, "against": _settings(spec).reference if found else None}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """The saved models of an earlier day that models start from."""
+        if not _settings(ctx.spec).models:
+            raise UserError("compare.models names no model, so there is nothing to train")
         found: dict[str, Input] = {}
         for variant in _settings(ctx.spec).models.values():
             ctx_of_model = replace(ctx, spec=ctx.spec.with_variant(variant))

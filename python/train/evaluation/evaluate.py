@@ -34,7 +34,8 @@ _OF_LISTS = ("hr_at_k", "ndcg_at_k")
 class Evaluation:
     """The metrics of a split by name, None where undefined, and the calibration plot's points.
 
-    slices: one for each value, `slice`, `value`, `rows`, `metrics`, `intervals`; intervals: by metric, [low, high];
+    slices: one for each value, `slice`, `value`, `rows`, `metrics`, `intervals`, and `replicates` where they are asked
+    for; intervals: by metric, [low, high];
     tasks: by further task (`train.tasks`) the record of its evaluation;
     replicates: by metric of all rows, its value in each replicate of the bootstrap.
     """
@@ -79,11 +80,17 @@ def _meaningful(names: Sequence[str], probability: Probability | None) -> list[s
 
 
 class Evaluator:
-    """Evaluates splits as the spec asks for it. `probability`: see `evaluate_basic`."""
+    """Evaluates splits as the spec asks for it.
 
-    def __init__(self, request: Request, probability: Probability | None = sigmoid) -> None:
+    Args:
+        request: what is asked for.
+        probability: see `evaluate_basic`.
+        of_slices: whether slices come with their replicates.
+    """
+
+    def __init__(self, request: Request, probability: Probability | None = sigmoid, *, of_slices: bool = False) -> None:
         self._request, self._settings, self._schema = request, request.settings, request.schema
-        self._probability = probability
+        self._probability, self._of_slices = probability, of_slices
         drawn = request.settings.bootstrap
         self._bootstrap = Bootstrap(drawn.replicates, drawn.seed, drawn.confidence) if drawn else Bootstrap()
         self._occurrences: dict[str, Occurrences] = {}
@@ -295,6 +302,7 @@ class Evaluator:
                 "rows": counts[segment],
                 "metrics": metrics(table, segment),
                 "intervals": intervals(table, segment),
+                **({"replicates": _replicates(table, segment)} if self._of_slices else {}),
             }
             for dimension, table, counts in zip(dimensions, tables[1:], rows[1:], strict=True)
             for segment, value in enumerate(dimension.values)
@@ -302,10 +310,10 @@ class Evaluator:
         return metrics(tables[0], 0), intervals(tables[0], 0), slices
 
 
-def _replicates(table: Mapping[str, F64]) -> dict[str, list[float | None]]:
-    """By metric of all rows, its values in the replicates; empty without any."""
+def _replicates(table: Mapping[str, F64], segment: int = 0) -> dict[str, list[float | None]]:
+    """By metric of the rows of a segment, its values in the replicates; empty without any."""
     return {
-        name: [None if np.isnan(v) else v for v in values[1:, 0].tolist()]
+        name: [None if np.isnan(v) else v for v in values[1:, segment].tolist()]
         for name, values in table.items()
         if len(values) > 1
     }

@@ -76,6 +76,11 @@ def sigmoid(logits: npt.NDArray[Any]) -> F64:
     return found
 
 
+def as_they_are(scores: npt.NDArray[Any]) -> F64:
+    """Probabilities of scores that are such, [n]."""
+    return np.asarray(scores, np.float64)
+
+
 def sort_keys(rows: ScoredRows) -> I64:
     """Whole numbers in the order of the scores, equal ones of equal scores but for the label: int64 [n]."""
     # -0.0 becomes 0.0. Bits of negative floats ascend away from 0.

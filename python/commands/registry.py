@@ -1,0 +1,152 @@
+"""`headrace models`, `headrace promote`, `headrace rollback`, `headrace gate`: registered models and their champion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+from rich.text import Text
+
+from headrace.commands.run import resolve, run
+from headrace.commands.screen import out, print_json, table
+from headrace.commands.verdict import show_verdict
+from headrace.config import Spec, load_spec
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.monitor import facts
+from headrace.registry.promotion import AT, BY, REASON, Promotion, promote, roll_back
+from headrace.registry.versions import CHAMPION, Version, aliases, registered_name, versions
+from headrace.workspace import Workspace
+
+#: Metrics of the table on the screen.
+_SHOWN = ("auc", "log_loss", "calibration", "hr_at_k", "ndcg_at_k")
+_STYLES = {"promoted": "green", "overridden": "yellow", "refused": "red", "rolled_back": "red"}
+
+
+def models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Show the registered versions of a pipeline, the newest first.
+
+    Args:
+        ws: the workspace.
+        pipeline: a shipped pipeline's name or a YAML file.
+        stage: whose models (train, baseline, second_stage); None: those that the gate judges.
+        overrides: `key=value` for the spec.
+        as_json: print JSON.
+
+    Raises:
+        UserError: there is none.
+    """
+    spec = load_spec(pipeline, overrides)
+    name = _name(spec, stage)
+    found, at = versions(ws, name), aliases(ws, name)
+    if not found:
+        raise UserError(f"no version of model '{name}' is registered. Run: headrace run {pipeline} --ds DATE")
+    told = [_told(ws, spec, v, at) for v in sorted(found, key=lambda v: (v.ds or "", int(v.version)), reverse=True)]
+    if as_json:
+        print_json({"model": name, "versions": told})
+        return
+    names = [n for n in _SHOWN if any(n in t["metrics"] for t in told)]
+    shown = table("version", "day", "aliases", "verdict", *(f">{n}" for n in names), ">on disk", "decided by")
+    for t in told:
+        status = t["status"] or "–"
+        size = "gone" if t["bytes"] is None else f"{t['bytes'] / 2**20:,.1f} MiB"
+        by = f"{t['by']}: {t['reason']}" if t["by"] else ""
+        row = [t["version"], t["ds"] or "–", ", ".join(t["aliases"]), Text(status, style=_STYLES.get(status, ""))]
+        shown.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), size, by)
+    out.print(shown)
+
+
+def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) -> dict[str, Any]:
+    gate = None if version.ds is None else Manifest.load(ws.manifest(spec.pipeline, version.ds, "gate"))
+    mine = gate is not None and facts.mapping(gate.facts.get("model")).get("key") == version.key
+    tags = version.tags
+    return {
+        "version": version.version,
+        "ds": version.ds,
+        "key": version.key,
+        "aliases": [alias for alias, number in at.items() if number == version.version],
+        "status": version.status,
+        "verdict": gate.facts.get("verdict") if mine and gate is not None else None,
+        "metrics": dict(version.metrics),
+        "bytes": sum(f.size() for f in version.source.files()) if version.source.is_dir() else None,
+        "by": tags.get(BY),
+        "at": tags.get(AT),
+        "reason": tags.get(REASON),
+        "lineage": {
+            tag.removeprefix("headrace."): tags[tag]
+            for tag in ("headrace.dataset", "headrace.train_days", "headrace.warm_start", "headrace.warm_start_version")
+            if tag in tags
+        },
+    }
+
+
+def override(
+    ws: Workspace, pipeline: str, version: str, reason: str | None, overrides: Sequence[str], allow_older: bool
+) -> None:
+    """Make a version the champion, whatever its verdict.
+
+    Raises:
+        UserError: no reason; see registry.promotion.promote.
+    """
+    if reason is None or not reason.strip():
+        raise UserError("say why: --reason TEXT; it is kept with the version and in the log of promotions")
+    spec = load_spec(pipeline, overrides)
+    name = _name(spec, None)
+    _tell(ws, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
+
+
+def rollback(ws: Workspace, pipeline: str, to: str | None, reason: str, overrides: Sequence[str]) -> None:
+    """Take the alias back from the champion, and give it to an earlier version.
+
+    Raises:
+        UserError: see registry.promotion.roll_back.
+    """
+    spec = load_spec(pipeline, overrides)
+    name = _name(spec, None)
+    _tell(ws, spec, name, roll_back(ws, name, to, reason))
+
+
+def _tell(ws: Workspace, spec: Spec, name: str, done: Promotion) -> None:
+    found = {v.version: v for v in versions(ws, name)}
+    before = "none" if done.before is None else f"version {done.before}, of {found[done.before].ds}"
+    assert done.now is not None
+    out.print(
+        f"the alias {CHAMPION} of {name} is at version {done.now}, of {found[done.now].ds} (before: {before})",
+        markup=False,
+        soft_wrap=True,
+    )
+    out.print(f"logged in {ws.promotions(name)}", markup=False, soft_wrap=True)
+    if spec.score is not None and spec.gate is not None:
+        out.print(f"To score a day anew with it: headrace run {spec.pipeline} --ds DATE --from score", markup=False)
+
+
+def gate(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], as_json: bool) -> int:
+    """Judge a day's model, and show every rule.
+
+    Returns:
+        the exit code: 3 where it is refused.
+
+    Raises:
+        UserError: the stage before has not finished, or there is no section `gate`.
+    """
+    spec, day = resolve(pipeline, ds, overrides)
+    if as_json:
+        with redirect_stdout(sys.stderr):
+            code = run(pipeline, ws, day, overrides, "gate", "gate", show_results=False)
+    else:
+        code = run(pipeline, ws, day, overrides, "gate", "gate", show_results=False)
+    manifest = Manifest.load(ws.manifest(spec.pipeline, day, "gate"))
+    if manifest is not None:
+        if as_json:
+            print_json({"pipeline": spec.pipeline, "ds": day, "key": manifest.key, **manifest.facts})
+        else:
+            show_verdict(manifest)
+    return code
+
+
+def _name(spec: Spec, stage: str | None) -> str:
+    if stage is not None:
+        return registered_name(spec.pipeline, stage)
+    return registered_name(spec.pipeline, "train" if spec.gate is None else spec.gate.stage)

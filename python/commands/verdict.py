@@ -1,0 +1,91 @@
+"""What gates have said of days, on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from headrace.commands.screen import out, table
+from headrace.config import Spec
+from headrace.errors import EXIT_DONE, EXIT_REFUSED
+from headrace.manifest import Manifest
+from headrace.monitor import facts
+from headrace.registry.promotion import OVERRIDDEN
+from headrace.registry.versions import numbered
+from headrace.stages import STAGES
+from headrace.workspace import Workspace
+
+_REFUSED = "refused"
+
+
+def show_verdict(gate: Manifest) -> None:
+    """A table of the rules, and the verdict."""
+    shown = table("rule", "", "figure")
+    for rule in facts.records(gate.facts.get("rules")):
+        shown.add_row(str(rule.get("key")), _state(rule), str(rule.get("text")))
+    out.print()
+    out.print(shown)
+    out.print(sentence(gate), markup=False, soft_wrap=True)
+
+
+def _state(rule: Mapping[str, Any]) -> Text:
+    passed = rule.get("passed")
+    if passed is None:
+        return Text("not judged", style="dim")
+    return Text("holds", style="green") if passed else Text("broken", style="red")
+
+
+def sentence(gate: Manifest) -> str:
+    """The verdict in a sentence."""
+    model, champion = facts.mapping(gate.facts.get("model")), facts.mapping(gate.facts.get("champion"))
+    beside = f"beside version {champion['version']}, the champion" if champion else "there is no champion yet"
+    name = f"{gate.facts.get('registered')} version {model.get('version')} of {gate.ds}"
+    rows = f"{facts.count(gate.facts.get('rows'))} rows of {gate.facts.get('split')}"
+    return f"{name}: {gate.facts.get('verdict')} ({rows}; {beside})"
+
+
+def broken_rules(gate: Manifest) -> list[str]:
+    """The rules that are broken, with the figure, the limit and by how much."""
+    broken = (r for r in facts.records(gate.facts.get("rules")) if r.get("passed") is False)
+    return [f"{r.get('text')} ({r.get('key')})" for r in broken]
+
+
+def is_refused(ws: Workspace, gate: Manifest | None) -> bool:
+    """Whether a day's model was refused, and nobody has overruled that."""
+    if gate is None or gate.facts.get("verdict") != _REFUSED:
+        return False
+    found = numbered(ws, str(gate.facts["registered"]), str(gate.facts["model"]["version"]))
+    return found is None or found.status != OVERRIDDEN
+
+
+def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequence[str]) -> int:
+    """Say which days' models were refused, and by what.
+
+    Args:
+        spec: the pipeline.
+        ws: the workspace.
+        stages: those that were brought up to date; nothing is said where the gate is none of them.
+        days: of these.
+
+    Returns:
+        the exit code: refused, or done.
+    """
+    if "gate" not in stages or not STAGES["gate"].applies(spec):
+        return EXIT_DONE
+    code = EXIT_DONE
+    for ds in days:
+        gate = Manifest.load(ws.manifest(spec.pipeline, ds, "gate"))
+        if gate is None or not is_refused(ws, gate):
+            continue
+        code = EXIT_REFUSED
+        version, champion = gate.facts["model"]["version"], facts.mapping(gate.facts.get("champion"))
+        goes_on = f"version {champion['version']} stays champion" if champion else "there is no champion"
+        out.print(f"\n[red]The model of {ds} is refused[/] (version {version}); {goes_on}:")
+        for text in broken_rules(gate):
+            out.print(f"  {text}", markup=False, soft_wrap=True)
+        out.print(
+            f"To overrule it: headrace promote {spec.pipeline} {version} --reason TEXT", markup=False, soft_wrap=True
+        )
+    return code

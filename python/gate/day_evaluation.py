@@ -1,0 +1,191 @@
+"""Saved models over the rows of a day's split, as the lake has them: what the stages that compare models share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Gate, Spec, Train
+from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
+from headrace.dataset.parquet.layout import TEST
+from headrace.errors import UserError
+from headrace.features.build.events import pinned_table
+from headrace.features.build.prepared_rows import day_rows
+from headrace.features.build.run import day_events
+from headrace.features.functions.spark_expressions import col
+from headrace.features.functions.timestamps import spark_micros
+from headrace.features.layout.split import SPLIT
+from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.types import declared
+from headrace.features.workflow.workflow import Workflow
+from headrace.gate.evaluate import CARRIED, LABEL, RANK, EvaluationTask, ModelResult, batch_seconds, evaluate
+from headrace.gate.figures import told_of
+from headrace.gate.predictions import inputs_of
+from headrace.lake.session import session
+from headrace.manifest import Input
+from headrace.models.predictor import maps_of
+from headrace.stage import Context
+from headrace.storage import Location
+
+
+@dataclass(frozen=True)
+class DayEvaluation:
+    """What came out of models over the same rows.
+
+    splits: the one that is measured, and `rank` where there are lists; rows: of the first; results: by model;
+    told: what is said of each (headrace.gate.figures); peak_mib: memory of the largest worker.
+    """
+
+    splits: tuple[str, ...]
+    rows: int
+    results: Sequence[ModelResult]
+    told: Sequence[dict[str, Any]]
+    peak_mib: float
+
+
+def tables_of_day(ctx: Context) -> list[Input]:
+    """What the rows of a day are made of: the events at ingest's version, the tables that the dataset was made with."""
+    events = pinned_table(ctx)
+    read = ctx.upstream["features"].inputs
+    others = [i for i in read if i.kind not in ("stage", "dataset") and i.name != events.name]
+    return [Input(kind=events.kind, name=events.name, version=events.version), *others]
+
+
+def measured_part(spec: Spec, gate: Gate) -> Mapping[str, Any]:
+    """What the result depends on of a spec."""
+    train = measures(spec, gate)
+    return {
+        "model": gate.model,
+        "split": gate.split,
+        "batch_rows": gate.latency.batch_rows,
+        "evaluation": train.evaluation.model_dump(mode="json"),
+        "rank_group": train.rank_group,
+        "rank_k": train.rank_k,
+    }
+
+
+@contextmanager
+def rows_of_day(ctx: Context, name: str) -> Iterator[tuple[SparkSession, DataFrame]]:
+    """The rows that the day's dataset was made of, with their split. `ctx.inputs` has `tables_of_day`.
+
+    Raises:
+        UserError: as the features stage does.
+    """
+    with (
+        session(ctx.spec.spark, ctx.ws, f"{name} {ctx.spec.pipeline} {ctx.ds}") as spark,
+        day_rows(ctx, day_events(ctx, Workflow.from_spec(ctx.spec), spark)) as rows,
+    ):
+        yield spark, rows.frame
+
+
+def evaluate_day(
+    ctx: Context, spark: SparkSession, rows: DataFrame, folders: Sequence[Location], gate: Gate
+) -> DayEvaluation:
+    """Have saved models predict the rows of a split, each by its own workflow, and measure them.
+
+    Args:
+        rows: see `rows_of_day`.
+        folders: the saved models; the first is one of the day's dataset.
+        gate: which split, and what is measured.
+
+    Raises:
+        UserError: what is asked for, the dataset or a model has not.
+    """
+    task = _task(ctx, gate, folders)
+    mine = [maps_of(folder, task.maps) for folder in folders]
+    for other in task.maps.entries():  # of models that nobody asks any more; who maps them now keeps what is open
+        if other not in mine:
+            other.remove_quietly()
+    frame, batch = _columns(ctx, rows, task), gate.latency.batch_rows
+    total, results, peak = evaluate(spark, frame, task, max(1, spark.sparkContext.defaultParallelism))
+    seconds = batch_seconds(frame, task.columns, folders, task.maps, batch)
+    told = [
+        told_of(folder, result, task.splits, batch, seconds[i] if seconds else None)
+        for i, (folder, result) in enumerate(zip(folders, results, strict=True))
+    ]
+    return DayEvaluation(task.splits, total, results, told, peak)
+
+
+def measures(spec: Spec, gate: Gate) -> Train:
+    """`train` with what the gate's rules name besides what the spec asks to be measured."""
+    train = spec.train
+    there = [*get_args(ClickMetric)]
+    there += get_args(UserMetric) if train.evaluation.user is not None else ()
+    if train.rank_group is not None:
+        there += [*get_args(RankingMetric), *(get_args(CatalogueMetric) if train.evaluation.item is not None else ())]
+    asked = dict.fromkeys([*train.evaluation.metrics, "calibration_error", *gate.metric_names()])
+    evaluation = train.evaluation.model_copy(
+        update={
+            "metrics": tuple(m for m in asked if m in there),
+            "bootstrap": gate.bootstrap if train.evaluation.user is not None else None,
+            "full_ranking": None,
+            "off_policy": None,
+        }
+    )
+    return train.model_copy(update={"evaluation": evaluation, "tasks": {}})
+
+
+def _predicts(spec: Spec, gate: Gate) -> str:
+    """What the judged model gives: probability, number or order."""
+    trees = {"baseline": spec.baseline, "second_stage": spec.second_stage}.get(gate.model)
+    if trees is not None:
+        return {"classification": "probability", "regression": "number"}.get(trees.objective, "order")
+    if spec.model.loss is not None:
+        return "number" if spec.model.loss.predicts == "number" else "probability"
+    return "number" if spec.features.label_type == "number" else "probability"
+
+
+def _task(ctx: Context, gate: Gate, compared: Sequence[Location]) -> EvaluationTask:
+    """What the tasks are told."""
+    spec = ctx.spec
+    features = ctx.upstream["features"]
+    schema, dataset = features.dataset_schema, ctx.ws.locate(features.output("dataset").name)
+    if schema is None:
+        raise UserError("the manifest of stage 'features' describes no dataset; run that stage again")
+    split = gate.split or (TEST if (dataset / TEST).is_dir() else "valid")
+    if not (dataset / split).is_dir():
+        raise UserError(f"gate.split: {dataset} has no split '{split}'")
+    trees = {"baseline": spec.baseline, "second_stage": spec.second_stage}.get(gate.model)
+    # Lists of the split `rank` have the label of clicks alone.
+    label_column = None if trees is None else trees.column
+    lists = [RANK] if spec.train.rank_group is not None and (dataset / RANK).is_dir() and label_column is None else []
+    carried = {f.name: CARRIED.format(i) for i, f in enumerate(schema.carried_columns.values())}
+    needed = dict.fromkeys(c for folder in compared for c in inputs_of(folder))
+    task = EvaluationTask(
+        tuple(compared),
+        ctx.ws.mapped(spec.pipeline),
+        dataset,
+        schema,
+        measures(spec, gate),
+        (split, *lists),
+        _predicts(spec, gate),
+        (*needed, LABEL, SPLIT, *carried.values()),
+        carried,
+        label_column,
+    )
+    task.request()
+    return task
+
+
+def _columns(ctx: Context, frame: DataFrame, task: EvaluationTask) -> DataFrame:
+    """The rows of the splits, with the columns that tasks read, as the dataset carries them."""
+    types = {c.name: declared(c) for c in prepared_columns(ctx.spec)}
+    sources = {f.name: column for column, f in task.schema.carried_columns.items()}
+
+    def carried(name: str) -> Any:
+        source = sources[name]
+        is_time = types[source].element == "timestamp" and not types[source].is_list
+        return spark_micros(col(source), types[source]) if is_time else col(source)
+
+    raw = [c for c in task.columns if c not in (LABEL, SPLIT, *task.carried.values())]
+    return frame.where(F.col(SPLIT).isin(*task.splits)).select(
+        *[col(c) for c in raw],
+        col(ctx.spec.features.label).cast("float").alias(LABEL),
+        F.col(SPLIT),
+        *[carried(name).alias(alias) for name, alias in task.carried.items()],
+    )

@@ -1,0 +1,90 @@
+"""The stage `evaluate`: the day's model and the champion predict the same rows of the day."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.gate.day_evaluation import evaluate_day, measured_part, rows_of_day, tables_of_day
+from headrace.gate.figures import beside
+from headrace.gate.models import JudgedModel, champion_before, model_of_day, section
+from headrace.gate.predictions import check_columns
+from headrace.manifest import Input, Manifest
+from headrace.models.predictor import read_meta
+from headrace.registry.versions import registered_name
+from headrace.stage import Context, Result, Stage
+
+log = logging.getLogger("headrace.gate")
+
+
+class Evaluate(Stage):
+    """Both models predict the same raw rows, each by its own saved workflow, on Spark's tasks; metrics of both, paired
+    intervals of their differences, by slice too, how far their predictions are apart, how large and how fast they are.
+
+    The rules come later (the stage `gate`): changing one evaluates nothing again, unless it names another metric.
+    """
+
+    name = "evaluate"
+    version = 1
+    needs: tuple[str, ...] = ("ingest", "features", "train", "baseline?", "second_stage?")
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """What is measured, of which rows; the latency's batch."""
+        return measured_part(spec, section(spec))
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """What the rows are made of, and the champion before this day's model."""
+        champion = champion_before(ctx, model_of_day(ctx))
+        return (*tables_of_day(ctx), *([champion.input] if champion is not None else ()))
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """It leaves nothing but its manifest."""
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError for what the spec, the data or the day's model lack."""
+        gate, model = section(ctx.spec), model_of_day(ctx)
+        champion = champion_before(ctx, model)
+        if champion is not None and champion.input not in ctx.inputs:
+            raise UserError(f"the champion has become version {champion.version} since the run began; run it again")
+        folder = ctx.ws.locate(model.name)
+        read_meta(folder)
+        with rows_of_day(ctx, self.name) as (spark, rows):
+            note = "" if champion is None else _why_not(ctx, champion, rows.columns)
+            if champion is not None and note:
+                log.warning("evaluate: the champion, version %s, cannot predict the rows: %s", champion.version, note)
+            beside_it = [] if champion is None or note else [ctx.ws.locate(champion.name)]
+            found = evaluate_day(ctx, spark, rows, [folder, *beside_it], gate)
+        facts: dict[str, Any] = {
+            "split": found.splits[0],
+            "registered": registered_name(ctx.spec.pipeline, gate.stage),
+            "model": {
+                **model.fact(),
+                **found.told[0],
+                "own_metrics": ctx.upstream[gate.stage].facts.get("metrics", {}),
+            },
+            "champion": None if champion is None else {**champion.fact(), **(found.told[1] if beside_it else {})},
+            "note": note,
+        }
+        if beside_it:
+            facts |= beside(found.splits, found.results[0], found.results[1], gate.bootstrap.confidence)
+        metrics = found.told[0]["metrics"]
+        shown = ", ".join(
+            f"{name} {metrics[name]:.4f}" for name in ("auc", "log_loss") if metrics.get(name) is not None
+        )
+        log.info("evaluate: %s rows of %s: %s", f"{found.rows:,}", found.splits[0], shown)
+        return Result(rows={"rows": found.rows}, facts=facts, peak_memory_mib={"worker": found.peak_mib})
+
+
+def _why_not(ctx: Context, champion: JudgedModel, there: Sequence[str]) -> str:
+    """Why a champion cannot predict rows with these columns; empty where it can."""
+    folder = ctx.ws.locate(champion.name)
+    try:
+        read_meta(folder)
+        check_columns(folder, there)
+    except UserError as e:
+        return str(e)
+    return ""

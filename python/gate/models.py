@@ -1,0 +1,73 @@
+"""The model that a gate judges, and the one that it is held against."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.config import Gate, Spec
+from headrace.errors import UserError
+from headrace.manifest import Input
+from headrace.registry.promotion import JUDGED_AGAINST, champion_of_day, judged_against
+from headrace.registry.versions import by_key, registered_name
+from headrace.stage import Context
+
+
+@dataclass(frozen=True)
+class JudgedModel:
+    """A version of a registered model: its number, its key, and the saved model's name below the workspace."""
+
+    version: str
+    key: str
+    name: str
+
+    @property
+    def input(self) -> Input:
+        """It, among the inputs of a run."""
+        return Input(kind="model", name=self.name, version=self.key)
+
+    def fact(self) -> dict[str, str]:
+        """As JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def of(fact: Any) -> JudgedModel | None:
+        """What `fact` gave; None of None."""
+        return None if fact is None else JudgedModel(fact["version"], fact["key"], fact["name"])
+
+
+def section(spec: Spec) -> Gate:
+    """The section `gate`, of a stage that there is with it alone."""
+    assert spec.gate is not None, "headrace.stages: no stage without the section"
+    return spec.gate
+
+
+def model_of_day(ctx: Context) -> JudgedModel:
+    """The day's model that the gate judges.
+
+    Raises:
+        UserError: its stage has not finished.
+    """
+    stage = section(ctx.spec).stage
+    if stage not in ctx.upstream:
+        raise UserError(
+            f"the gate of '{ctx.spec.pipeline}' judges the model of stage '{stage}', which has not finished for "
+            f"{ctx.ds}. Run: headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from {stage} --to promote"
+        )
+    manifest = ctx.upstream[stage]
+    output = manifest.output("model")
+    return JudgedModel(str(manifest.facts["registered"]["version"]), output.version, output.name)
+
+
+def champion_before(ctx: Context, model: JudgedModel) -> JudgedModel | None:
+    """The champion that a day's model is held against; None: there is none yet.
+
+    What its verdict was settled on, where it was: the champion of the time, not the model itself, which may be it by
+    now. Else what the alias says, as the day may know it.
+    """
+    name = registered_name(ctx.spec.pipeline, section(ctx.spec).stage)
+    version = by_key(ctx.ws, name, model.key)
+    if version is not None and JUDGED_AGAINST in version.tags:
+        return JudgedModel.of(judged_against(version))
+    found = champion_of_day(ctx.ws, name, ctx.ds, besides=model.key)
+    return None if found is None else JudgedModel(found.version, found.key, ctx.ws.name_of(found.source))

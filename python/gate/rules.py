@@ -1,0 +1,278 @@
+"""The rules of a gate: each figure beside its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.config import Gate
+from headrace.config.evaluation import HIGHER_IS_BETTER
+from headrace.config.metric_expression import MetricExpression, UndefinedMetric
+from headrace.errors import UserError, nearest
+
+#: The verdicts.
+PASSED, REFUSED = "passed", "refused"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule and what came of it."""
+
+    #: The key of the spec.
+    key: str
+    #: What is measured; of whose rows, where not of all.
+    figure: str
+    value: float | None
+    limit: float | None
+    #: How far the figure is on the good side of its limit; below 0: it breaks it.
+    margin: float | None
+    #: None: it could not be judged, and decides nothing.
+    passed: bool | None
+    #: For people.
+    text: str
+    low: float | None = None
+    high: float | None = None
+
+    def fact(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def judge(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> list[Rule]:
+    """Every rule of the section, in its order.
+
+    Args:
+        gate: the section.
+        evaluated: facts of the stage `evaluate`.
+        drift: facts and rows of the stage `drift`; None: the pipeline has none.
+
+    Raises:
+        UserError: a rule names a metric that nobody has measured.
+    """
+    return [
+        *_metrics(gate, evaluated),
+        *_champion(gate, evaluated),
+        *_slices(gate, evaluated),
+        *_calibration(gate, evaluated),
+        *_coverage(gate, evaluated),
+        *_drift(gate, evaluated, drift),
+        *_size(gate, evaluated),
+        *_latency(gate, evaluated),
+        *_expressions(gate, evaluated),
+    ]
+
+
+def verdict_of(rules: list[Rule]) -> str:
+    """Refused where a rule is broken."""
+    return REFUSED if any(rule.passed is False for rule in rules) else PASSED
+
+
+def metrics_of(model: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """All numbers that rules may name of a model; of its own evaluation, what was not measured again."""
+    if model is None:
+        return {}
+    found = {**model.get("own_metrics", {}), **model.get("metrics", {})}
+    return found | {name: model.get(name) for name in ("bytes", "batch_ms", "rows_per_second")}
+
+
+def _at_least(key: str, figure: str, value: float | None, limit: float) -> Rule:
+    return _against(key, figure, value, limit, None if value is None else value - limit, "at least")
+
+
+def _at_most(key: str, figure: str, value: float | None, limit: float) -> Rule:
+    return _against(key, figure, value, limit, None if value is None else limit - value, "at most")
+
+
+def _against(key: str, figure: str, value: float | None, limit: float, margin: float | None, side: str) -> Rule:
+    asked = f"{side} {_n(limit)} is asked for"
+    if value is None or margin is None:
+        return Rule(key, figure, None, limit, None, False, f"{figure} is undefined, and {asked}")
+    by = "" if margin >= 0 else f": by {_n(-margin)} on the wrong side"
+    return Rule(key, figure, value, limit, margin, margin >= 0, f"{figure} is {_n(value)}, {asked}{by}")
+
+
+def _n(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:.6g}"
+
+
+def _named(key: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        raise UserError(
+            f"{key}: '{name}' was not measured{nearest(name, known)}; there are: {', '.join(known)}. Ask for "
+            f"more in train.evaluation"
+        )
+
+
+def _metrics(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    known = metrics_of(evaluated["model"])
+    for name, limit in gate.metrics.items():
+        _named(f"gate.metrics.{name}", name, known)
+        if limit.min is not None:
+            yield _at_least(f"gate.metrics.{name}.min", name, known[name], limit.min)
+        if limit.max is not None:
+            yield _at_most(f"gate.metrics.{name}.max", name, known[name], limit.max)
+
+
+def _not_judged(key: str, figure: str, limit: float | None, why: str) -> Rule:
+    return Rule(key, figure, None, limit, None, None, f"{figure}: not judged, {why}")
+
+
+def _no_champion(evaluated: Mapping[str, Any]) -> str:
+    """Why nothing can be held against a champion; empty where it can."""
+    if evaluated["champion"] is None:
+        return "there is no champion yet"
+    return f"the champion cannot predict the day's rows: {evaluated['note']}" if evaluated["note"] else ""
+
+
+def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    for name, limit in gate.champion.items():
+        key, figure = f"gate.champion.{name}", f"{name} beside the champion's"
+        if why := _no_champion(evaluated):
+            yield _not_judged(key, figure, -limit.by, why)
+            continue
+        _named(key, name, evaluated["differences"])
+        yield _no_worse(key, figure, name, evaluated["differences"][name], limit.by, limit.bound)
+
+
+def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    for name, limit in gate.slices.items():
+        key = f"gate.slices.{name}"
+        if why := _no_champion(evaluated):
+            yield _not_judged(key, f"{name} of slices beside the champion's", -limit.by, why)
+            continue
+        for part in evaluated["slices"]:
+            if name not in part["differences"] or (limit.of and part["slice"] not in limit.of):
+                continue
+            figure = f"{name} of {part['slice']} = {part['value']} beside the champion's"
+            if part["rows"] < limit.min_rows:
+                yield _not_judged(
+                    key, figure, -limit.by, f"it has {part['rows']:,} rows, fewer than {limit.min_rows:,}"
+                )
+            elif part["differences"][name] is None:
+                yield _not_judged(key, figure, -limit.by, "it is undefined there")
+            else:
+                yield _no_worse(key, figure, name, part["differences"][name], limit.by, limit.bound)
+
+
+def _no_worse(
+    key: str, figure: str, metric: str, found: Mapping[str, float | None] | None, by: float, bound: str
+) -> Rule:
+    """A difference, above 0 where the model is better: at least -by."""
+    if found is None:
+        return Rule(key, figure, None, -by, None, False, f"{figure}: undefined of one of the two")
+    low, high, value = found["low"], found["high"], found["value"]
+    assert value is not None
+    if not HIGHER_IS_BETTER[metric]:
+        low, high, value = (None if x is None else -x for x in (high, low, value))
+    assert value is not None
+    held = {"low": low, "value": value, "high": high}[bound]
+    between = "" if low is None or high is None else f" [{low:+.4g}, {high:+.4g}]"
+    if held is None:
+        return Rule(key, figure, value, -by, None, False, f"{figure}: {value:+.4g}, and no interval: too few users")
+    margin = held + by
+    of = {"low": "the interval's lower end", "value": "the difference", "high": "the interval's upper end"}[bound]
+    short = "" if margin >= 0 else f": {of} is by {_n(-margin)} below"
+    text = f"{figure}: better by {value:+.4g}{between}, at least {-by:+.4g} is asked for{short}"
+    return Rule(key, figure, value, -by, margin, margin >= 0, text, low, high)
+
+
+def _calibration(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    known, limits = metrics_of(evaluated["model"]), gate.calibration
+    if limits.ratio is not None:
+        key, figure = "gate.calibration.ratio", "predicted over observed"
+        yield _at_least(key, figure, known.get("calibration"), limits.ratio[0])
+        yield _at_most(key, figure, known.get("calibration"), limits.ratio[1])
+    if limits.max_error is not None:
+        figure = "expected calibration error"
+        yield _at_most("gate.calibration.max_error", figure, known.get("calibration_error"), limits.max_error)
+
+
+def _coverage(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    limits, model, rows = gate.coverage, evaluated["model"], evaluated["rows"]
+    if limits.min_rows is not None:
+        yield _at_least("gate.coverage.min_rows", "rows", rows, limits.min_rows)
+    share = model["finite"] / rows if rows else None
+    yield _at_least("gate.coverage.min_finite", "share of rows with a finite prediction", share, limits.min_finite)
+    for name, limit in limits.min_known.items():
+        key = f"gate.coverage.min_known.{name}"
+        _named(key, name, model["known"])
+        values, known = model["known"][name]
+        figure = f"share of {name} that the vocabulary has"
+        yield _at_least(key, figure, known / values if values else None, limit)
+
+
+def _drift(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> Iterator[Rule]:
+    limits = gate.drift
+    if limits.max_psi is not None and drift is not None:
+        worst = max(
+            (c for c in drift["columns"] if c["psi"] is not None and c["max_psi"] is not None),
+            key=lambda c: c["psi"],
+            default=None,
+        )
+        key = "gate.drift.max_psi"
+        if worst is None:
+            yield _not_judged(key, "PSI of columns", limits.max_psi, "none has enough values")
+        else:
+            yield _at_most(key, f"PSI of {worst['side']} {worst['column']}, the largest", worst["psi"], limits.max_psi)
+    if limits.max_columns is not None and drift is not None:
+        yield _at_most("gate.drift.max_columns", "columns over a limit", drift["over_limit"], limits.max_columns)
+    if limits.max_score_psi is not None:
+        key, figure = "gate.drift.max_score_psi", "PSI of the predictions against the champion's"
+        if why := _no_champion(evaluated):
+            yield _not_judged(key, figure, limits.max_score_psi, why)
+        else:
+            yield _at_most(key, figure, evaluated["score_psi"], limits.max_score_psi)
+
+
+def _size(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    limits, size = gate.size, evaluated["model"]["bytes"]
+    if limits.max_bytes is not None:
+        yield _at_most("gate.size.max_bytes", "bytes of the saved model", size, limits.max_bytes)
+    if limits.max_growth is not None:
+        key, figure = "gate.size.max_growth", "bytes over the champion's"
+        if why := _no_champion(evaluated):
+            yield _not_judged(key, figure, limits.max_growth, why)
+        else:
+            yield _at_most(key, figure, size / evaluated["champion"]["bytes"], limits.max_growth)
+
+
+def _latency(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    limits, model = gate.latency, evaluated["model"]
+    if limits.min_rows_per_second is not None:
+        key = "gate.latency.min_rows_per_second"
+        yield _at_least(key, "rows a second on one core", model["rows_per_second"], limits.min_rows_per_second)
+    if limits.max_batch_ms is not None:
+        figure = f"milliseconds for {limits.batch_rows:,} rows on one core"
+        yield _at_most("gate.latency.max_batch_ms", figure, model["batch_ms"], limits.max_batch_ms)
+
+
+def _expressions(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
+    mine, other = metrics_of(evaluated["model"]), metrics_of(evaluated["champion"])
+    for name, rule in gate.expressions().items():
+        yield _expression(f"gate.rules.{name}", rule, mine, other, _no_champion(evaluated))
+
+
+def _expression(
+    key: str,
+    rule: MetricExpression,
+    mine: Mapping[str, float | None],
+    other: Mapping[str, float | None],
+    no_champion: str,
+) -> Rule:
+    for metric in rule.names:
+        _named(key, metric, mine)
+    if rule.champion_names and no_champion:
+        return _not_judged(key, rule.text, None, no_champion)
+    for metric in rule.champion_names:
+        _named(key, metric, other)
+    values = {n: mine[n] for n in rule.names} | {f"champion.{n}": other[n] for n in rule.champion_names}
+    said = ", ".join(f"{n} is {'undefined' if v is None else _n(v)}" for n, v in values.items())
+    try:
+        passed = rule.holds(mine, other)
+    except UndefinedMetric as e:
+        return Rule(key, rule.text, None, None, None, False, f"{rule.text}: {e.args[0]} is undefined")
+    except ZeroDivisionError:
+        return Rule(key, rule.text, None, None, None, False, f"{rule.text}: it divides by 0 ({said})")
+    holds = "holds" if passed else "does not hold"
+    return Rule(key, rule.text, None, None, None, passed, f"{rule.text} {holds}: {said}")

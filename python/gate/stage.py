@@ -1,0 +1,65 @@
+"""The stage `gate`: the verdict on the day's model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.config import Spec
+from headrace.gate.models import section
+from headrace.gate.rules import REFUSED, judge, verdict_of
+from headrace.manifest import Input, Manifest
+from headrace.stage import Context, Result, Stage
+
+log = logging.getLogger("headrace.gate")
+
+
+class JudgeModel(Stage):
+    """Hold what `evaluate` and `drift` have measured against the rules of the spec. The verdict is always written."""
+
+    name = "gate"
+    version = 1
+    needs: tuple[str, ...] = ("evaluate", "drift?")
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """The rules."""
+        return section(spec).model_dump(mode="json")
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """None besides the stages."""
+        return ()
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """It leaves nothing but its manifest."""
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError where a rule names what was not measured."""
+        evaluated, drift = ctx.upstream["evaluate"], ctx.upstream.get("drift")
+        facts = {**evaluated.facts, "rows": evaluated.rows["rows"]}
+        counted = None if drift is None else {**drift.facts, "over_limit": drift.rows["over_limit"]}
+        rules = judge(section(ctx.spec), facts, counted)
+        verdict = verdict_of(rules)
+        broken = [rule for rule in rules if rule.passed is False]
+        log.info("gate: %s, %d of %d rules broken", verdict, len(broken), len(rules))
+        for rule in broken:
+            log.warning("gate: %s (%s)", rule.text, rule.key)
+        champion = facts["champion"]
+        if verdict == REFUSED:
+            stays = "there is no champion" if champion is None else f"version {champion['version']} stays champion"
+            log.warning("gate: version %s is refused; %s", facts["model"]["version"], stays)
+        identity = ("version", "key", "name")
+        return Result(
+            rows={"rules": len(rules), "broken": len(broken)},
+            facts={
+                "verdict": verdict,
+                "registered": facts["registered"],
+                "split": facts["split"],
+                "rows": facts["rows"],
+                "model": {name: facts["model"][name] for name in identity},
+                "champion": None if champion is None else {name: champion[name] for name in identity},
+                "note": facts["note"],
+                "rules": [rule.fact() for rule in rules],
+            },
+        )

@@ -1,0 +1,210 @@
+"""Two days' trees through evaluate, gate, promote: figures against scikit-learn, verdicts, who scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from sklearn.metrics import log_loss, roc_auc_score
+
+import headrace as hr
+from headrace import registry
+from headrace.config import Spec, build_spec
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.types import declared
+from headrace.gate.evaluate_stage import Evaluate
+from headrace.gate.promote_stage import Promote
+from headrace.gate.stage import JudgeModel
+from headrace.manifest import Manifest, Output
+from headrace.registry.promotion import promote, roll_back
+from headrace.registry.versions import versions
+from headrace.schema import TableColumn
+from headrace.score.stage import ScoreCandidates
+from headrace.stage import check_stage, plan_run, run_stage
+from headrace.train.baseline.stage import TrainBaseline
+from headrace.workspace import Workspace
+
+FIRST, SECOND = "2026-01-04", "2026-01-05"
+TYPES = {"user": "bigint", "city": "string", "item": "string", "price": "double", "ts": "timestamp", "click": "int"}
+GATE: dict[str, Any] = {
+    "model": "baseline",
+    "metrics": {"auc": {"min": 0.5}},
+    "champion": {"auc": {"by": 0.5}, "log_loss": 10.0},
+    "slices": {"auc": {"by": 1.0, "min_rows": 5}},
+    "calibration": {"ratio": [0.1, 10], "max_error": 0.9},
+    "coverage": {"min_rows": 10, "min_known": {"item": 0.01}},
+    "drift": {"max_score_psi": 100},
+    "size": {"max_bytes": 10**9, "max_growth": 100},
+    "latency": {"min_rows_per_second": 1, "max_batch_ms": 1e6, "batch_rows": 64},
+    "rules": {"sane": "auc >= champion.auc - 0.9 and log_loss < 5"},
+}
+
+
+def spec(**gate: Any) -> Spec:
+    return build_spec(
+        {
+            "pipeline": "shop",
+            "source": {"format": "jsonl", "path": "{ds}/*"},
+            "table": {"columns": [{"name": k, "type": v} for k, v in TYPES.items()], "event_time": "ts"},
+            "features": {
+                "label": "click",
+                "window_days": 2,
+                "split": {"by": "time", "valid_days": 1},
+                "carried": ["user", "city"],
+                "min_row_groups": 2,
+                "workflow": [
+                    {"columns": ["price"], "ops": ["fill_missing", "log", "normalize"]},
+                    {"columns": ["user", "item", "city"], "ops": ["categorify"]},
+                ],
+            },
+            "train": {"evaluation": {"user": "user", "slices": {"city": "city"}}},
+            "baseline": {"rounds": 12, "max_depth": 3, "workers": 1},
+            "gate": GATE | gate,
+            "score": {"user": {"key": "user", "columns": ["city"]}, "item": {"key": "item", "columns": ["price"]}}
+            | {"model": "baseline"},
+        }
+    )
+
+
+def draw() -> pd.DataFrame:
+    """Events of five days; users and items of later days are others than those of the first."""
+    rng = np.random.default_rng(7)
+    n = 2400
+    hours = rng.integers(0, 24 * 5, n)
+    item = rng.integers(0, 20, n) + hours // 24 * 3
+    price = rng.gamma(2, 9, n)
+    odds = np.where(item % 4 == 0, 1.5, -1.0) + np.where(price > 20, 0.8, 0)
+    frame = pd.DataFrame(
+        {
+            "user": rng.integers(0, 80, n) + hours // 24 * 10,
+            "city": rng.choice(["Genf", "Zürich", "Bern"], n, p=[0.6, 0.3, 0.1]),
+            "item": [f"i{i}" for i in item],
+            "price": price,
+            "ts": pd.Timestamp("2026-01-01") + pd.to_timedelta(hours, unit="h"),
+            "click": (rng.random(n) < 1 / (1 + np.exp(-odds))).astype(int),
+            "_source_file": "f.json",
+            "_source_line": np.arange(n),
+        }
+    )
+    return frame.assign(ds=frame.ts.dt.strftime("%Y-%m-%d"))
+
+
+def make_day(spark: SparkSession, ws: Workspace, ds: str) -> None:
+    """A day up to its trees: the neural model is not looked at."""
+    outputs = (
+        Output(kind="delta", name="lake/shop/events", version="0"),
+        Output(kind="quarantine", name="lake/shop/quarantine", version="0"),
+    )
+    for stage, facts in (("ingest", {}), ("train", {"metrics": {}})):
+        given = outputs if stage == "ingest" else ()
+        manifest = Manifest(stage=stage, pipeline="shop", ds=ds, key=stage, spec_hash="", outputs=given, facts=facts)
+        manifest.save(ws.manifest("shop", ds, stage))
+    run_stage(BuildFeatures(), spec(), ws, ds)
+    run_stage(TrainBaseline(), spec(), ws, ds)
+
+
+def judged(ws: Workspace, ds: str, **gate: Any) -> tuple[Manifest, Manifest, Manifest]:
+    found = [run_stage(stage, spec(**gate), ws, ds).manifest for stage in (Evaluate(), JudgeModel(), Promote())]
+    return found[0], found[1], found[2]
+
+
+def scoring_version(ws: Workspace, ds: str) -> str:
+    (model,) = (i for i in plan_run(ScoreCandidates(), spec(), ws, ds).inputs if i.kind == "model")
+    return next(v.version for v in versions(ws, "shop-baseline") if v.key == model.version)
+
+
+def test_a_new_model_beside_the_champion(spark: SparkSession, tmp_path: Path) -> None:
+    ws, events = Workspace(tmp_path / "home"), draw()
+    columns = {**TYPES, "_source_file": "string", "_source_line": "bigint", "ds": "string"}
+    arrow = [pa.array(events[c].tolist(), declared(TableColumn(name=c, type=t)).arrow) for c, t in columns.items()]
+    frame = spark.createDataFrame(pa.table(arrow, list(columns)))
+    frame.write.format("delta").partitionBy("ds").save(str(ws.table("shop", "events").local_path()))
+
+    make_day(spark, ws, FIRST)
+    evaluated, gate, promoted = judged(ws, FIRST)
+    assert evaluated.facts["champion"] is None
+    rules = {r["key"]: r for r in gate.facts["rules"]}
+    assert {key for key, r in rules.items() if r["passed"] is None} == {
+        "gate.champion.auc",
+        "gate.champion.log_loss",
+        "gate.slices.auc",
+        "gate.drift.max_score_psi",
+        "gate.size.max_growth",
+        "gate.rules.sane",
+    }
+    assert (gate.facts["verdict"], promoted.rows) == ("passed", {"promoted": 1})
+    assert scoring_version(ws, FIRST) == "1"
+
+    # The second day's is refused by a figure that it cannot have: the first one goes on scoring.
+    make_day(spark, ws, SECOND)
+    evaluated, gate, promoted = judged(ws, SECOND, metrics={"auc": {"min": 0.99}})
+    _check_figures(ws, evaluated, events[events.ds == SECOND])
+    (broken,) = (r for r in gate.facts["rules"] if r["passed"] is False)
+    auc = evaluated.facts["model"]["metrics"]["auc"]
+    assert (broken["key"], broken["value"], broken["margin"]) == ("gate.metrics.auc.min", auc, auc - 0.99)
+    assert (gate.facts["verdict"], gate.facts["champion"]["version"]) == ("refused", "1")
+    assert promoted.facts["models"]["shop-baseline"]["champion"] == "1"
+    assert [v.status for v in versions(ws, "shop-baseline")] == ["promoted", "refused"]
+    assert scoring_version(ws, SECOND) == "1"
+
+    # Overruled, it scores; nothing of either day is to be done again, and each day keeps its own champion.
+    promote(ws, "shop-baseline", "2", "the limit was a mistake")
+    refusing = spec(metrics={"auc": {"min": 0.99}})
+    for stage in (Evaluate(), JudgeModel(), Promote()):
+        assert check_stage(stage, spec(), ws, FIRST) is None
+        assert check_stage(stage, refusing, ws, SECOND) is None
+    assert [scoring_version(ws, ds) for ds in (FIRST, SECOND)] == ["1", "2"]
+    roll_back(ws, "shop-baseline")
+    assert scoring_version(ws, SECOND) == "1"
+    # Other rules, a new verdict over the same figures; what people have decided stays.
+    evaluated_again, gate, promoted = judged(ws, SECOND)
+    assert evaluated_again.key == evaluated.key
+    assert gate.facts["verdict"] == "passed"
+    assert "rolled back by hand" in promoted.facts["models"]["shop-baseline"]["stays"]
+    champion = registry.champion(ws, "shop-baseline")
+    assert champion is not None
+    assert champion.version == "1"
+
+
+def _check_figures(ws: Workspace, evaluated: Manifest, rows: pd.DataFrame) -> None:
+    """Both models' metrics, of all rows and by slice, by other means."""
+    facts, y = evaluated.facts, rows.click.to_numpy()
+    assert evaluated.rows == {"rows": len(rows)}
+    found = {}
+    for name in ("model", "champion"):
+        folder = ws.locate(facts[name]["name"])
+        p = hr.Predictor(str(folder)).predict(rows.drop(columns=["_source_file", "_source_line", "ds"]))
+        found[name] = p = np.asarray(p, np.float64)
+        told = facts[name]["metrics"]
+        assert told["auc"] == pytest.approx(roc_auc_score(y, p), abs=1e-9)
+        assert told["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-6)
+        assert told["calibration"] == pytest.approx(p.sum() / y.sum(), rel=1e-6)
+        assert facts[name]["finite"] == len(rows)
+        assert facts[name]["bytes"] == sum(f.stat().st_size for f in folder.local_path().rglob("*") if f.is_file())
+        assert facts[name]["rows_per_second"] == pytest.approx(64 / facts[name]["batch_ms"] * 1e3, rel=1e-2)
+        # What each vocabulary knows: the champion has not seen the newest items.
+        known = set(hr.FittedWorkflow.load(folder / "workflow").vocabularies["item"]["value"].to_pylist())
+        assert facts[name]["known"]["item"] == [len(rows), int(rows.item.isin(known).sum())]
+    assert facts["champion"]["known"]["item"][1] < facts["model"]["known"]["item"][1]
+    assert np.abs(found["model"] - found["champion"]).max() > 0.01
+    for metric, said in facts["differences"].items():
+        if said is not None:
+            mine, other = (facts[name]["metrics"][metric] for name in ("model", "champion"))
+            assert said["value"] == pytest.approx(mine - other, abs=1e-12)
+            assert said["low"] <= said["high"]
+    by_city = {s["value"]: s for s in facts["slices"]}
+    assert {city: s["rows"] for city, s in by_city.items()} == rows.city.value_counts().to_dict()
+    for city, said in by_city.items():
+        here = (rows.city == city).to_numpy()
+        mine, other = (roc_auc_score(y[here], found[name][here]) for name in ("model", "champion"))
+        assert (said["metrics"]["auc"], said["champion"]["auc"]) == pytest.approx((mine, other), abs=1e-9)
+        assert said["differences"]["auc"]["value"] == pytest.approx(mine - other, abs=1e-9)
+    bins = facts["score_bins"]
+    assert sum(bins["model"]) == sum(bins["champion"]) == len(rows)
+    share = [np.maximum(np.array(bins[name]) / len(rows), 1e-4) for name in ("model", "champion")]
+    assert facts["score_psi"] == pytest.approx(float(((share[0] - share[1]) * np.log(share[0] / share[1])).sum()))

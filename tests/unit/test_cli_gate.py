@@ -1,0 +1,141 @@
+"""The gate and the registry by the command line: exit codes, what is said, who is champion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import registry
+from headrace.config import Spec
+from headrace.registry.promotion import settle
+from headrace.stage import Context, Result
+from headrace.storage import local
+from headrace.workspace import Workspace
+from tests.cli_support import DS, Fake, Yard, make_yard
+
+RULES = [
+    {"key": "gate.metrics.auc.min", "passed": False, "value": 0.7, "limit": 0.72, "margin": -0.02, "figure": "auc"}
+    | {"text": "auc is 0.7, at least 0.72 is asked for: by 0.02 on the wrong side"},
+    {"key": "gate.champion.auc", "passed": None, "value": None, "limit": -0.1, "margin": None, "figure": "auc beside"}
+    | {"text": "auc beside the champion's: not judged, there is no champion yet"},
+]
+GATE = ("--set", "gate={metrics: {auc: {min: 0.72}}}")
+
+
+@dataclass
+class Judged(Fake):
+    """The stages evaluate and gate."""
+
+    verdict: str = "refused"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return {"evaluate": ("train",), "gate": ("evaluate",)}[self.name]
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        return {"verdict": self.verdict} if self.name == "gate" else {}
+
+    def run(self, ctx: Context) -> Result:
+        model = {"version": "2", "key": "k2", "name": "models/b"}
+        facts = {"verdict": self.verdict, "registered": "clicks", "model": model, "rows": 50, "split": "valid"}
+        rules = RULES if self.verdict == "refused" else []
+        champion = {"version": "1", "key": "k1", "name": "models/a"}
+        return Result(rows={"rules": 2, "broken": 1}, facts={**facts, "champion": champion, "rules": rules})
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    made = make_yard(tmp_path, monkeypatch)
+    made.fakes |= {name: Judged(name) for name in ("evaluate", "gate")}
+    return made
+
+
+def test_a_refused_model_ends_the_command_with_3_and_all_is_done(yard: Yard) -> None:
+    done = yard.run(*GATE)
+    assert done.exit_code == 3, done.output
+    assert [s for s in yard.submitted if s in ("evaluate", "gate", "promote", "score", "publish", "report")] == [
+        *("evaluate", "gate", "promote", "score", "publish", "report")
+    ]
+    assert "is refused (version 2); version 1 stays champion" in done.output
+    assert "auc is 0.7, at least 0.72 is asked for: by 0.02 on the wrong side (gate.metrics.auc.min)" in done.output
+    assert "headrace promote clicks 2 --reason TEXT" in done.output
+    # The verdict stands, whether there was something to do or not.
+    assert yard.run(*GATE).exit_code == 3
+    assert yard.submitted == []
+    assert yard.run(*GATE, "--from", "score").exit_code == 0
+    status = yard("status", "clicks", *GATE)
+    assert "done, refused; auc is 0.7, at least 0.72" in status.output
+    (stage,) = (
+        s for s in json.loads(yard("status", "clicks", "--json", *GATE).output)["stages"] if s["stage"] == "gate"
+    )
+    assert (stage["state"], stage["verdict"]) == ("done", "refused")
+
+    alone = yard("gate", "clicks", "--ds", DS, *GATE)
+    assert alone.exit_code == 3
+    for said in (
+        "broken",
+        "not judged",
+        "clicks version 2 of",
+        "refused (50 rows of valid; beside version 1, the champion)",
+    ):
+        assert said in alone.output
+    as_json = yard("gate", "clicks", "--ds", DS, "--json", *GATE)
+    assert (as_json.exit_code, json.loads(as_json.stdout)["verdict"]) == (3, "refused")
+
+    yard.fakes["gate"] = replace(yard.fakes["gate"], verdict="passed")  # type: ignore[call-arg]
+    assert yard.run(*GATE).exit_code == 0
+    assert "gate.metrics.auc.min" not in yard("gate", "clicks", "--ds", DS, *GATE).output
+
+
+def test_models_promote_and_rollback(yard: Yard) -> None:
+    ws = Workspace(yard.home)
+    missing = yard("models", "clicks")
+    assert (missing.exit_code, "no version of model 'clicks' is registered" in missing.output) == (2, True)
+    for number, ds in ((1, "2026-01-02"), (2, DS)):
+        folder = ws.home / "models" / f"m{number}"
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(b"x" * 2**20 * number)
+        registry.register(ws, "clicks", local(folder), {"auc": 0.6 + number / 10}, f"k{number}", ds=ds)
+    settle(ws, "clicks", "1")
+    assert yard.run(*GATE).exit_code == 3
+    settle(ws, "clicks", "2", passed=False)
+
+    shown = yard("models", "clicks", *GATE).output.splitlines()
+    assert shown[1].split()[:4] == ["2", DS, "refused", "0.8000"]
+    assert shown[2].split()[:5] == ["1", "2026-01-02", "champion", "promoted", "0.7000"]
+    assert "2.0 MiB" in shown[1]
+    told = json.loads(yard("models", "clicks", "--json", *GATE).output)
+    assert [(v["version"], v["verdict"], v["bytes"]) for v in told["versions"]] == [
+        ("2", "refused", 2**21),
+        ("1", None, 2**20),
+    ]
+
+    assert yard("promote", "clicks", "2", *GATE).exit_code == 2
+    done = yard("promote", "clicks", "2", "--reason", "labels were late", *GATE)
+    assert done.exit_code == 0, done.output
+    assert f"the alias champion of clicks is at version 2, of {DS} (before: version 1, of 2026-01-02)" in done.output
+    assert "labels were late" in yard("models", "clicks").output
+    # Overruled: the day's run is no longer told to be refused.
+    assert yard.run(*GATE).exit_code == 0
+    back = yard("rollback", "clicks", "--reason", "clicks fell")
+    assert back.exit_code == 0, back.output
+    assert "is at version 1" in back.output
+    assert [json.loads(line)["action"] for line in ws.promotions("clicks").read_text().splitlines()] == [
+        "promote",
+        "override",
+        "rollback",
+    ]
+    assert yard("rollback", "clicks").exit_code == 2
+    assert yard("promote", "clicks", "9", "--reason", "x").exit_code == 2
+
+
+def test_versions_to_compare_are_two(yard: Yard) -> None:
+    one = yard("compare", "clicks", "7", "--ds", DS)
+    assert (one.exit_code, "name two at least" in one.output) == (2, True)
+    other = yard("compare", "clicks", "7", "best", "--ds", DS)
+    assert other.exit_code == 2
