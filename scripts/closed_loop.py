@@ -63,8 +63,10 @@ def main() -> None:
         weak = number < (args.days // 2 if args.weak is None else args.weak)
         model = (*rows, *(_WEAK if weak else ()))
         _headrace(args.home, model, "run", "clicks", "--ds", ds, "--to", "publish")
-        _headrace(args.home, rows, "simulate-site", "clicks", "--ds", following)
-        text = site_path(ws.landing("clicks"), following).read_text()
+        made = site_path(ws.landing("clicks"), following)
+        if not made.is_file():  # by now the warehouse may have newer lists than those that this day was shown
+            _headrace(args.home, rows, "simulate-site", "clicks", "--ds", following)
+        text = made.read_text()
         shown.append((SiteDay.model_validate_json(text), "weak" if weak else "best"))
     last = _day(_RANDOM_DAYS - 1 + args.days)
     _headrace(args.home, rows, "run", "clicks", "--ds", last, "--to", "outcomes")

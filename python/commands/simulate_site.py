@@ -23,10 +23,12 @@ def simulate_site(spec: Spec, ws: Workspace, ds: str, force: bool) -> SiteDay:
     """Simulate the day, and print what was shown and clicked.
 
     Raises:
-        UserError: see `published_lists` and headrace.generate.site_files.
+        UserError: the lists are of that day or a later one; see `published_lists` and headrace.generate.site_files.
     """
     log_to_screen()
     with published_lists(spec, ws) as (lists, lists_ds):
+        if lists_ds is not None and lists_ds >= ds:
+            raise UserError(f"the published lists are of {lists_ds}, made after the visitors of {ds} have left")
         day = simulate(spec, ws, ds, lists, lists_ds, force=force)
     shown = table("shown", ">visits", ">impressions", ">clicks", ">CTR", ">expected")
     for name, of in day.shown.items():

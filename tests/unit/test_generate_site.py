@@ -15,7 +15,7 @@ from headrace.config import Spec, Warehouse, load_spec
 from headrace.counter_random import scatter_ids, stream
 from headrace.errors import UserError
 from headrace.generate import generate
-from headrace.generate.click_model import ClickModel, probability
+from headrace.generate.click_model import ClickModel, Shown, clicks, probability
 from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS
 from headrace.generate.site import LIST, NO_LIST, RANDOM, examined, summary, visits_of
 from headrace.generate.site_files import simulate_site
@@ -108,6 +108,37 @@ def test_no_list_beats_the_best_one() -> None:
     assert day.list_rate == pytest.approx(day.shown[LIST].expected, rel=1e-9)
 
 
+def test_lists_of_a_better_model_are_clicked_more() -> None:
+    """Models that know the users' tastes but for more and more noise: the rate that the site sees falls with it."""
+    found = spec("generate.site={random: 0, length: 5, position_bias: 0.3}", "generate.rows_per_day=30000")
+    every = np.repeat(np.arange(300), 60)
+    shown = Shown(
+        counter=np.arange(len(every), dtype=np.uint64),
+        day=np.full(len(every), 3),
+        user=every,
+        item=np.tile(np.arange(60), 300),
+        millisecond=np.full(len(every), 43_200_000),
+        at_home=np.ones(len(every), bool),
+        other_device=np.zeros(len(every), np.int64),
+    )
+    logit = clicks(model(found), shown, np.zeros(len(every), np.int64), "test").logit.reshape(300, 60)
+    rng = np.random.default_rng(0)
+    rates = []
+    for noise in (0.0, 1.0, 3.0, 100.0):
+        order = np.argsort(-(logit + noise * rng.normal(size=logit.shape)), axis=1)
+        lists = {u: [ITEMS[i] for i in order[k]] for k, u in enumerate(USERS)}
+        visits = visits_of(model(found), 3, lambda users, lists=lists: {u: lists[u] for u in users if u in lists})  # type: ignore[misc]
+        day = summary(model(found), DS, 3, visits, DS, "k")
+        rate, expected = day.shown[LIST].rate, day.shown[LIST].expected
+        assert rate is not None
+        assert expected is not None
+        deviation = np.sqrt(expected * (1 - expected) / day.shown[LIST].impressions)
+        assert rate == pytest.approx(expected, abs=4 * deviation)
+        rates.append(rate)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(day.random_rate, rel=0.1)
+
+
 def landed(ws: Workspace, ds: str) -> list[dict[str, object]]:
     files = [p for p in (ws.landing("clicks") / ds).entries() if p.name.endswith(".gz")]
     return [json.loads(line) for p in files for line in gzip.decompress(p.read_bytes()).splitlines()]
@@ -169,6 +200,8 @@ def test_the_site_reads_the_newest_published_day_from_postgresql(
             assert newest == "2026-01-03"
             asked = [USERS[5], USERS[9], 12345]
             assert lists(asked) == {USERS[k]: [ITEMS[k + r] for r in (1, 2, 3)] for k in (5, 9)}
+        with pytest.raises(UserError, match="are of 2026-01-03, made after the visitors of 2026-01-03 have left"):
+            command(found, ws, "2026-01-03", False)
         day = command(found, ws, DS, False)
     assert day.lists_ds == "2026-01-03"
     assert day.shown[LIST].impressions == 3 * day.shown[LIST].visits > 0
