@@ -12,6 +12,7 @@
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make quality   models on real data sets beside published figures: docs/quality.md (PARTS=beauty,adult SEEDS=1,2,3)
 #   make month     30 days of generated clicks that move, trained anew every day: docs/retrain.md (make year: 365 short ones)
+#   make disk-use  disk use over 60 simulated days, with headrace gc after each and without: docs/housekeeping.md
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make sanitize-gpu  on a machine with a GPU: native functions and Triton kernels under compute-sanitizer
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings, bench-dynamic, bench-train
@@ -39,7 +40,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test setup-test downloads lint bench quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
+.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -182,6 +183,8 @@ SEEDS ?= 1,2,3
 quality: env
 	@$(PYTHON) -m bench.quality --parts "$(PARTS)" --seeds "$(SEEDS)" $(QUALITY_ARGS)
 bench-etl-peers: $(STAMPS)/peers-nvtabular $(STAMPS)/peers-duckdb-polars
+disk-use: env
+	@$(PYTHON) -m bench.disk_use
 bench-gpu: env
 	@$(PYTHON) bench/gpu/run.py
 sanitize-gpu: env

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from headrace import __version__
 from headrace.errors import UserError
@@ -39,6 +39,21 @@ class Output(BaseModel):
     rows: int | None = None
 
 
+class Removal(BaseModel):
+    """An output that is there no more, on purpose: its run stands, and is made again when somebody asks for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: The output's name.
+    name: str
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    #: Why: `retention`.
+    by: str = "retention"
+
+    def __str__(self) -> str:
+        return f"{self.name} was removed by {self.by} on {self.at:%Y-%m-%d}"
+
+
 class Manifest(BaseModel):
     """The lineage record of one run of one stage."""
 
@@ -63,6 +78,16 @@ class Manifest(BaseModel):
     seconds: float = 0.0
     #: Peak resident memory by process, MiB: `jvm`, `python`, `rank0`, ...
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
+    #: Outputs that were removed since. Written before the first of their files goes.
+    removed: tuple[Removal, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_no_removals(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Manifests whose outputs are there are written as before any could go."""
+        found: dict[str, Any] = serialize(self)
+        if not self.removed:
+            found.pop("removed", None)
+        return found
 
     def output(self, kind: str) -> Output:
         """The single output of that kind."""
@@ -70,6 +95,17 @@ class Manifest(BaseModel):
         if len(found) != 1:
             raise KeyError(f"manifest of {self.stage} has {len(found)} outputs of kind {kind!r}, not 1")
         return found[0]
+
+    @property
+    def why_removed(self) -> str | None:
+        """What was removed when; None where all outputs are there as far as anybody has said."""
+        return "; ".join(map(str, self.removed)) or None
+
+    def without(self, names: Collection[str], by: str = "retention") -> Manifest:
+        """The same run after outputs of these names are removed; itself where all are noted already."""
+        noted = {r.name for r in self.removed}
+        new = tuple(Removal(name=o.name, by=by) for o in self.outputs if o.name in names and o.name not in noted)
+        return self.model_copy(update={"removed": (*self.removed, *new)}) if new else self
 
     def save(self, file: Location) -> None:
         """Write in one step: a reader sees the old manifest or this one."""

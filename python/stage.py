@@ -130,7 +130,14 @@ def run_stage(
 def execute(stage: Stage, plan: RunPlan) -> Manifest:
     """Do a stage's work as it was planned, whatever is there; the caller saves the manifest."""
     started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
-    result = stage.run(plan.ctx)
+    try:
+        result = stage.run(plan.ctx)
+    except UserError as e:
+        gone = [(name, m.why_removed) for name, m in plan.ctx.upstream.items() if m.removed]
+        if not gone or type(e) is not UserError:
+            raise
+        again = f"headrace run {plan.ctx.spec.pipeline} --ds {plan.ctx.ds} --from {gone[0][0]}"
+        raise UserError(f"{e}. {'; '.join(str(why) for _, why in gone)}. To make it again: {again}") from e
     return Manifest(
         stage=stage.name,
         pipeline=plan.ctx.spec.pipeline,
@@ -224,6 +231,8 @@ def _why_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool
         return "not yet run for this date"
     if manifest.key != ctx.key:
         return "its inputs or its part of the spec have changed"
+    if manifest.removed:
+        return manifest.why_removed
     return stage.verify(ctx, manifest) if verify else None
 
 

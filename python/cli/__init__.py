@@ -3,7 +3,7 @@
 The modules are in the order in which help lists their commands.
 """
 
-from headrace.cli import data, stages, registry, score, inspect, tune, compare, submitters, warehouse  # noqa: F401, I001
+from headrace.cli import data, stages, registry, score, inspect, tune, compare, submitters, warehouse, housekeeping  # noqa: F401, I001
 from headrace.cli.root import app
 
 __all__ = ["app", "main"]

@@ -22,7 +22,7 @@ from headrace.stage import Stage, check_stage, identity
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, pipeline_file
 
-_STYLES = {"done": "green", "stale": "yellow", "missing": "dim"}
+_STYLES = {"done": "green", "stale": "yellow", "removed": "cyan", "missing": "dim"}
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class StageState:
     pipeline: str
     ds: str
     stage: str
-    #: done, stale or missing, as `status` says.
+    #: done, stale, removed or missing, as `status` says.
     state: str
-    #: Why it is stale.
+    #: Why it is stale, or what was removed when.
     reason: str
     manifest: Manifest | None
 
@@ -67,7 +67,8 @@ def status(
     """Print a table of the newest `last` days of one pipeline, or of all that have run.
 
     done: a run now would do nothing. stale: it would work again (its inputs, its part of the spec or, with `verify`,
-    its output have changed). missing: it has not finished.
+    its output have changed). removed: it was done, and its output has gone by retention; a run makes it again.
+    missing: it has not finished.
 
     Raises:
         UserError: the pipeline is unknown, a manifest is damaged, nothing has run.
@@ -138,6 +139,8 @@ def _state(
 ) -> tuple[str | None, str]:
     """(state, reason); state None: the pipeline has no such stage."""
     manifest = manifests.get(name)
+    if manifest is not None and manifest.removed and (spec is None or STAGES[name].applies(spec)):
+        return "removed", manifest.why_removed or ""
     if spec is None:
         # No spec to compare with: whether what it read is still what is there can be told from manifests alone.
         if manifest is None:

@@ -17,6 +17,7 @@ from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
 from headrace.config.gate import Gate
 from headrace.config.generate import Generate, Site
+from headrace.config.housekeeping import Housekeeping
 from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.loss import Loss
 from headrace.config.model import Model
@@ -77,6 +78,7 @@ __all__ = [
     "FullRanking",
     "Gate",
     "Generate",
+    "Housekeeping",
     "KnownAfter",
     "LandingSource",
     "Loss",

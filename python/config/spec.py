@@ -16,6 +16,7 @@ from headrace.config.features import Features
 from headrace.config.gate import Gate
 from headrace.config.gate_checks import check_gate
 from headrace.config.generate import Generate
+from headrace.config.housekeeping import Housekeeping, check_table_days
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
 from headrace.config.outcome_checks import check_outcomes, days_until_ripe
@@ -77,6 +78,8 @@ class Spec(Section):
     score: Score | None = None
     #: Scores to a warehouse; without it there is no stage `publish`.
     publish: Publish | None = None
+    #: What `headrace gc` keeps.
+    housekeeping: Housekeeping = Housekeeping()
     #: The Spark applications of the stages.
     spark: Spark = Spark()
 
@@ -180,6 +183,10 @@ class Spec(Section):
         if self.outcomes:
             main = NamedSource(source=self.source, table=self.table)
             check_outcomes(self.outcomes, self.score, main, self.sources, self.features.label, self.train.tasks)
+        window = self.features.window_days if self.features.split.by == "time" else 0
+        sources = {name: (named.source, named.table) for name, named in self.sources.items()}
+        served = self.served_days_read if self.outcomes else 0
+        check_table_days(self.housekeeping, {"events": (self.source, self.table), **sources}, window, served)
         return self
 
     def _check_retrain(self, retrain: Retrain) -> None:
@@ -348,6 +355,8 @@ class Spec(Section):
         for name in ("compare", "second_stage", "gate", "retrain", "challenger", "outcomes"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
+        if self.housekeeping == Housekeeping():
+            dumped.pop("housekeeping", None)
         return dumped
 
     def with_variant(self, variant: ModelVariant) -> Spec:
@@ -376,6 +385,12 @@ class Spec(Section):
         assert self.outcomes is not None
         main = NamedSource(source=self.source, table=self.table)
         return days_until_ripe(self.outcomes, label, main, self.sources)
+
+    @property
+    def served_days_read(self) -> int:
+        """Days before a run whose lists its stage `outcomes` reads, and one."""
+        assert self.outcomes is not None
+        return max(self.days_until_ripe(name) for name in self.outcomes.labels) + self.outcomes.history_days
 
     def last_ripe_day(self, label: str, ds: str) -> str:
         """The newest served day whose label is known for good by the end of landing day `ds`.

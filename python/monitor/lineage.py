@@ -123,11 +123,15 @@ def _run_node(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]], v
     warning = ""
     if version is not None and identity(manifest) != version:
         warning = "has been run again since with another result"
+    elif manifest.removed:
+        warning = manifest.why_removed or ""
     place = (manifest.pipeline, manifest.ds, manifest.stage)
     facts: dict[str, Any] = {f: getattr(manifest, f) for f in ("stage", "pipeline", "ds", "key")}
     if place in seen:
         return Node(title, "as above", warning, facts=facts | {"repeated": True})
     facts["outputs"] = [o.model_dump() for o in manifest.outputs]
+    if manifest.removed:
+        facts["removed"] = [r.model_dump(mode="json") for r in manifest.removed]
     seen.add(place)
     made = "; ".join(f"{o.name} {_describe(o)}" for o in manifest.outputs)
     # Upstream stages in the day's order: what later ones share is then told once, near the root. A table that such a

@@ -35,17 +35,15 @@ def served_days(ctx: Context) -> list[ServedDay]:
     found = []
     for ds in days_looked_at(spec, ctx.ds):
         manifest = Manifest.load(ctx.ws.manifest(spec.pipeline, ds, stage))
-        if manifest is not None:
+        if manifest is not None and not manifest.removed:
             found.append(ServedDay(ds, manifest.output("delta")))
     return found
 
 
 def days_looked_at(spec: Spec, ds: str) -> list[str]:
     """The days before ds with provisional labels, and `history_days` with ripe ones; oldest first."""
-    outcomes = section(spec)
-    days = max(spec.days_until_ripe(name) for name in outcomes.labels) + outcomes.history_days
     last = date.fromisoformat(ds)
-    return [(last - timedelta(days=k)).isoformat() for k in range(days - 1, 0, -1)]
+    return [(last - timedelta(days=k)).isoformat() for k in range(spec.served_days_read - 1, 0, -1)]
 
 
 def pinned_days(ctx: Context) -> list[ServedDay]:

@@ -146,8 +146,12 @@ class Target(Protocol):
         """Leave the staged rows for a look, until the day is staged again or `drop_kept` is called."""
         ...
 
-    def drop_kept(self) -> list[str]:
-        """Drop what `keep` left. Returns the labels."""
+    def kept(self, days: Sequence[str] | None = None) -> list[str]:
+        """The labels of what `keep` left (of these days alone)."""
+        ...
+
+    def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
+        """Drop what `keep` left (of these days alone). Returns the labels."""
         ...
 
     def published(self, ds: str) -> Publication | None:

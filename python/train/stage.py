@@ -16,10 +16,10 @@ from headrace.dataset.parquet.layout import TEST, check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.session import session, with_slots
-from headrace.manifest import Input, Manifest, Output
+from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
-from headrace.stage import Context, Result, Stage
+from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.day_decay import DayDecay
 from headrace.train.evaluation.request import Request
@@ -72,10 +72,18 @@ class Train(Stage):
         schema = ctx.upstream["features"].dataset_schema
         other_day = find_forgetting_rows(ctx.ws, ctx.spec, ctx.ds, schema)
         if ctx.spec.train.warm_start and schema is not None:
-            found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema)
+            found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema, self._begun_with(ctx))
             if found is not None:
                 return (Input(kind="model", name=found.name, version=found.version), *other_day)
         return (*find_pretrained(ctx.ws, ctx.spec, ctx.ds), *other_day)
+
+    def _begun_with(self, ctx: Context) -> tuple[Input, ...]:
+        """What a finished run of this day, of the same spec and dataset, has read; nothing where there is none."""
+        done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, self.name))
+        dataset = Input(kind="stage", name="features", version=identity(ctx.upstream["features"]))
+        if done is None or done.removed or done.spec_hash != fingerprint(self.spec_part(ctx.spec)):
+            return ()
+        return done.inputs if dataset in done.inputs else ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         try:

@@ -12,7 +12,10 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.retention import remove_days_before
+from headrace.lake.delta.small_files import crowded, join_files
 from headrace.lake.delta.transaction import create_table
+from headrace.lake.delta.vacuum import unused_files, unused_log_files
 from headrace.lake.ingest.commit import commit_files
 from headrace.lake.ingest.data_file import DataFileWriter, WrittenFile, ddl_fields
 from headrace.manifest import Manifest
@@ -57,6 +60,43 @@ def test_deletion_vectors(spark: SparkSession, tmp_path: Path) -> None:
     plain = log.plain_files(4)
     assert plain is not None
     assert sum(pq.read_metadata(f.path).num_rows for f in plain) == 38
+
+
+@pytest.mark.parametrize("vectors", ["false", "true"])
+def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, vectors: str) -> None:
+    """Spark reads the newest and the pinned versions after they are gone, and no other one."""
+
+    def at(version: int) -> list[tuple[int, str]]:
+        frame = spark.read.format("delta").option("versionAsOf", version).load(str(tmp_path))
+        return sorted((r["id"], r["ds"]) for r in frame.collect())
+
+    table = local(tmp_path)
+    create(spark, tmp_path, enableDeletionVectors=vectors, enableChangeDataFeed="true", checkpointInterval="2")
+    for n in range(4):
+        spark.range(40 + n, 41 + n).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(table))
+    spark.sql(f"DELETE FROM delta.`{tmp_path}` WHERE id < 3")
+    newest = DeltaLog(table).version
+    assert newest == 5
+    days, small = crowded(table, 4, 1 << 20)
+    assert (days, small > 0) == (["d0"], True)
+    join_files(spark, table, days, 1 << 20)
+    assert crowded(table, 2, 1 << 20) == ([], 0)
+    assert remove_days_before(table, "d1") == 7
+    before = {version: at(version) for version in range(8)}
+    gone = unused_files(table, {3}, None, 2**62)
+    assert gone
+    for file in [*gone, *unused_log_files(table)]:
+        file.remove()
+    spark.catalog.clearCache()
+    assert [at(3), at(7)] == [before[3], before[7]]
+    assert {ds for _, ds in before[7]} == {"d1"}
+    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
+        at(6)
+    assert unused_files(table, {3}, None, 2**62) == []
+    # Of a pinned version, too, days go that the table does not keep.
+    assert {f.parent.name for f in unused_files(table, {3}, "d1", 2**62)} <= {"ds=d0", tmp_path.name}
+    # The log alone tells both versions after its checkpoints are gone.
+    assert DeltaLog(table).state(3) is not None
 
 
 def test_a_dataset_has_no_rows_that_a_deletion_vector_marks(spark: SparkSession, ws: Workspace) -> None:

@@ -15,7 +15,7 @@ import pytest
 from headrace.config import Model, Spark, Spec, build_spec
 from headrace.errors import UserError
 from headrace.lake.session import with_slots
-from headrace.manifest import Manifest, Output
+from headrace.manifest import Input, Manifest, Output
 from headrace.schema import DatasetSchema
 from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
@@ -96,6 +96,25 @@ def test_the_newest_earlier_model_that_fits(
     assert (found.ds, found.name, found.version) == ("2026-01-02", name, "key-2026-01-02")
     assert "not starting from the model of 2026-01-03: its model.embedding_dim is 8, now 4" in caplog.text
     assert "not starting from the model of 2026-01-04" in caplog.text
+
+
+def test_a_start_that_was_removed_is_that_of_a_run_that_began_with_it(
+    ws: Workspace, spec: Spec, schema: DatasetSchema
+) -> None:
+    first = finished(ws, "2026-01-01", schema, spec.model)
+    second = finished(ws, "2026-01-02", schema, spec.model)
+    file = ws.manifest("clicks", "2026-01-02", "train")
+    there = Manifest.load(file)
+    assert there is not None
+    there.without({second}).save(file)
+    ws.locate(second).remove()
+    found = find_warm_start(ws, spec, "2026-01-03", schema)
+    assert found is not None
+    assert found.name == first  # a new run begins with what is there
+    began = (Input(kind="model", name=second, version="key-2026-01-02"),)
+    found = find_warm_start(ws, spec, "2026-01-03", schema, began)
+    assert found is not None
+    assert found.name == second  # one that is done keeps its key
 
 
 @pytest.mark.parametrize(

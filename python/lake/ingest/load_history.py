@@ -3,8 +3,9 @@
 Read from the table's log without Spark. Where the log no longer reaches back (log retention is set to ten years), a
 day counts as not loaded, and loading it again replaces it.
 
-Others may change loaded days: a person is erased by `DELETE`, files are compacted by `OPTIMIZE`. What they removed
-stays removed: `LoadHistory.state` tells it from damage, which loading again repairs.
+Days that retention has removed count as not loaded. Others may change loaded days: a person is erased by `DELETE`,
+files are compacted by `OPTIMIZE`. What they removed stays removed: `LoadHistory.state` tells it from damage, which
+loading again repairs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey
+from headrace.lake.delta.retention import first_kept
 from headrace.storage import Location
 
 _MARK = "headrace.ingest"
@@ -81,12 +83,14 @@ class LoadHistory:
     def __init__(self, log: DeltaLog) -> None:
         self.log = log
         self._commits = _commits(log)
-        #: The newest record of each day.
+        #: The newest record of each day, but of those that retention has removed since.
         self.records: dict[str, LoadRecord] = {}
+        expired = ""
         for commit in self._commits:
             record = _record(commit)
-            if record is not None:
+            if record is not None and record.ds >= expired:
                 self.records.setdefault(record.ds, record)
+            expired = max(expired, first_kept(commit.user_metadata) or "")
 
     def state(self, ds: str) -> DayState:
         """What became of a loaded day since its load."""
@@ -136,7 +140,7 @@ class LoadHistory:
             if commit.version <= after:
                 break
             removes = [r for r in commit.removes if r.data_change and (_partition(r) or "") <= ds]
-            if removes and _record(commit) is None:
+            if removes and _record(commit) is None and first_kept(commit.user_metadata) is None:
                 found = _describe(commit)
         return found
 
@@ -183,6 +187,8 @@ def _read_commits(folder: Location, version: int, committed_ns: int) -> tuple[Co
 
 def _last_change(commits: tuple[Commit, ...], ds: str) -> int:
     for commit in commits:
+        if first_kept(commit.user_metadata) is not None:
+            continue
         record = _record(commit)
         days = {record.ds} if record is not None else set(_days(commit))
         if any(day <= ds for day in days):

@@ -120,12 +120,18 @@ def keep(staged: StagedFiles) -> None:
     staged.kept = True
 
 
-def drop_kept(folder: Location) -> list[str]:
-    """Remove the folders that were kept. Returns their places."""
-    kept = [entry for entry in (folder.entries() if folder.is_dir() else []) if (entry / _KEPT).is_file()]
-    for entry in kept:
+def kept(folder: Location, days: Sequence[str] | None = None) -> list[Location]:
+    """The folders (of these days) that were kept."""
+    found = [entry for entry in folder.entries() if (entry / _KEPT).is_file()]
+    return [entry for entry in found if days is None or entry.name.startswith(tuple(f"{day}_" for day in days))]
+
+
+def drop_kept(folder: Location, days: Sequence[str] | None = None) -> list[str]:
+    """Remove them. Returns their places."""
+    found = kept(folder, days)
+    for entry in found:
         entry.remove()
-    return [str(entry) for entry in kept]
+    return [str(entry) for entry in found]
 
 
 def _previous(spark: SparkSession, view: str, ds: str, table: Location, days: Mapping[str, int]) -> PublishedDay | None:

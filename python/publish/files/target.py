@@ -78,8 +78,11 @@ class FilesTarget(Target):
         assert isinstance(staged, StagedFiles), "of stage()"
         staging.keep(staged)
 
-    def drop_kept(self) -> list[str]:
-        return staging.drop_kept(self.staging)
+    def kept(self, days: Sequence[str] | None = None) -> list[str]:
+        return [str(folder) for folder in staging.kept(self.staging, days)]
+
+    def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
+        return staging.drop_kept(self.staging, days)
 
     def days(self) -> list[str]:
         return sorted(self.rows_by_day())

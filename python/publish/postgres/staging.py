@@ -148,16 +148,23 @@ def keep(conn: Connection, staged: PostgresStagedDay) -> None:
     staged.kept = True
 
 
-def drop_kept(conn: Connection, table: ScoresTable) -> list[str]:
-    """Drop the staging tables of this table's days that were kept. Returns their labels."""
+def kept(conn: Connection, table: ScoresTable, days: Sequence[str] | None = None) -> list[str]:
+    """The names of this table's staging tables (of these days) that were kept."""
     found = conn.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s "
         "AND obj_description(c.oid, 'pg_class') = %s AND NOT c.relispartition ORDER BY 1",
         [table.schema, _kept(table.label)],
     ).fetchall()
-    for (name,) in found:
+    starts = None if days is None else tuple(table.staging(day) for day in days)
+    return [str(name) for (name,) in found if starts is None or str(name).startswith(starts)]
+
+
+def drop_kept(conn: Connection, table: ScoresTable, days: Sequence[str] | None = None) -> list[str]:
+    """Drop them. Returns their labels."""
+    names = kept(conn, table, days)
+    for name in names:
         conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(table.schema, name)))
-    return [f"{table.schema}.{name}" for (name,) in found]
+    return [f"{table.schema}.{name}" for name in names]
 
 
 def _kept(label: str) -> str:

@@ -75,8 +75,11 @@ class PostgresTarget(Target):
         assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
         staging.keep(self._conn, staged)
 
-    def drop_kept(self) -> list[str]:
-        return staging.drop_kept(self._conn, self._table)
+    def kept(self, days: Sequence[str] | None = None) -> list[str]:
+        return [f"{self._schema}.{name}" for name in staging.kept(self._conn, self._table, days)]
+
+    def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
+        return staging.drop_kept(self._conn, self._table, days)
 
     def published(self, ds: str) -> Publication | None:
         return tables.published(self._conn, self._schema, self._name, ds)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.config import Model, Spec
 from headrace.errors import UserError
-from headrace.manifest import Manifest
+from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
@@ -25,18 +26,33 @@ class WarmStart:
     version: str
 
 
-def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -> WarmStart | None:
+def find_warm_start(
+    ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, begun: Sequence[Input] = ()
+) -> WarmStart | None:
     """The newest finished model of a day before `ds` whose shape fits; reads manifests and model.json only.
 
     It fits where the model's settings are the same and the features are the same, with vocabularies that have only
     grown: codes are given once and never change, so old rows keep their meaning. A model that does not fit is named
     in the log with the reason.
+
+    Args:
+        ws: the workspace.
+        spec: the pipeline.
+        ds: the day.
+        schema: of its dataset.
+        begun: what a finished run of the day, which still stands, has read: the model that it began with may have been
+            removed since, and is its start all the same.
     """
     for day in sorted((d for d in ws.days(spec.pipeline) if d < ds), reverse=True):
         manifest = _better_of(ws, spec, day)
         if manifest is None:
             continue
         output = manifest.output("model")
+        if manifest.removed:
+            if Input(kind="model", name=output.name, version=output.version) in begun:
+                return WarmStart(day, output.name, output.version)
+            log.info("not starting from the model of %s: %s", day, manifest.why_removed)
+            continue
         try:
             meta = read_meta(ws.locate(output.name))
             reason = misfit(meta, spec, schema)

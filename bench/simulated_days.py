@@ -1,0 +1,112 @@
+"""Days of a pipeline without its stages: real Delta tables and manifests, files in proportion for the rest."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import date, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import Transaction, create_table
+from headrace.manifest import Input, Manifest, Output
+from headrace.stage import identity
+from headrace.storage import Location
+from headrace.workspace import Workspace
+
+FIRST = "2026-01-01"
+_FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("user_id", "long"), ("ds", "string"))]
+
+
+def day(n: int) -> str:
+    """The n-th day, from 0."""
+    return (date.fromisoformat(FIRST) + timedelta(days=n)).isoformat()
+
+
+def write_rows(table: Location, ds: str, users: list[int], metadata: str = "{}") -> int:
+    """Replace a day of a table partitioned by `ds`, by one commit; its version."""
+    if DeltaLog(table).version is None:
+        create_table(table, _FIELDS, ["ds"])
+    path = f"ds={ds}/part-{uuid.uuid4()}.parquet"
+    with (table / path).new_file() as file:
+        pq.write_table(pa.table({"user_id": pa.array(users, pa.int64())}), file)
+    add = {
+        "path": path,
+        "partitionValues": {"ds": ds},
+        "size": (table / path).size(),
+        "modificationTime": time.time_ns() // 1_000_000,
+        "dataChange": True,
+        "stats": json.dumps({"numRecords": len(users)}),
+    }
+    return Transaction(table).replace("ds", [ds], [add], metadata)
+
+
+def users_at(table: Location, version: int, ds: str) -> list[int]:
+    """The rows of a day at a version, read from the data files."""
+    files = DeltaLog(table).files(version) or []
+    rows = [pq.read_table(f.path.local_path(), partitioning=None) for f in files if f.partition["ds"] == ds]
+    return sorted(u for t in rows for u in t["user_id"].to_pylist())
+
+
+def save(ws: Workspace, ds: str, stage: str, upstream: dict[str, Manifest], *outputs: Output, **more: Any) -> Manifest:
+    """A manifest of a stage that read others."""
+    inputs = tuple(Input(kind="stage", name=n, version=identity(m)) for n, m in upstream.items())
+    made = Manifest(
+        stage=stage,
+        pipeline="clicks",
+        ds=ds,
+        key=f"{stage}-{ds}",
+        spec_hash="s",
+        inputs=(*inputs, *more.pop("inputs", ())),
+        outputs=outputs,
+        **more,
+    )
+    made.save(ws.manifest("clicks", ds, stage))
+    return made
+
+
+def run_day(ws: Workspace, ds: str, size: int = 200, base: str | None = None) -> None:
+    """What a day's stages leave, of sizes in proportion to those of real ones; `base`: the day of the model's base."""
+    table = {name: ws.table("clicks", name) for name in ("events", "quarantine", "scores")}
+    users = list(range(size))
+    name = ws.name_of
+    events = write_rows(table["events"], ds, users)
+    bad = write_rows(table["quarantine"], ds, users[:3])
+    ingest = save(
+        ws,
+        ds,
+        "ingest",
+        {},
+        Output(kind="delta", name=name(table["events"]), version=str(events), rows=size),
+        Output(kind="quarantine", name=name(table["quarantine"]), version=str(bad), rows=3),
+        facts={"days": [ds]},
+    )
+    dataset = ws.dataset("clicks", ds, f"features-{ds}")
+    with dataset.new_folder() as folder:
+        (folder / "train" / "part-0.parquet").put_bytes(b"x" * size * 50)
+        (folder / "_files.json").put_text("[]")
+    made = Output(kind="dataset", name=name(dataset), version=f"features-{ds}", rows=size)
+    read = Input(kind="delta", name=name(table["events"]), version=str(events))
+    features = save(ws, ds, "features", {"ingest": ingest}, made, inputs=(read,))
+    run = ws.model("clicks", ds, f"train-{ds}")
+    with (run / "model").new_folder() as folder:
+        (folder / "embeddings" / "rows.safetensors").put_bytes(b"x" * size * 20)
+        (folder / "dense.safetensors").put_bytes(b"x" * size)
+        (folder / "workflow" / "workflow.json").put_text("{}")
+        below = {} if base is None else {"base": f"../../../{base}/train-{base}/model"}
+        (folder / "model.json").put_text(json.dumps({"kind": "dlrm", "model": {}, "ds": ds} | below))
+    (run / "checkpoints" / "step-00000001" / "rows").put_bytes(b"x" * size * 40)
+    model = Output(kind="model", name=name(run / "model"), version=f"train-{ds}", rows=size)
+    train = save(ws, ds, "train", {"features": features}, model)
+    scores = write_rows(table["scores"], ds, users)
+    output = Output(kind="delta", name=name(table["scores"]), version=str(scores), rows=size)
+    score = save(ws, ds, "score", {"train": train}, output)
+    ws.report("clicks", ds).put_bytes(b"x" * size)
+    save(ws, ds, "report", {"score": score}, Output(kind="file", name=name(ws.report("clicks", ds)), version="r"))
+    ws.log("clicks", ds, "train").put_bytes(b"x" * size)
+    (ws.spark_local / "score" / "clicks" / f"{ds}" / "items").put_bytes(b"x" * size)
+    (ws.mapped("clicks") / f"of-{ds}" / "tables").put_bytes(b"x" * size)

@@ -1,0 +1,39 @@
+"""`headrace gc`: what can go, and its going."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from headrace.commands.screen import out, print_json, table
+from headrace.config import load_spec
+from headrace.housekeeping.collect import collect
+from headrace.workspace import Workspace
+
+
+def gc(ws: Workspace, pipeline: str, delete: bool, overrides: Sequence[str] = (), as_json: bool = False) -> None:
+    """List what the section `housekeeping` does not keep; with `delete`, remove it.
+
+    Raises:
+        UserError: see `headrace.housekeeping.collect.collect`.
+    """
+    spec = load_spec(pipeline, overrides)
+    steps = []
+    shown = table("kind", "what", ">MiB", "why")
+    for step in collect(spec, ws, datetime.now(UTC), delete):
+        steps.append(step)
+        shown.add_row(step.kind, step.what, f"{step.size / 2**20:,.1f}" if step.size else "–", step.reason)
+    if as_json:
+        found = [{"kind": s.kind, "what": s.what, "bytes": s.size, "reason": s.reason} for s in steps]
+        print_json({"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete, "steps": found})
+        return
+    if steps:
+        out.print(shown)
+    # What is joined is written anew first, and goes when no version names it any more.
+    total = sum(s.size for s in steps if s.kind != "compaction") / 2**20
+    if delete:
+        out.print(f"{len(steps)} removed, {total:,.1f} MiB")
+    elif steps:
+        out.print(f"{len(steps)} can go, {total:,.1f} MiB. Nothing was changed: add --delete to remove them")
+    else:
+        out.print("nothing can go")

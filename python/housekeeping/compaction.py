@@ -1,0 +1,36 @@
+"""Tables whose partitions have many small files: joined by Spark, whose session is started where there are such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from headrace.housekeeping.step import Step
+from headrace.housekeeping.tables import tables_of
+from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.lake.delta.small_files import crowded, join_files
+from headrace.storage import Location
+
+_MIB = 1 << 20
+
+
+def compaction_steps(state: WorkspaceState) -> Iterator[Step]:
+    """One step for each table that has such partitions."""
+    keep = state.keep
+    if keep.compact_files is None:
+        return
+    for table in tables_of(state.ws, state.pipeline):
+        days, size = crowded(table, keep.compact_files, keep.compact_mib * _MIB)
+        if days:
+            where = "" if days == [None] else f" of {len(days)} days"
+            reason = f"{keep.compact_files} or more files below {keep.compact_mib:g} MiB"
+            what = f"{state.ws.name_of(table)}{where}"
+            yield Step("compaction", what, reason, size, partial(_join, state, table, days))
+
+
+def _join(state: WorkspaceState, table: Location, days: list[str | None]) -> None:
+    # Late: a session costs seconds and a JVM, and most days need none.
+    from headrace.lake.session import session
+
+    with session(state.spec.spark, state.ws, f"headrace gc {state.pipeline}") as spark:
+        join_files(spark, table, days, state.keep.compact_mib * _MIB)

@@ -1,0 +1,54 @@
+"""One thing that can go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.storage import Location
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `headrace gc` can do to one thing. Doing it twice is the same as doing it once."""
+
+    #: dataset, model, checkpoints, log, report, search, unfinished, staged, decoded, mapped, rows, compaction, vacuum,
+    #: published.
+    kind: str
+    #: A path below the workspace, or a name that people know.
+    what: str
+    #: Why it can go.
+    reason: str
+    #: Bytes that it takes; 0 where nobody can say.
+    size: int = 0
+    #: Does it.
+    act: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+
+def size_of(place: Location) -> int:
+    """Bytes of a file, or of all files below a folder, those of unfinished writes left out; 0 where there is nothing.
+
+    Files may go meanwhile.
+    """
+    if place.is_file():
+        return _size(place)
+    return sum(_size(f) for f in place.files())
+
+
+def newest_write_ns(place: Location) -> int:
+    """When a file, or a file below a folder, was last written: nanoseconds since 1970; 0 for what holds none."""
+    files = [place] if place.is_file() else list(place.files())
+    return max((f.info().modified_ns for f in files), default=0)
+
+
+def remove_all(places: Sequence[Location]) -> None:
+    """Remove them; what is gone already is none of them."""
+    for place in places:
+        place.remove()
+
+
+def _size(file: Location) -> int:
+    try:
+        return file.size()
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,24 @@
+"""`headrace gc` of the pipeline clicks, with other keys of its section `housekeeping`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from headrace.config import Spec, load_spec
+from headrace.housekeeping.collect import collect
+from headrace.housekeeping.step import Step
+from headrace.workspace import Workspace
+
+
+def clicks(**housekeeping: Any) -> Spec:
+    """The shipped pipeline without a warehouse; files may go as soon as nothing names them."""
+    keep = {"vacuum_hours": 0, "unfinished_days": 0, "compact_files": None} | housekeeping
+    sets = [f"housekeeping.{key}={json.dumps(value)}" for key, value in keep.items()]
+    return load_spec("clicks", ["publish=null", *sets])
+
+
+def gc(spec: Spec, ws: Workspace, delete: bool = True) -> list[Step]:
+    """All steps."""
+    return list(collect(spec, ws, datetime.now(UTC) + timedelta(hours=1), delete))

@@ -1,0 +1,306 @@
+"""`headrace gc`: what stays, what goes, what says so; killed at every call that changes the disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from bench.simulated_days import day, run_day, users_at, write_rows
+from headrace import registry
+from headrace.cli import app
+from headrace.config import Spec, load_spec
+from headrace.errors import BusyError, UserError
+from headrace.housekeeping.models import kept_models, listed
+from headrace.housekeeping.step import size_of
+from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.small_files import crowded
+from headrace.lake.delta.vacuum import _vector_file, unused_files
+from headrace.lake.ingest.load_history import LoadHistory, last_change
+from headrace.manifest import Manifest
+from headrace.monitor.lineage import find, load_runs, trace
+from headrace.registry.versions import CHAMPION
+from headrace.stage import identity, run_lock
+from headrace.workspace import Workspace
+from tests.cli_support import DS, make_yard
+from tests.housekeeping_support import clicks, gc
+from tests.storage_faults import Killed, faulty
+
+DAYS = 8
+SPEC: dict[str, Any] = {
+    "datasets": 2,
+    "models": 3,
+    "before_champion": 1,
+    "checkpoints": 1,
+    "logs": 2,
+    "reports": 4,
+    "versions": 2,
+    "tables": {"scores": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Days of a pipeline."""
+    ws = Workspace(tmp_path_factory.mktemp("made") / "home")
+    for n in range(DAYS):
+        run_day(ws, day(n), size=20)
+    return ws.home
+
+
+@pytest.fixture(scope="module")
+def registered(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the first three days' models in the registry, of which the second is the champion."""
+    ws = copy(made, tmp_path_factory.mktemp("registered"))
+    for n in range(3):
+        model = ws.model("clicks", day(n), f"train-{day(n)}") / "model"
+        registry.register(ws, "clicks", model, {"auc": 0.7}, f"train-{day(n)}", ds=day(n))
+    from mlflow.tracking import MlflowClient
+
+    MlflowClient(ws.registry_uri).set_registered_model_alias("clicks", CHAMPION, "2")
+    return ws.home
+
+
+def copy(made: Path, to: Path) -> Workspace:
+    shutil.copytree(made, to / "home")
+    return Workspace(to / "home")
+
+
+def days_of(ws: Workspace, kind: str) -> list[str]:
+    return sorted(p.name for p in (ws.store / kind / "clicks").entries())
+
+
+def readable(spec: Spec, ws: Workspace) -> None:
+    """Whatever a manifest names, and does not say is removed, is there; each table's newest version is whole."""
+    for _, manifest in manifests_of(ws, "clicks"):
+        gone = {r.name for r in manifest.removed}
+        for output in manifest.outputs:
+            if output.name in gone:
+                continue
+            place = ws.locate(output.name)
+            if output.kind in ("dataset", "model", "file"):
+                assert place.exists(), output
+                assert size_of(place) > 0, output
+            elif output.kind == "delta" and manifest.ds >= day(DAYS - spec.housekeeping.versions):
+                assert users_at(place, int(output.version), manifest.ds) == list(range(20)), output
+    for name in ("events", "quarantine", "scores"):
+        log = DeltaLog(ws.table("clicks", name))
+        assert log.version is not None
+        for file in log.files(log.version) or []:
+            assert pq.read_metadata(file.path.local_path()).num_rows == file.rows
+
+
+def test_what_goes_and_what_stays(registered: Path, tmp_path: Path) -> None:
+    spec, ws = clicks(**SPEC), copy(registered, tmp_path)
+    before = {p: p.read_bytes() for p in ws.home.rglob("*") if p.is_file()}
+    listed_steps = gc(spec, ws, delete=False)
+    assert {p: p.read_bytes() for p in ws.home.rglob("*") if p.is_file()} == before  # dry
+    steps = gc(spec, ws)
+    assert {s.kind for s in steps} == {
+        *("dataset", "model", "checkpoints", "mapped", "report", "log", "unfinished", "rows", "vacuum")
+    }
+    assert {s.what for s in listed_steps if s.kind != "vacuum"} <= {s.what for s in steps}
+    assert days_of(ws, "datasets") == [day(6), day(7)]
+    # The champion, one before it, and three days; where the registry has the whole path of another folder, too.
+    assert days_of(ws, "models") == [day(0), day(1), day(5), day(6), day(7)]
+    assert [d.name for d in (ws.scratch / "logs" / "clicks").entries()] == [day(6), day(7)]
+    assert [d.stem for d in (ws.store / "reports" / "clicks").entries()] == [day(n) for n in (4, 5, 6, 7)]
+    kept = [ws.model("clicks", day(n), f"train-{day(n)}") for n in (0, 1, 5, 6, 7)]
+    assert [(k / "checkpoints").exists() for k in kept] == [False, False, False, False, True]
+    readable(spec, ws)
+    events = DeltaLog(ws.table("clicks", "events"))
+    assert {f.partition["ds"] for f in events.files(events.version or 0) or []} == {day(n) for n in range(DAYS)}
+    scores = DeltaLog(ws.table("clicks", "scores"))
+    assert {f.partition["ds"] for f in scores.files(scores.version or 0) or []} == {day(5), day(6), day(7)}
+    assert len([p for p in ws.table("clicks", "scores").files() if p.suffix == ".parquet"]) == 3
+    removed = {(m.ds, m.stage) for _, m in manifests_of(ws, "clicks") if m.removed}
+    assert ("2026-01-01", "train") not in removed
+    assert removed == {
+        *((day(n), "features") for n in range(6)),
+        *((day(n), "train") for n in (2, 3, 4)),
+        *((day(n), "score") for n in range(5)),
+        *((day(n), "report") for n in range(4)),
+    }
+    assert gc(spec, ws) == []
+
+
+def test_a_moved_workspace_keeps_its_champion(registered: Path, tmp_path: Path) -> None:
+    ws = copy(registered, tmp_path)
+    found = kept_models(WorkspaceState(clicks(**SPEC), ws, datetime.now(UTC)))
+    assert found[ws.model("clicks", day(1), f"train-{day(1)}") / "model"] == "version 2 is @champion"
+    assert found[ws.model("clicks", day(0), f"train-{day(0)}") / "model"] == "version 1 is before the champion"
+    assert [(v.version, aliases) for v, aliases in listed(ws, "clicks")] == [("1", ()), ("2", (CHAMPION,)), ("3", ())]
+
+
+def test_what_a_kept_model_rests_on_stays(tmp_path: Path) -> None:
+    spec, ws = clicks(models=1), Workspace(tmp_path)
+    for n, base in enumerate((None, None, day(1), None, day(2))):
+        run_day(ws, day(n), size=5, base=base)
+    gc(spec, ws)
+    assert days_of(ws, "models") == [day(1), day(2), day(4)]
+    for model in kept_models(WorkspaceState(spec, ws, datetime.now(UTC))):
+        assert (model / "model.json").is_file()
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])
+def test_killed_at_any_call(made: Path, tmp_path: Path, kills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = clicks(**SPEC)
+    monkeypatch.setattr("headrace.housekeeping.models.listed", _versions)
+    whole = copy(made, tmp_path / "whole")
+    gc(spec, whole)
+    wanted = sorted(str(p.relative_to(whole.home)) for p in whole.home.rglob("*") if p.is_file())
+    n, done = 0, False
+    while not done:
+        n += 7 if n > 12 else 1  # every seventh call of the many that remove one file each
+        ws = copy(made, tmp_path / str(n))
+        with faulty(n, kills):
+            try:
+                gc(spec, ws)
+                done = True
+            except (OSError, Killed):
+                pass
+        readable(spec, ws)
+        gc(spec, ws)
+        readable(spec, ws)
+        found = sorted(str(p.relative_to(ws.home)) for p in ws.home.rglob("*") if p.is_file())
+        assert _plain(found) == _plain(wanted), n
+        shutil.rmtree(ws.home)
+    assert n > 30
+
+
+def _versions(ws: Workspace, name: str) -> list[tuple[object, tuple[str, ...]]]:
+    """As the registry has them, without a database that is opened in each of a hundred copies."""
+    from headrace.registry.versions import Version
+
+    if name != "clicks":
+        return []
+    champion = {1: (CHAMPION,)}
+    return [
+        (
+            Version(name, str(n + 1), ws.model(name, day(n), f"train-{day(n)}") / "model", "", None, {}),
+            champion.get(n, ()),
+        )
+        for n in range(3)
+    ]
+
+
+def _plain(names: list[str]) -> list[str]:
+    """Without what a lock file says."""
+    return [n for n in names if "mlflow" not in n]
+
+
+def test_at_work(registered: Path, tmp_path: Path) -> None:
+    spec, ws = clicks(**SPEC), copy(registered, tmp_path)
+    with run_lock(ws, "clicks"):
+        with pytest.raises(BusyError):
+            gc(spec, ws)
+        assert gc(spec, ws, delete=False)
+        assert len(days_of(ws, "datasets")) == DAYS
+    # A search keeps what it works on; another pipeline's run keeps the models that it has ever begun with.
+    search = ws.search("clicks", day(0), "k") / "study.db"
+    search.put_text("x")
+    other = Manifest(stage="train", pipeline="other", ds=day(0), key="k", spec_hash="s")
+    read = {"kind": "pretrained", "name": f"models/clicks/{day(3)}/train-{day(3)}/model", "version": "v"}
+    other = Manifest.model_validate(other.model_dump() | {"inputs": [read]})
+    other.save(ws.manifest("other", day(0), "train"))
+    with run_lock(ws, "clicks-search"), run_lock(ws, "other"):
+        gc(spec.model_copy(update={"housekeeping": spec.housekeeping.model_copy(update={"searches": 1})}), ws)
+    assert search.exists()
+    assert days_of(ws, "models") == [day(0), day(1), day(3), day(5), day(6), day(7)]
+    gc(spec.model_copy(update={"housekeeping": spec.housekeeping.model_copy(update={"searches": 1})}), ws)
+    assert not search.exists()
+    assert days_of(ws, "models") == [day(0), day(1), day(5), day(6), day(7)]
+
+
+def test_removed_is_neither_stale_nor_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yard = make_yard(tmp_path, monkeypatch)
+    assert yard.run().exit_code == 0
+    ws = Workspace(yard.home)
+    file = ws.manifest("clicks", DS, "features")
+    features = Manifest.load(file)
+    assert features is not None
+    noted = features.without({"lake/clicks/features"})
+    noted.save(file)
+    assert noted.without({"lake/clicks/features"}) is noted
+    assert identity(noted) == identity(features)
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    line = next(x for x in yard("status", "clicks").output.splitlines() if " features " in x)
+    assert f"removed: lake/clicks/features was removed by retention on {today}" in line
+    later = next(x for x in yard("status", "clicks").output.splitlines() if " train " in x)
+    assert " done " in later
+    runs = load_runs(ws, "clicks")
+    shown = trace(runs, *find(runs, "lake/clicks/score"))
+    assert f"was removed by retention on {today}" in str(shown)
+    assert yard.run().exit_code == 0
+    assert yard.submitted == ["features"]  # made again, with the same result: nothing else is
+    assert Manifest.load(file).removed == ()  # type: ignore[union-attr]
+
+
+def test_days_of_events_that_are_removed(tmp_path: Path) -> None:
+    """What reads them sees them as not loaded; days that stay are as they were, and keep their versions."""
+    ws = Workspace(tmp_path)
+    table = ws.table("clicks", "events")
+    for n in range(4):
+        record = {"ds": day(n), "key": "k", "declared": "d", "judged": "j", "files": [], "rows": {"kept": 2}}
+        write_rows(table, day(n), [1, 2], json.dumps({"headrace.ingest": record}))
+    log = DeltaLog(table)
+    versions = {n: last_change(log, day(n)) for n in range(4)}
+    from headrace.lake.delta.retention import days_before, remove_days_before
+
+    assert days_before(table, day(2)) == [day(0), day(1)]
+    assert remove_days_before(table, day(2)) == 5
+    assert remove_days_before(table, day(2)) is None
+    history = LoadHistory(log)
+    assert set(history.records) == {day(2), day(3)}
+    assert history.state(day(2)).damage is None
+    assert history.removed_by_others(versions[3], day(3)) is None
+    assert {n: last_change(log, day(n)) for n in range(4)} == versions
+    # The versions before are pinned, but for the days that are gone.
+    gone = unused_files(table, {versions[3]}, day(2), 2**62)
+    assert {f.parent.name for f in gone} == {f"ds={day(0)}", f"ds={day(1)}"}
+    assert unused_files(table, {versions[3]}, None, 2**62) == []
+    assert unused_files(table, (), None, 0) == []  # what was removed just now may be read still
+    write_rows(table, day(0), [7], json.dumps({"headrace.ingest": record | {"ds": day(0)}}))
+    assert set(LoadHistory(log).records) == {day(0), day(2), day(3)}  # loaded again by whoever asked for it
+
+
+def test_limits_of_a_spec() -> None:
+    with pytest.raises(UserError, match=r"housekeeping\.tables\.events: 20 days are too few"):
+        clicks(tables={"events": 20})
+    assert clicks(tables={"events": 40}).housekeeping.table_days("events") == 40
+    assert clicks().housekeeping.table_days("events") is None
+    assert "housekeeping" not in load_spec("clicks").model_dump()
+
+
+def test_crowded_partitions(tmp_path: Path) -> None:
+    ws = Workspace(tmp_path)
+    table = ws.table("clicks", "events")
+    write_rows(table, day(0), [1])
+    assert crowded(table, 1, 1 << 20)[0] == [day(0)]
+    assert crowded(table, 2, 1 << 20) == ([], 0)
+    assert crowded(table, 1, 1) == ([], 0)
+
+
+def test_the_name_of_a_deletion_vector() -> None:
+    # The example of Delta's protocol document.
+    assert _vector_file("ab^-aqEH.-t@S}K{vb[*k^") == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+
+
+def test_command(made: Path, tmp_path: Path) -> None:
+    ws = copy(made, tmp_path)
+    words = ["gc", "clicks", "--home", str(ws.home), "--set", "publish=null", "--set", "housekeeping.datasets=2"]
+    text = CliRunner().invoke(app, words).output
+    assert "Nothing was changed: add --delete" in text
+    found = json.loads(CliRunner().invoke(app, [*words, "--delete", "--json"]).output)
+    assert found["deleted"]
+    assert {s["what"] for s in found["steps"] if s["kind"] == "dataset"} == {
+        f"datasets/clicks/{day(n)}/features-{day(n)}" for n in range(6)
+    }
+    assert "nothing can go" in CliRunner().invoke(app, words).output
