@@ -80,6 +80,8 @@ def simulate_site(
                 return there
             raise UserError(f"{landing / ds} has landed already: simulate another day, or replace it with --force")
         found = summary(model, ds, number, visits, lists_ds, key)
+        # What describes the day is gone while the day is written, so that half a run is never one that is done.
+        site_path(landing, ds).remove()
         columns = values(visits.events, start, "jsonl", purchases(model, visits.events))
         all_lines = lines(columns, "jsonl")
         for lag in range(1, model.late_days + 1):
@@ -91,8 +93,8 @@ def simulate_site(
         now = all_lines.filter(pa.array(visits.events.lag == 0))
         with (landing / ds).new_folder() as folder:
             write_gzip(folder / _FILE, before, pa.concat_arrays([now]).take(pa.array(np.arange(len(now)))))
-            truth_path(landing, ds).remove()  # of the random log, which this day no longer is
-            site_path(landing, ds).put_text(found.model_dump_json(indent=1) + "\n")
+        truth_path(landing, ds).remove()  # of the random log, which this day no longer is
+        site_path(landing, ds).put_text(found.model_dump_json(indent=1) + "\n")
     log.info("%s: %d visits, %d impressions", ds, len(visits.source), len(visits.visit))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import tables
 from headrace.workspace import Workspace
 from tests.publish_support import publish
+from tests.storage_faults import Killed, faulty
 
 DS = "2026-01-04"
 SMALL = ["generate.rows_per_day=20000", "generate.users=300", "generate.items=60", "generate.late=0.2"]
@@ -170,6 +172,35 @@ def test_days_land_whole_late_ones_later_and_alike_every_time(ws: Workspace) -> 
         simulate_site(found, ws, "2026-01-08", fixed, None)
     simulate_site(found, ws, "2026-01-08", fixed, None, force=True)
     assert not (ws.landing("clicks") / "truth" / "2026-01-08.json").exists()
+
+
+def test_a_day_that_a_killed_run_replaced_is_not_done(ws: Workspace) -> None:
+    """Killed at any change of the disk: the next run says that the day has to be made, or it is there whole."""
+    found = load_spec("clicks", [*SMALL, "generate.rows_per_day=1000"])
+    simulate_site(found, ws, DS, fixed, None)
+    wanted = landed(ws, DS)
+    seen = {True: 0, False: 0}
+    for at in range(1, 60):
+        simulate_site(found, ws, DS, lambda users: {}, None, force=True)
+        if at % 2:
+            generate(found, ws, [DS], force=True)
+        with contextlib.suppress(Killed), faulty(at, kills=True) as fault:
+            simulate_site(found, ws, DS, fixed, None, force=True)
+        done = True
+        try:
+            simulate_site(found, ws, DS, fixed, None)
+        except UserError as e:
+            done = "has landed already" not in str(e)
+        if done:
+            assert landed(ws, DS) == wanted
+            assert not (ws.landing("clicks") / "truth" / f"{DS}.json").exists()
+        seen[done] += 1
+        if fault.made < at:
+            break
+    else:
+        pytest.fail("more changes of the disk than were tried")
+    assert seen[True]
+    assert seen[False]
 
 
 def test_a_site_changes_nothing_of_the_random_log(ws: Workspace) -> None:
