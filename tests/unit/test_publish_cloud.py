@@ -383,6 +383,34 @@ def test_rights_are_given_and_taken_back(
     assert words[4:] == given
 
 
+class Refusing(Granting):
+    """Takes nothing back."""
+
+    def note(self, statement: str, params: Any = None) -> None:
+        super().note(statement, params)
+        if statement.startswith("REVOKE"):
+            raise RuntimeError("there is no role `old`")
+
+
+def test_a_right_that_cannot_be_taken_back_is_told_and_stays_on_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Refusing()
+    told.ours = (("select", "old"),)
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        yield ClickHouseClient(told, "s")
+
+    target = SqlTarget(load_spec("clicks"), Workspace(tmp_path), "x", "x", "x", ClickHouseClient, connect)
+    target.grant({"select": ["new"]})
+    assert sum(c.startswith("REVOKE") for c in told.calls) == 2
+    assert not [c for c in told.calls if c.startswith("DELETE")]
+    assert sum(c.startswith("GRANT") and "`new`" in c for c in told.calls) == 2
+    assert "FROM `old` failed: there is no role `old`" in caplog.text
+    assert "delete its rows from headrace_grants" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["clickhouse", "snowflake", "bigquery", "redshift", "databricks"])
 def test_a_client_library_that_is_not_installed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("clickhouse_connect", "snowflake", "google", "redshift_connector", "boto3", "databricks"):

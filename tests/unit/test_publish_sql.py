@@ -144,6 +144,20 @@ def test_rights_are_given_and_taken_back(place: Place) -> None:
         assert readers() == set(roles)
 
 
+def test_a_role_that_is_gone_keeps_nobody_from_publishing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    if place.kind != "postgresql":
+        pytest.skip("files have no roles")
+    place.publish(good_rows(2), "a")
+    with place.open() as target:
+        target.grant({"select": ["pg_monitor"]})
+        place.read("INSERT INTO headrace_grants VALUES ('top_items', 'select', 'analyst_gone')")
+        target.grant({"select": ["pg_monitor"]})
+        assert "the role analyst_gone is gone" in caplog.text
+        assert place.read("SELECT role FROM headrace_grants") == [("pg_monitor",)]
+        target.grant({})
+    assert place.read("SELECT role FROM headrace_grants") == []
+
+
 def test_rows_deleted_by_hand_are_missed(place: Place) -> None:
     place.publish(good_rows(5), "a")
     place.read("DELETE FROM top_items WHERE user_id = 3")

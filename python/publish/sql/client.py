@@ -133,3 +133,7 @@ class SqlClient(ABC):
     def grantee(self, role: str) -> str:
         """What stands behind TO and FROM. Raises UserError where the database has no roles."""
         return self.quote(role)
+
+    def has_role(self, role: str) -> bool | None:
+        """Whether the database has the role; None where its catalog does not tell everybody."""
+        return None

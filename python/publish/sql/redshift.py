@@ -80,6 +80,10 @@ class RedshiftClient(SqlClient):
         )
         return [str(n) for (n,) in rows]
 
+    def has_role(self, role: str) -> bool | None:
+        # Without a word before it, what stands behind TO is a user.
+        return bool(self.run("SELECT 1 FROM pg_user WHERE usename = %s", [role]))
+
 
 @contextmanager
 def open_redshift(spec: Spec, ws: Workspace) -> Iterator[Target]:

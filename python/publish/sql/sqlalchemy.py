@@ -101,6 +101,11 @@ class SqlAlchemyClient(SqlClient):
             raise UserError("publish.grants: a SQLite file has no roles; who may read the file may read its tables")
         return super().grantee(role)
 
+    def has_role(self, role: str) -> bool | None:
+        if self._dialect.name != "postgresql":
+            return None
+        return bool(self.run(f"SELECT 1 FROM pg_roles WHERE rolname = {self.mark}", [role]))
+
 
 @contextmanager
 def open_sqlalchemy(spec: Spec, ws: Workspace) -> Iterator[Target]:

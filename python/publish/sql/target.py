@@ -212,8 +212,8 @@ class SqlTarget(FilesTarget):
             ours = {(str(privilege), str(role)) for privilege, role in found}
             # What was given is on record, wherever a run is killed: the record is first to come and last to go.
             for privilege, role in sorted(ours - wanted):
-                for right in client.rights(privilege, *names):
-                    client.run(f"REVOKE {right} FROM {client.grantee(role)}")
+                if not self._revoke(client, client.rights(privilege, *names), role):
+                    continue
                 mine = f"{of_table} AND {kept[1]} = {client.mark} AND {kept[2]} = {client.mark}"
                 client.run(f"DELETE FROM {record} WHERE {mine}", [privilege, role])
             for privilege, role in sorted(wanted):
@@ -225,6 +225,32 @@ class SqlTarget(FilesTarget):
                     )
                 for statement in statements:
                     client.run(statement)
+
+    def _revoke(self, client: SqlClient, rights: Sequence[str], role: str) -> bool:
+        """Take rights away from a role; a failure is told and does not end the run, whose day is published by now.
+
+        Returns:
+            whether the role has none of them.
+        """
+        if client.has_role(role) is False:
+            log.warning("%s: the role %s is gone, and with it what it was granted", self.label, role)
+            return True
+        grantee, failed = client.grantee(role), False
+        for right in rights:
+            try:
+                client.run(f"REVOKE {right} FROM {grantee}")
+            except Exception as e:  # each client library has errors of its own
+                failed = True
+                log.warning(
+                    "%s: REVOKE %s FROM %s failed: %s. The next run tries again; if the role is gone, delete its rows "
+                    "from %s",
+                    self.label,
+                    right,
+                    grantee,
+                    (str(e).splitlines() or [type(e).__name__])[0],
+                    GRANTS,
+                )
+        return not failed
 
     def _id(self, client: SqlClient, name: str) -> str:
         return client.quote(*client.schema, name)
