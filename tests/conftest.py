@@ -34,7 +34,9 @@ os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -X
 #: Files that share a fixture that takes long, so one process takes them all: by name of the fixture.
 _TOGETHER = {
     "finished_day": ("tests/fault/test_kill.py", "tests/e2e/test_day.py"),
-    "shop": tuple(f"tests/spark/test_score_{name}.py" for name in ("stage", "lists", "vectors", "registered")),
+    "shop": tuple(
+        f"tests/spark/test_score_{name}.py" for name in ("stage", "lists", "vectors", "registered", "incremental")
+    ),
 }
 #: Which tests begin first when several processes share them: the longest, so that none ends long after the others.
 _FIRST = (*_TOGETHER["finished_day"], "tests/dags", "tests/fault", "tests/gpu_plan", "tests/dist", "tests/spark")

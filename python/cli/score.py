@@ -19,6 +19,7 @@ from headrace.workspace import Workspace
     epilog=examples(
         "headrace score clicks --ds 2026-01-08",
         "headrace score clicks --ds 2026-01-09 --model @champion",
+        "headrace score clicks --ds 2026-01-09 --set score.incremental=true",
         "headrace score clicks --ds 2026-01-08 --input pairs --output scored --model 7",
     ),
 )
@@ -43,6 +44,9 @@ def score(
     home: Home = VAR,
 ) -> None:
     """Score users x candidate items and keep the best for each user: the same as `run --from score --to score`.
+
+    With score.incremental only users whose columns, candidates or model have changed are scored again; the result is
+    the same.
 
     With --input and --output it scores any rows: pairs of a user and an item, whose other columns are those of the
     users and items of the day, or whole rows with the columns of the features.

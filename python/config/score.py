@@ -77,6 +77,8 @@ class Score(Section):
     output: str | None = None
     #: Leave out items that the user has clicked (label 1) since the training window began (without a time: in train).
     exclude_seen: bool = False
+    #: Score only users whose columns, candidates or model have changed since the run before; copy the others' rows.
+    incremental: bool = False
     #: Which items are ranked for a user; null: all.
     candidates: Candidates | None = None
     #: What no candidate may be: seen, bought, blocked, not available.
@@ -141,6 +143,8 @@ class Score(Section):
             dumped.pop("metric", None)
         if self.output is None:
             dumped.pop("output", None)
+        if not self.incremental:
+            dumped.pop("incremental", None)
         if self.candidates is None:
             dumped.pop("candidates", None)
         if not self.filters:

@@ -55,7 +55,11 @@ class Predictor(Protocol):
 
 
 def load_predictor(
-    folder: Location | Path | str, threads: int | None = None, output: str | None = None, maps: Location | None = None
+    folder: Location | Path | str,
+    threads: int | None = None,
+    output: str | None = None,
+    maps: Location | None = None,
+    device: str = "cpu",
 ) -> Predictor:
     """Open a saved model of any kind.
 
@@ -68,6 +72,8 @@ def load_predictor(
         output: the task that `predict` gives; None: the first one.
         maps: of a model with embeddings, a folder of `maps_of`: all processes of the host map its tables from there.
             None: the tables are in this process's memory.
+        device: of a model with embeddings, where it computes and, unless that is the CPU, where its tables are: they
+            are loaded there once, nothing is mapped. Trees compute on the CPU.
 
     Raises:
         UserError: the folder is not a complete saved model; names the file. Or the model has no such output.
@@ -90,9 +96,9 @@ def load_predictor(
     if meta["kind"] == _SECOND_STAGE:
         from headrace.models import second_stage
 
-        first = load_predictor(first_model(folder, meta), threads, maps=maps)
+        first = load_predictor(first_model(folder, meta), threads, maps=maps, device=device)
         return second_stage.load(folder, schema, meta, first, threads)
-    return NetworkPredictor(folder, schema, threads, output, maps)
+    return NetworkPredictor(folder, schema, threads, output, maps, device)
 
 
 def stages_of(predictor: Predictor) -> tuple[Predictor, ...]:
@@ -106,9 +112,14 @@ def maps_of(folder: Location, maps: Location) -> Location:
 
     Two models at one place, one after the other, have two names.
     """
+    return maps / model_digest(folder)[:16]
+
+
+def model_digest(folder: Location) -> str:
+    """A saved model's name by its contents, in hex: of its record and its index, which have checksums of the rest."""
     index = folder / "embeddings" / "index.json"
     said = (folder / "model.json").read_bytes() + (index.read_bytes() if index.is_file() else b"")
-    return maps / hashlib.sha256(said).hexdigest()[:16]
+    return hashlib.sha256(said).hexdigest()
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
@@ -228,6 +239,7 @@ class NetworkPredictor:
         threads: int | None,
         output: str | None,
         maps: Location | None = None,
+        device: str = "cpu",
     ) -> None:
         # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
         import torch
@@ -235,12 +247,17 @@ class NetworkPredictor:
         from headrace.embeddings.input.jagged import JaggedTensor
         from headrace.models.categorical import CategoricalBatch
         from headrace.models.mapped import load_mapped
+        from headrace.models.packed import moved_in_one_copy
         from headrace.models.saved import load_model
 
         if threads is not None:
             torch.set_num_threads(threads)
         self._torch, self._batch, self._jagged = torch, CategoricalBatch, JaggedTensor
-        self._model = load_model(folder) if maps is None else load_mapped(folder, maps)
+        self._device, self._moved = torch.device(device), moved_in_one_copy
+        if maps is None or self._device.type != "cpu":
+            self._model = load_model(folder, device=self._device)
+        else:
+            self._model = load_mapped(folder, maps)
         self._model.eval()
         self.kind = self._model.config.kind
         self.schema = schema
@@ -266,7 +283,7 @@ class NetworkPredictor:
         return {name: self._numbers(tasks.value(name, outputs[name])) for name in tasks.specs}
 
     def _numbers(self, values: Any) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = values.numpy()
+        found: NDArray[np.float32] = values.cpu().numpy()
         return found
 
     def _outputs(self, columns: FeatureColumns) -> dict[str, Any]:
@@ -293,24 +310,20 @@ class NetworkPredictor:
         return self._numbers(of(self._model, *self._tensors(columns)))
 
     def _tensors(self, columns: FeatureColumns) -> tuple[Any, Any]:
-        """Continuous features float32 [n, C], and the categorical ones as a CategoricalBatch."""
+        """Continuous features float32 [n, C], and the categorical ones as a CategoricalBatch, on the model's device."""
         rows = row_count(columns)
         torch = self._torch
         continuous, categorical = self.schema.of(Kind.CONTINUOUS), self.schema.of(Kind.CATEGORICAL)
         numbers = _matrix(columns, continuous, rows, np.float32)
         codes = _matrix(columns, [f for f in categorical if not f.is_list], rows, np.int64)
         lists = [jagged_of(columns, f) for f in categorical if f.is_list]
-        return torch.from_numpy(numbers), self._batch(
-            torch.from_numpy(codes),
-            # Arrow's memory may not be written to, which torch warns of.
-            [
-                self._jagged(
-                    torch.from_numpy(np.require(x.values, requirements="W")),
-                    torch.from_numpy(x.offsets.astype(np.int64)),
-                )
-                for x in lists
-            ],
-        )
+        # Arrow's memory may not be written to, which torch warns of.
+        parts = [y for x in lists for y in (np.require(x.values, requirements="W"), x.offsets.astype(np.int64))]
+        tensors = [torch.from_numpy(x) for x in (numbers, codes, *parts)]
+        if self._device.type != "cpu":
+            tensors = self._moved(tensors, self._device)
+        jagged = [self._jagged(v, o) for v, o in zip(tensors[2::2], tensors[3::2], strict=True)]
+        return tensors[0], self._batch(tensors[1], jagged)
 
 
 def _matrix(columns: FeatureColumns, features: Sequence[Feature], rows: int, dtype: Any) -> NDArray[Any]:

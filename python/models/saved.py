@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import Tensor
 
@@ -172,19 +173,22 @@ def read_card(folder: Location) -> ModelCard:
         raise UserError(f"{path} is not the record of a saved model with embeddings: {where}: {first['msg']}") from None
 
 
-def load_model(folder: Location, collective: Collective | None = None) -> ShardedModel:
+def load_model(
+    folder: Location, collective: Collective | None = None, device: str | torch.device = "cpu"
+) -> ShardedModel:
     """Open a saved model with embeddings, in evaluation mode, on any number of ranks; each reads its own rows.
 
     Args:
         folder: written by `save_model`.
         collective: the ranks to spread the tables over; default this process alone.
+        device: of the tables and the dense part.
 
     Raises:
         UserError: a file is missing or damaged; names it.
     """
     card = read_card(folder)
     ranks = collective or LocalCollective()
-    model = ShardedModel(card.dataset_schema, card.model, ranks, card.seed, tasks=card.tasks)
+    model = ShardedModel(card.dataset_schema, card.model, ranks, card.seed, device=device, tasks=card.tasks)
     check_tables(restore(model, folder, with_optimizer=False), folder)
     check_workflow(folder, card)
     return model.eval()

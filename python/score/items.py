@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.errors import UserError
 from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
+from headrace.score.row_hash import row_hashes
 from headrace.stage import Context
 from headrace.storage import Location
 
@@ -81,11 +81,8 @@ class ItemTable:
         # Items that a named source lists come besides the limit's.
         key, limit = score.item.key, score.item.limit if score.item.from_ is None else None
         names = (*items.columns, *HASHES)
-        # Spark's hash goes over nulls as if they were not there: whether a value is one is hashed, too.
-        hashed = [x for c in items.columns for x in (col(c).isNull(), col(c))]
         rows = items.where(col(key).isNotNull()).select(
-            *[col(c) for c in items.columns],
-            *[F.xxhash64(F.lit(seed), *hashed).alias(name) for seed, name in enumerate(HASHES)],
+            *[col(c) for c in items.columns], *row_hashes(items, items.columns, HASHES)
         )
         if limit is not None and limit <= _CHUNK_ROWS:
             rows = rows.repartition(1)

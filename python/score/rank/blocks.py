@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.assigned_gpu import gpu_addresses, show_assigned_gpu
 from headrace.models.predictor import Predictor, load_predictor, maps_of, stages_of
 from headrace.score.items import ItemTable
 from headrace.score.rank.item_features import ItemFeatures
@@ -24,6 +25,11 @@ from headrace.storage import Location
 #: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to
 #: stay near the cache: 1.6 times the speed of 262,144 on one core, and 260 MB less at the peak.
 BLOCK_PAIRS = 32_768
+#: Blocks are filled up to a multiple of so many rows: a matrix product takes the odd rows at its end by another way,
+#: with other last bits, and a pair's score is to be the same whatever stands beside it.
+_FULL_ROWS = 256
+#: Items whose scores are looked at alone and together.
+_CHECKED_ITEMS = 48
 #: The column of users that lists the keys of items they must not be shown, where there is one and all items are ranked.
 SEEN = "__seen"
 #: Columns of users with candidates of their own: their items' rows, array<int>, and where each is from, array<int>.
@@ -52,6 +58,8 @@ class TaskInputs:
     output: str | None = None
     #: Where workers of a host map the model's tables; None: each has them in its memory.
     maps: Location | None = None
+    #: Whether a task has a GPU to itself, on which a model with embeddings computes.
+    gpu: bool = False
     #: Of a model of two stages: kept of each user by the first, for the second; None: as many as `top_k`.
     rank_depth: int | None = None
     #: What makes lists of the best; None: they are the lists.
@@ -79,7 +87,7 @@ def score_batches(
     Raises:
         UserError: the model is damaged, or gives scores that are no numbers.
     """
-    predictor, fitted = loaded_model(task.model, task.threads, task.output, task.maps)
+    predictor, fitted = loaded_model(task.model, task.threads, task.output, task.maps, task.gpu)
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
     pairs, *second = (_Pairs(task, stage, features) for stage in stages_of(predictor))
     kept = (task.rank_depth or task.top_k) if second else task.top_k
@@ -169,12 +177,14 @@ class _Pairs:
         scores = np.empty(len(u), dtype=np.float32)
         for start in range(0, len(u), task.block_pairs):
             users, items = u[start : start + task.block_pairs], i[start : start + task.block_pairs]
+            count = len(users)
+            users, items = _filled_up(users), _filled_up(items)
             pairs = gather(columns, of_items, users, items)
             if self.features.of_pair:
                 parts = [task.items.take(c, items) for c in self.features.item_parts]
                 things = pa.RecordBatch.from_arrays(parts, list(self.features.item_parts))
                 pairs |= self.features.cross_columns(take_rows(self._own(batch), users), things)
-            scores[start : start + task.block_pairs] = self.predictor.predict(pairs)
+            scores[start : start + count] = self.predictor.predict(pairs)[:count]
         if not np.isfinite(scores).all():
             raise UserError(
                 f"the model in {task.model} gives scores that are no numbers; train it again (a lower rate?)"
@@ -183,6 +193,37 @@ class _Pairs:
 
     def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.select([c for c in self.features.user if c in batch.schema.names])
+
+
+def _filled_up(rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Rows [n], n above 0, and the last one again, up to a multiple of `_FULL_ROWS`."""
+    return np.pad(rows, (0, -len(rows) % _FULL_ROWS), mode="edge")
+
+
+def scores_stand_alone(task: TaskInputs, batch: pa.RecordBatch) -> bool:
+    """Whether a pair's score is the same, to the bit, whatever pairs are scored beside it: looked at for a few.
+
+    Args:
+        task: the items and the model.
+        batch: a few users: the key and the user's columns.
+    """
+    predictor, fitted = loaded_model(task.model, task.threads, task.output, task.maps, task.gpu)
+    features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
+    columns = features.user_columns(batch)
+    items = np.arange(min(task.items.rows, _CHECKED_ITEMS), dtype=np.int32)
+    u, i = np.repeat(np.arange(batch.num_rows, dtype=np.int32), len(items)), np.tile(items, batch.num_rows)
+    if not len(u):
+        return True
+    for stage in stages_of(predictor):
+        pairs = _Pairs(task, stage, features)
+        together = pairs.scores(batch, columns, u, i)
+        # In another order, cut elsewhere; and each user by itself.
+        back, at = np.arange(len(u))[::-1], len(u) // 3 + 1
+        cuts = [back[:at], back[at:], *np.split(np.arange(len(u)), batch.num_rows)]
+        for cut in (c for c in cuts if len(c)):
+            if not np.array_equal(pairs.scores(batch, columns, u[cut], i[cut]), together[cut]):
+                return False
+    return True
 
 
 def _ranked_again(pairs: _Pairs, batch: pa.RecordBatch, columns: Columns, start: int, ranked: Ranked) -> Ranked:
@@ -224,12 +265,28 @@ def _rows(ranked: Ranked, task: TaskInputs, unmet: Counter[tuple[str, str]] | No
 
 @lru_cache(maxsize=1)
 def loaded_model(
-    folder: Location, threads: int, output: str | None, maps: Location | None
+    folder: Location, threads: int, output: str | None, maps: Location | None, gpu: bool = False
 ) -> tuple[Predictor, FittedWorkflow]:
     """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes.
 
-    `maps`: what workers of a host map of models: see Workspace.mapped. None: nothing.
+    `maps`: what workers of a host map of models: see Workspace.mapped. None: nothing. `gpu`: the model goes to the GPU
+    that Spark assigned to the task, where it stays.
+
+    Raises:
+        UserError: the model is damaged; or there is no such GPU.
     """
     mine = None if maps is None else maps_of(folder, maps)
     vocabularies = None if mine is None else mine / "vocabularies"
-    return load_predictor(folder, threads, output, mine), FittedWorkflow.load(folder / "workflow", maps=vocabularies)
+    device = _device() if gpu else "cpu"
+    return load_predictor(folder, threads, output, mine, device), FittedWorkflow.load(
+        folder / "workflow", maps=vocabularies
+    )
+
+
+def _device() -> str:
+    """The GPU of this task, and so of this process, for torch: an executor has one, and so its workers' tasks."""
+    addresses = gpu_addresses()
+    if not addresses:
+        raise UserError("the tasks that score were to have a GPU each, and Spark assigned none to this one")
+    show_assigned_gpu(addresses)
+    return "cuda"

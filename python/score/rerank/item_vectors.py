@@ -25,6 +25,8 @@ class ModelItemVectors:
     output: str | None
     maps: Location | None
     item_features: ItemFeatures
+    #: See TaskInputs.
+    gpu: bool = False
 
     def __call__(self, item_rows: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32 [n, D] of rows [n].
@@ -32,7 +34,7 @@ class ModelItemVectors:
         Raises:
             UserError: the model is in no retrieval form.
         """
-        predictor, _ = loaded_model(self.model, self.threads, self.output, self.maps)
+        predictor, _ = loaded_model(self.model, self.threads, self.output, self.maps, self.gpu)
         columns = gather({}, self.item_features.open(), item_rows, item_rows)
         return _vectors(predictor, columns, len(item_rows))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 
 from headrace.errors import UserError
@@ -31,7 +30,9 @@ def rank_main(job_json: str) -> str:
     if job.train.device == "cuda":
         from horovod.spark.task import get_available_devices
 
-        _show_assigned_gpu(get_available_devices())
+        from headrace.lake.assigned_gpu import show_assigned_gpu
+
+        show_assigned_gpu(get_available_devices())
 
     import horovod.torch as hvd
     import pyarrow as pa
@@ -93,13 +94,3 @@ def rank_main(job_json: str) -> str:
     if "train" in watchdog.began:
         phase_ends["model"] = watchdog.began["train"]
     return result.model_copy(update={"phase_ends": phase_ends}).model_dump_json()
-
-
-def _show_assigned_gpu(addresses: Sequence[str]) -> None:
-    """Let CUDA see the first GPU that Spark assigned to this rank's task, and no other.
-
-    Addresses are as Spark's discovery script lists them: numbers in the order of nvidia-smi, or UUIDs. Without any
-    (`spark.task.resource.gpu.amount` is not set) ranks take their machine's GPUs in order: headrace.train.setup.device.
-    """
-    if addresses:
-        os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": addresses[0]}

@@ -1,0 +1,46 @@
+"""The GPU that Spark assigned to a task: one process computes on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from pyspark import TaskContext
+from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
+from pyspark.sql import SparkSession
+
+#: As Spark names the resource.
+GPU = "gpu"
+_VISIBLE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def gpu_addresses() -> Sequence[str]:
+    """Addresses of the GPUs that Spark assigned to the task that runs here; none: of no task, or it has none."""
+    context = TaskContext.get()
+    found = None if context is None else context.resources().get(GPU)
+    return () if found is None else found.addresses
+
+
+def show_assigned_gpu(addresses: Sequence[str]) -> None:
+    """Let CUDA see the first GPU that Spark assigned to this process's task, and no other.
+
+    Addresses are as Spark's discovery script lists them: numbers in the order of nvidia-smi, or UUIDs. Without any
+    (`spark.task.resource.gpu.amount` is not set) the process sees what it saw.
+    """
+    if addresses:
+        os.environ |= {**_VISIBLE, "CUDA_VISIBLE_DEVICES": addresses[0]}
+
+
+def gpu_profile(spark: SparkSession) -> ResourceProfile | None:
+    """What a task asks for that has a GPU to itself: all cores of its share of an executor, so one process a GPU.
+
+    None: the session's tasks have no GPUs (the profile `cpu`, or a local master, which knows no such resource).
+    """
+    conf = spark.sparkContext.getConf()
+    amount = float(conf.get(f"spark.task.resource.{GPU}.amount") or 0)
+    if not amount or (spark.sparkContext.master or "").startswith("local"):
+        return None
+    gpus = int(conf.get(f"spark.executor.resource.{GPU}.amount") or 1)
+    cores = int(conf.get("spark.executor.cores") or 1)
+    task = TaskResourceRequests().cpus(max(1, cores // gpus)).resource(GPU, 1.0)
+    return ResourceProfileBuilder().require(task).build

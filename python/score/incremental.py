@@ -1,0 +1,252 @@
+"""Scoring those alone whose inputs have changed: what each user's list was made of, as two hashes, from run to run.
+
+A user's list is a function of the user's columns, of its candidates with their columns, of the model and of the
+settings. Where all of these are as they were, so is the list, and its rows are copied. That holds to the bit where a
+pair's score does not depend on the pairs beside it, which each run looks at (`rank.blocks.scores_stand_alone`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from headrace import __version__
+from headrace.config import Score
+from headrace.features.functions.spark_expressions import col
+from headrace.lake.assigned_gpu import gpu_profile
+from headrace.lake.delta.frame import read_version
+from headrace.lake.worker_errors import worker_errors
+from headrace.manifest import Manifest, Output, fingerprint
+from headrace.models.predictor import model_digest
+from headrace.score.day_table import rows_of_day, verify_day, write_day
+from headrace.score.items import HASHES, ItemTable
+from headrace.score.rank.blocks import ITEMS, SEEN, SOURCES, TaskInputs, scores_stand_alone
+from headrace.score.row_hash import row_hashes
+from headrace.stage import Context
+
+log = logging.getLogger("headrace.score")
+
+#: The kind of a manifest's output, and the name of the table in the lake, that has users' hashes.
+KIND = TABLE = "score_inputs"
+#: Hashes of what a user's list is made of: bigint each.
+OF_USER = ("inputs_0", "inputs_1")
+#: Whose arithmetic the scores are.
+_LIBRARIES = ("torch", "xgboost", "numpy", "pyarrow")
+#: Users, and items, whose scores are looked at alone and together.
+_CHECKED_USERS = 8
+_ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+
+
+@dataclass(frozen=True)
+class UsersToScore:
+    """The users of a run: those to be scored, and what stays of the others."""
+
+    #: The users to be scored; `scored` of them, with `pairs` candidates.
+    changed: DataFrame
+    scored: int
+    pairs: int
+    #: The scores of the others, with their columns; None: everybody is scored.
+    kept: DataFrame | None = None
+    #: How many others there are.
+    kept_users: int = 0
+    #: All users with OF_USER; None: nobody compares.
+    hashed: DataFrame | None = None
+    #: For the manifest.
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def users_to_score(
+    ctx: Context, spark: SparkSession, task: TaskInputs, users: DataFrame, counts: tuple[int, int], columns: list[str]
+) -> Iterator[UsersToScore]:
+    """Compare the users with those of the run before: of this day, or else of the newest day before it.
+
+    The hashes are computed once and kept to the end of the context.
+
+    Args:
+        ctx: the run; without `score.incremental` everybody is scored.
+        spark: the session.
+        task: the items and the model.
+        users: the key, the user's columns and perhaps `__seen`, or `__items` and `__sources`.
+        counts: of users, and of their candidates.
+        columns: of the scores.
+    """
+    score = ctx.spec.score
+    assert score is not None
+    if not score.incremental:
+        yield UsersToScore(users, *counts)
+        return
+    why = _why_all(spark, task, users)
+    hashed = with_hashes(users, task.items, _said(score, task, ctx.ds)).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        before = None if why else _before(ctx)
+        parted = None if before is None else _parted(ctx, spark, hashed, before, columns)
+        if before is None or parted is None:
+            why = why or "there is no run before to compare with"
+            log.info("score: everybody is scored: %s", why)
+            yield UsersToScore(users, *counts, hashed=hashed, facts={"all": why})
+            return
+        changed, kept = parted
+        pairs = F.sum(F.size(ITEMS)) if ITEMS in users.columns else F.count("*") * F.lit(task.items.rows)
+        scored, of_scored = changed.agg(F.count("*"), F.coalesce(pairs, F.lit(0))).collect()[0]
+        log.info("score: %s of %s users have changed", f"{scored:,}", f"{counts[0]:,}")
+        facts = {"before": {"ds": before.ds, "key": before.key}}
+        changed = changed.drop(*OF_USER)
+        yield UsersToScore(changed, scored, of_scored, kept, counts[0] - scored, hashed, facts)
+    finally:
+        hashed.unpersist()
+
+
+def _why_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | None:
+    """Why everybody is to be scored, whatever has changed; None: unchanged lists can be copied."""
+    names = list(users.columns)
+    few = users.limit(_CHECKED_USERS).toDF(*[f"c{i}" for i in range(len(names))])
+
+    def looked_at(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            named = pa.RecordBatch.from_arrays(batch.columns, names)
+            yield pa.RecordBatch.from_pydict({"alone": [scores_stand_alone(task, named)]})
+
+    profile = gpu_profile(spark) if task.gpu else None
+    with worker_errors():
+        if all(row[0] for row in few.mapInArrow(looked_at, "alone boolean", profile=profile).collect()):
+            return None
+    return "the model's score of a pair depends on the pairs beside it"
+
+
+def _said(score: Score, task: TaskInputs, ds: str) -> dict[str, Any]:
+    """What lists depend on besides users and items."""
+    settings = score.model_dump(mode="json", exclude={"model", "metric", "incremental"})
+    said = {"settings": settings, "model": model_digest(task.model), "code": __version__, "threads": task.threads}
+    said["gpu"] = task.gpu
+    said["libraries"] = {name: _version(name) for name in _LIBRARIES}
+    rules = score.rerank
+    if rules is not None and (rules.freshness is not None or rules.explore is not None):
+        said["ds"] = ds  # what is fresh, and what is drawn, is another on another day
+    return said
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def with_hashes(users: DataFrame, items: ItemTable, said: Mapping[str, Any]) -> DataFrame:
+    """Users with OF_USER.
+
+    Args:
+        users: the key, the user's columns and perhaps `__seen`, or `__items` and `__sources`.
+        items: all items; where users have no lists of their own, all of them are everybody's.
+        said: whatever else a list depends on. JSON values.
+    """
+    listed = ITEMS in users.columns
+    own = [c for c in users.columns if c not in (ITEMS, SOURCES)]
+    if SEEN in own:  # in no order
+        users = users.withColumn(SEEN, F.sort_array(SEEN))
+    text = F.lit(fingerprint({"said": dict(said), "items": None if listed else items.fingerprint}))
+    if not listed:
+        return users.select("*", *row_hashes(users, own, OF_USER, text))
+    # mapInArrow reads a dot in a column's name as a field's: numbers travel.
+    fields = [StructField(f"c{i}", f.dataType) for i, f in enumerate(users.schema.fields)]
+    schema = StructType([*fields, *(StructField(n, LongType()) for n in OF_USER)])
+    numbered = users.toDF(*[f.name for f in fields]).mapInArrow(_Lists(items, tuple(users.columns)), schema)
+    found = numbered.toDF(*users.columns, *OF_USER)
+    mixed = row_hashes(found, own, OF_USER, text, *[F.col(n) for n in OF_USER])
+    return found.select(*[col(c) for c in users.columns], *mixed)
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """What a Spark task does: users, with sums of the hashes of their items behind them."""
+
+    items: ItemTable
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            sources = batch.column(self.names.index(SOURCES)) if SOURCES in self.names else None
+            sums = self.sums(batch.column(self.names.index(ITEMS)), sources)
+            columns = [*batch.columns, *(pa.array(s.view(np.int64)) for s in sums)]
+            yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, *OF_USER])
+
+    def sums(self, items: pa.ListArray, sources: pa.ListArray | None) -> list[NDArray[np.uint64]]:
+        """Of each list two sums over its items, whatever their order: uint64 [lists]."""
+        rows = items.flatten()
+        lengths = pc.fill_null(pc.list_value_length(items), 0).to_numpy(zero_copy_only=False)
+        ends = np.append(0, np.cumsum(lengths))
+        masks = np.zeros(len(rows), np.uint64)
+        if sources is not None:
+            masks = sources.flatten().to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+        found = []
+        for name, odd in zip(HASHES, _ODD, strict=True):
+            hashes = self.items.take(name, rows).to_numpy(zero_copy_only=False).view(np.uint64)
+            mixed = _mix(hashes + (masks + np.uint64(1)) * odd)
+            total = np.append(np.uint64(0), np.cumsum(mixed, dtype=np.uint64))
+            found.append(total[ends[1:]] - total[ends[:-1]])
+        return found
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each bit changes all others: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _parted(
+    ctx: Context, spark: SparkSession, users: DataFrame, before: Manifest, columns: list[str]
+) -> tuple[DataFrame, DataFrame] | None:
+    """Of users with OF_USER those that have others than before; and the earlier scores of the others.
+
+    None: the earlier ones lack a column.
+    """
+    assert ctx.spec.score is not None
+    key = ctx.spec.score.user.key
+
+    def of_day(output: Output) -> DataFrame:
+        table = read_version(spark, ctx.ws.locate(output.name), int(output.version), lambda of: of["ds"] == before.ds)
+        return table.where(F.col("ds") == before.ds).drop("ds")
+
+    was = of_day(before.output(KIND)).select(*[col(c).alias(f"__{i}") for i, c in enumerate((key, *OF_USER))])
+    same = (col(key) == F.col("__0")) & (F.col(OF_USER[0]) == F.col("__1")) & (F.col(OF_USER[1]) == F.col("__2"))
+    unchanged = users.join(was, same, "left_semi").select(col(key).alias("__key"))
+    scores = of_day(before.output("delta"))
+    if not set(columns) <= {"ds", *scores.columns}:
+        return None
+    kept = scores.join(unchanged, col(key) == F.col("__key"), "left_semi")
+    return users.join(was, same, "left_anti"), kept
+
+
+def write_hashes(ctx: Context, users: DataFrame) -> Output:
+    """Keep the hashes of a day's users for the next run: one commit that replaces the day."""
+    assert ctx.spec.score is not None
+    table = ctx.ws.table(ctx.spec.pipeline, TABLE)
+    frame = users.select(F.lit(ctx.ds).alias("ds"), col(ctx.spec.score.user.key), *OF_USER)
+    number = write_day(frame, table, stage=TABLE, ds=ctx.ds, key=ctx.key)
+    return Output(kind=KIND, name=ctx.ws.name_of(table), version=str(number), rows=rows_of_day(table, number, ctx.ds))
+
+
+def _before(ctx: Context) -> Manifest | None:
+    """The manifest of the run before whose outputs still stand."""
+    for ds in sorted((d for d in ctx.ws.days(ctx.spec.pipeline) if d <= ctx.ds), reverse=True):
+        found = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ds, "score"))
+        if found is None or not any(o.kind == KIND for o in found.outputs):
+            continue
+        if not any(verify_day(ctx.ws, found.output(kind), ds) for kind in ("delta", KIND)):
+            return found
+    return None

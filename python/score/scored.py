@@ -1,0 +1,113 @@
+"""The rows of the scores: users go to tasks, which rank their items."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyspark import Accumulator
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Score
+from headrace.features.functions.spark_expressions import col
+from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.types import declared
+from headrace.lake.assigned_gpu import gpu_profile
+from headrace.lake.worker_errors import worker_errors
+from headrace.lake.worker_memory import report_peak_memory
+from headrace.score.incremental import UsersToScore
+from headrace.score.progress import progress
+from headrace.score.rank.blocks import TaskInputs, score_batches
+from headrace.score.rerank.unmet_by_task import UnmetByTask
+from headrace.stage import Context
+
+#: Tasks for each core, so that cores finish together and progress is seen; and the most pairs of a task.
+_TASKS_A_CORE = 4
+_TASK_PAIRS = 4_000_000
+#: The column of the scores where there are candidates: the names of the sources that gave the item.
+OF_CANDIDATES = {"source": "string"}
+#: Columns of the scores where there are rules for lists.
+OF_RERANK = {"propensity": "double", "reason": "string"}
+
+
+def score_columns(score: Score) -> list[str]:
+    """The columns of the scores that a spec asks for."""
+    more = [*(OF_CANDIDATES if score.candidates else ()), *(OF_RERANK if score.rerank else ())]
+    return ["ds", score.user.key, score.item.key, "rank", "score", "model_version", *more]
+
+
+@contextmanager
+def scored_rows(
+    ctx: Context,
+    spark: SparkSession,
+    task: TaskInputs,
+    users: UsersToScore,
+    model: str,
+    measures: tuple[Accumulator[float], UnmetByTask],
+    sources: Sequence[str] | None,
+) -> Iterator[DataFrame]:
+    """The rows of the table, to be computed within the block: of the users to be scored, and those that are kept.
+
+    Users are partitioned to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
+
+    Args:
+        ctx: the run.
+        spark: the session.
+        task: what all tasks are told.
+        users: who is scored.
+        model: its version.
+        measures: of the workers' memory; of rules that lists of those who are scored now could not keep.
+        sources: the names of the candidates' sources; None: all items are ranked.
+    """
+    spec, score = ctx.spec, ctx.spec.score
+    assert score is not None
+    pairs = users.pairs
+    tasks = max(
+        1, min(users.scored, max(_TASKS_A_CORE * spark.sparkContext.defaultParallelism, -(-pairs // _TASK_PAIRS)))
+    )
+    partitioned = users.changed.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
+    # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
+    names = list(partitioned.columns)
+    numbered = partitioned.toDF(*[f"c{i}" for i in range(len(names))])
+    shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)
+    peak, unmet = measures
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
+        of_task: Counter[tuple[str, str]] = Counter()
+        yield from score_batches(shared.value, named, counter.add, of_task)
+        if of_task:
+            unmet.add(of_task)
+        report_peak_memory(peak)
+
+    types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
+    of_lists = [] if score.rerank is None else list(OF_RERANK.items())
+    written = [("user", types[score.user.key]), ("item", types[score.item.key]), ("rank", "int"), ("score", "float")]
+    written += [] if sources is None else [("sources", "int")]
+    schema = ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists])
+    best = numbered.mapInArrow(work, schema, profile=gpu_profile(spark) if task.gpu else None)
+    frame = best.select(
+        F.lit(ctx.ds).alias("ds"),
+        F.col("user").alias(score.user.key),
+        F.col("item").alias(score.item.key),
+        "rank",
+        "score",
+        F.lit(model).alias("model_version"),
+        *([] if sources is None else [names_of_sources(sources).alias("source")]),
+        *[name for name, _ in of_lists],
+    )
+    if users.kept is not None:
+        kept = users.kept.withColumn("ds", F.lit(ctx.ds))
+        frame = frame.unionByName(kept.select(*[col(c) for c in frame.columns]))
+    with progress(counter, max(1, pairs)), worker_errors():
+        yield frame
+    shared.unpersist()
+
+
+def names_of_sources(names: Sequence[str]) -> Column:
+    """The names of the sources that gave an item, by the bits of the column `sources`: text, with commas between."""
+    bits = F.col("sources")
+    return F.concat_ws(",", *[F.when(bits.bitwiseAND(1 << i) != 0, F.lit(name)) for i, name in enumerate(names)])

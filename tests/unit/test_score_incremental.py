@@ -1,0 +1,105 @@
+"""What lets unchanged lists be copied: scores that stand alone, and hashes of lists, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.comm.base import LocalCollective
+from headrace.config import Model
+from headrace.models.saved import save_model
+from headrace.models.sharded_model import ShardedModel
+from headrace.score.incremental import _Lists
+from headrace.score.items import ItemTable
+from headrace.score.rank import blocks
+from headrace.score.rank.blocks import ITEMS, SOURCES, score_batches, scores_stand_alone
+from headrace.storage import local
+from tests.unit.test_score_blocks import fitted, items, make_job, rows_of, users, with_candidates
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DLRM as it starts, but for the continuous features' weights: raw ages and prices would have it sure of all."""
+    folder, workflow = tmp_path_factory.mktemp("network"), fitted()
+    workflow.save(local(folder / "workflow"))
+    shape = Model(embedding_dim=16, bottom_mlp=(32, 16), top_mlp=(64, 32))
+    model = ShardedModel(workflow.schema, shape, LocalCollective(), 2)
+    for name, p in model.named_dense_parameters():
+        if name.startswith("bottom"):
+            p.data.mul_(0.3)
+    given = {"pipeline": "p", "ds": "2026-01-01", "key": "k", "metrics": {}}
+    save_model(local(folder / "model"), model, workflow=local(folder / "workflow"), **given)
+    return folder / "model"
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 100), st.sets(st.integers(0, 39), min_size=1), st.sampled_from([7, 500, 32_768]))
+def test_some_users_scored_again_have_the_scores_of_all(
+    network: Path, seed: int, changed: set[int], block_pairs: int
+) -> None:
+    people, things = users(40, seed), items(90, seed)
+    listed, _ = with_candidates(people, things, seed)
+    task = make_job(network, things, part_rows=40, top_k=20)
+    whole = rows_of(list(score_batches(task, iter([listed]), lambda n: None)))
+    some = listed.take(pa.array(sorted(changed)))
+    task = make_job(network, things, part_rows=90, top_k=20, block_pairs=block_pairs)
+    again = rows_of(list(score_batches(task, iter([some.slice(0, 5), some.slice(5)]), lambda n: None)))
+    assert len({score for *_, score, _ in whole}) > len(whole) / 2
+    names = set(some.column(0).to_pylist())
+    assert again == [row for row in whole if row[0] in names]
+
+
+def test_a_model_that_looks_at_other_rows_is_noticed(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_job(network, items(30))
+    assert scores_stand_alone(task, users(8))
+    assert scores_stand_alone(task, users(1))
+    predictor, workflow = blocks.loaded_model(task.model, task.threads, task.output, task.maps)
+
+    class LooksBeside:
+        """Scores less what is in the batch: as of a normalization by the batch."""
+
+        schema, kind = predictor.schema, predictor.kind
+
+        def predict(self, columns: Mapping[str, Any]) -> np.ndarray:
+            found = predictor.predict(columns)
+            return found - found.mean()
+
+    monkeypatch.setattr(blocks, "loaded_model", lambda *_: (LooksBeside(), workflow))
+    assert not scores_stand_alone(task, users(8))
+
+
+@given(st.data())
+def test_sums_of_lists_are_equal_of_equal_sets_alone(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    things = pa.table({"item": list(range(12)), "price": [float(i % 5) for i in range(12)]})
+    table = ItemTable.of_arrow(things, "item", local(tmp_path_factory.mktemp("items") / "items"))
+    pairs = st.dictionaries(st.integers(0, 11), st.integers(1, 3))
+    lists = data.draw(st.lists(pairs, min_size=2, max_size=8))
+    shuffled = [list(data.draw(st.permutations(sorted(x.items())))) for x in lists]
+
+    def sums(with_sources: bool) -> list[tuple[int, ...]]:
+        rows = pa.array([[i for i, _ in x] for x in shuffled], pa.list_(pa.int32()))
+        masks = pa.array([[m for _, m in x] for x in shuffled], pa.list_(pa.int32()))
+        task = _Lists(table, (ITEMS, SOURCES))
+        return list(zip(*task.sums(rows, masks if with_sources else None), strict=True))
+
+    for with_sources in (True, False):
+        found = sums(with_sources)
+        for a, x in zip(found, lists, strict=True):
+            for b, y in zip(found, lists, strict=True):
+                same = x == y if with_sources else x.keys() == y.keys()
+                assert (a == b) == same
+                assert same == all(i == j for i, j in zip(a, b, strict=True))
+    # An item that is another makes other lists of those that have it.
+    other = things.set_column(1, "price", pa.array([9.5, *things["price"].to_pylist()[1:]]))
+    changed = ItemTable.of_arrow(other, "item", local(tmp_path_factory.mktemp("items") / "items"))
+    before, table = sums(True), changed
+    assert [a != b for a, b in zip(before, sums(True), strict=True)] == [0 in x for x in lists]
