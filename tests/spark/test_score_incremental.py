@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from headrace.comm.base import LocalCollective
-from headrace.config import Model
 from headrace.manifest import Manifest
-from headrace.models.saved import save_model
-from headrace.models.sharded_model import ShardedModel
 from headrace.score.row_hash import row_hashes
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
@@ -76,20 +72,6 @@ def test_unchanged_users_keep_their_lists_to_the_bit(
     differ = both[both.score != both.score_before]
     # The network as it starts may not look at the price; who is older has other scores.
     assert {user} <= set(differ.user) <= {user, *touched}
-
-    # Another model: nobody's list stays.
-    schema = manifest_of(ws, "features").dataset_schema
-    assert schema is not None
-    model = ShardedModel(schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 7)
-    workflow = ws.locate(manifest_of(ws, "features").output("dataset").name) / "workflow"
-    trained = manifest_of(ws, "train")
-    folder = ws.model("shop", DS, "t2") / "model"
-    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t2", metrics={"auc": 0.5})
-    output = trained.output("model").model_copy(update={"name": ws.name_of(folder), "version": "t2"})
-    trained.model_copy(update={"key": "t2", "outputs": (output,)}).save(ws.manifest("shop", DS, "train"))
-    third = run_stage(ScoreCandidates(), s, ws, DS).manifest
-    assert (third.rows["users_scored"], third.rows["users_kept"]) == (users, 0)
-    assert set(scores(spark, ws).model_version) == {"t2"}
 
 
 def _add_events(spark: SparkSession, ws: Workspace, events: pd.DataFrame) -> None:

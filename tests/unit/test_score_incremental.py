@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,15 @@ from hypothesis import strategies as st
 
 from headrace.comm.base import LocalCollective
 from headrace.config import Model
+from headrace.manifest import fingerprint
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.score.incremental import _Lists
+from headrace.score.incremental import _Lists, _said
 from headrace.score.items import ItemTable
 from headrace.score.rank import blocks
-from headrace.score.rank.blocks import ITEMS, SOURCES, score_batches, scores_stand_alone
+from headrace.score.rank.blocks import ITEMS, SOURCES, TaskInputs, score_batches, scores_stand_alone
 from headrace.storage import local
-from tests.unit.test_score_blocks import fitted, items, make_job, rows_of, users, with_candidates
+from tests.unit.test_score_blocks import fitted, items, make_job, rows_of, spec, users, with_candidates
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +106,26 @@ def test_sums_of_lists_are_equal_of_equal_sets_alone(
     changed = ItemTable.of_arrow(other, "item", local(tmp_path_factory.mktemp("items") / "items"))
     before, table = sums(True), changed
     assert [a != b for a, b in zip(before, sums(True), strict=True)] == [0 in x for x in lists]
+
+
+def test_lists_depend_on_the_model_the_settings_and_at_times_on_the_day(network: Path, tmp_path: Path) -> None:
+    task = make_job(network, items(5))
+
+    def said(task: TaskInputs, ds: str = "2026-01-01", **more: Any) -> str:
+        score = spec(**more).score
+        assert score is not None
+        return fingerprint(_said(score, task, ds))
+
+    before = said(task)
+    assert said(task) == said(task, ds="2026-01-02") == said(task, incremental=True, model="baseline") == before
+    other = tmp_path / "model"
+    shutil.copytree(network, other)
+    assert said(replace(task, model=local(other))) == before
+    card = (other / "model.json").read_text()
+    (other / "model.json").write_text(card.replace('"key": "k"', '"key": "k2"'))
+    changed = [said(replace(task, model=local(other))), said(task, top_k=7), said(replace(task, threads=2))]
+    by_day = {"caps": {"price": 2}}, {"freshness": {"days": 3.0, "boost": 0.1, "column": "price"}}
+    for rules, of_day in (*((r, "freshness" in r) for r in by_day), ({"explore": {"epsilon": 0.1}}, True)):
+        changed.append(said(task, rerank=rules))
+        assert (said(task, ds="2026-01-02", rerank=rules) != changed[-1]) == of_day
+    assert len({before, *changed}) == 1 + len(changed)
