@@ -108,10 +108,15 @@ class Rerank(Section):
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Rerank:
-        total = sum(rule.share or 0.0 for rule in (self.freshness, self.new_items) if rule is not None)
+        total = sum(self.shares())
         if total > 1:
             raise ValueError(f"the shares of fresh and of new items are {total:g} together; a list has 1")
         return self
+
+    def shares(self) -> tuple[float, ...]:
+        """The least shares that rules ask for."""
+        rules = (self.freshness, self.new_items)
+        return tuple(rule.share for rule in rules if rule is not None and rule.share is not None)
 
     def columns(self) -> tuple[str, ...]:
         """The columns of items that the rules look at."""

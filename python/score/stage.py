@@ -42,6 +42,7 @@ from headrace.score.rerank.columns import check_rule_columns
 from headrace.score.rerank.item_vectors import ModelItemVectors
 from headrace.score.rerank.reranker import RuleReranker
 from headrace.score.rerank.unmet_by_task import UnmetByTask
+from headrace.score.revisions import revisions
 from headrace.score.scored import OF_CANDIDATES, OF_RERANK, score_columns, scored_rows
 from headrace.score.scoring_model import ScoringModel, pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
@@ -66,6 +67,7 @@ class ScoreCandidates(Stage):
         return {
             "score": spec.score.model_dump(mode="json") if spec.score else None,
             "event_time": spec.table.event_time,
+            **revisions(spec),
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:

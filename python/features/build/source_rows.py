@@ -85,14 +85,19 @@ class SourceRows:
         return self.first_event if read.use == "events" else None
 
 
+def has_timestamps(named: NamedSource) -> bool:
+    """Whether the rows of a source say when they happened to the moment, not by dates or landing days."""
+    source = source_table(named)
+    return source.time is not None and source.types[source.time].element == "timestamp"
+
+
 def end_of_day(named: NamedSource, ds: str) -> int:
     """The first microsecond that is no knowledge of the day `ds`, in terms of a source's EVENT_MICROS.
 
     Of timestamps it is midnight in UTC, as of splits and windows; of dates and landing days their end in the source's
     time zone, which is later in the west.
     """
-    source = source_table(named)
-    if source.time is not None and source.types[source.time].element == "timestamp":
+    if has_timestamps(named):
         return midnight(ds, 1)
     return int(landing_midnight(named.source, following(ds)).timestamp()) * 1_000_000
 
