@@ -125,11 +125,12 @@ def model_digest(folder: Location) -> str:
 def read_meta(folder: Location) -> dict[str, Any]:
     """`model.json` of a saved model, after a look at whether all its parts are there, in their recorded sizes.
 
-    Cheap: imports neither torch nor XGBoost, and reads no other file. Checksums are looked at when a model is loaded.
+    Cheap: imports neither torch nor XGBoost, and reads no other file, but where rows lie upon another model's the
+    indexes of both. Checksums of other files are looked at when a model is loaded.
 
     Raises:
         UserError: a part is missing, or model.json is no JSON or no model's record; names the file. Or the first
-            model of a second stage is gone.
+            model of a second stage, or the one that rows lie upon, is gone or another one by now.
     """
     path = folder / "model.json"
     try:
@@ -165,16 +166,34 @@ def base_model(folder: Location, meta: Mapping[str, Any]) -> Location:
     """The folder of the model on whose rows this one's lie (`model.json`'s `base`).
 
     Raises:
-        UserError: it is gone, or no longer whole.
+        UserError: it is gone, no longer whole, or another one than the rows were saved upon: a training under the same
+            key may have written it again, on another number of ranks, say.
     """
     found = folder.following(str(meta["base"]))
+    said = f"{folder} holds the rows that changed since the model {found}"
     try:
         read_meta(found)
+        upon = _index_of(folder).get("base")
+        now = _index_of(found).get("sha256")
     except UserError as e:
-        raise UserError(
-            f"{folder} holds the rows that changed since the model {found}, which cannot be opened: {e}"
-        ) from None
+        raise UserError(f"{said}, which cannot be opened: {e}") from None
+    if not isinstance(upon, dict) or upon.get("sha256") != now:
+        raise UserError(f"{said}, and that is another save by now: restore it, or train the day again")
     return found
+
+
+def _index_of(folder: Location) -> dict[str, Any]:
+    """The index of a saved model's rows (`embeddings.checkpoint.index`, which imports torch), as it is written."""
+    path = folder / "embeddings" / "index.json"
+    try:
+        index = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: the save did not finish or was damaged") from None
+    except (ValueError, UnicodeDecodeError) as e:
+        raise UserError(f"{path} is not JSON: {e}") from None
+    if not isinstance(index, dict):
+        raise UserError(f"{path} is damaged: it is no index of saved rows")
+    return index
 
 
 def needed_models(folder: Location) -> tuple[Location, ...]:

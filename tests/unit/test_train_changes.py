@@ -10,15 +10,19 @@ import pytest
 import torch
 
 from headrace.comm.threads import run_ranks
+from headrace.config import build_spec
 from headrace.errors import UserError
-from headrace.manifest import Manifest
+from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor, maps_of, needed_models, read_meta
 from headrace.models.saved import load_model
+from headrace.stage import Context
 from headrace.train.job import Job
 from headrace.train.loop.run import train
 from headrace.train.result import Report
+from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.stage import Train
 from headrace.workspace import Workspace
-from tests.train_support import TRAIN, assert_same_weights, job_of
+from tests.train_support import MODEL, TRAIN, assert_same_weights, job_of
 
 _DAYS = range(10, 14)
 _ONCE = TRAIN.model_copy(update={"epochs": 1, "max_steps": 2})
@@ -87,3 +91,51 @@ def test_a_base_that_is_gone_is_said(days: dict[str, list[tuple[Job, Report]]], 
     finally:
         shutil.move(aside, first.local_path())
     load_model(second)
+
+
+def test_a_base_that_was_trained_again_makes_the_days_upon_it_stale(
+    days: dict[str, list[tuple[Job, Report]]], home: Workspace
+) -> None:
+    spec = build_spec(
+        {
+            "pipeline": "clicks",
+            "source": {"format": "clicks", "path": "{ds}"},
+            "table": {"columns": [{"name": "click"}]},
+            "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
+            "model": MODEL.model_dump(mode="json", by_alias=True),
+        }
+    )
+    (home.home / "mlflow.db").touch()
+    jobs, schema = [job for job, _ in days["changes"][:3]], days["changes"][3][0].features.dataset_schema
+    assert schema is not None
+    manifests = []
+    for day, job in zip(_DAYS, jobs, strict=False):
+        output = Output(kind="model", name=home.name_of(job.saved_model), version=job.key)
+        ds = f"2026-01-{day}"
+        done = Manifest(stage="train", pipeline="clicks", ds=ds, key=job.key, spec_hash="", outputs=(output,))
+        done.save(home.manifest("clicks", ds, "train"))
+        manifests.append(done)
+
+    def stale() -> list[bool]:
+        found = [Train().verify(Context(spec, home, m.ds), m) for m in manifests]
+        assert all(why is None or "that is another save by now" in why for why in found)
+        return [why is not None for why in found]
+
+    def start() -> str | None:
+        found = find_warm_start(home, spec, "2026-01-13", schema)
+        return None if found is None else found.ds
+
+    assert (stale(), start()) == ([False] * 3, "2026-01-12")
+    first = jobs[0].saved_model.local_path()
+    aside = first.with_name("aside")
+    shutil.copytree(first, aside)
+    try:
+        run_ranks(4, lambda c: train(jobs[0], c))  # the same key and weights, written by another number of ranks
+        assert (stale(), start()) == ([False, True, True], "2026-01-10")
+        for reader in (read_meta, load_model):
+            with pytest.raises(UserError, match="that is another save by now"):
+                reader(jobs[2].saved_model)
+    finally:
+        shutil.rmtree(first)
+        shutil.move(aside, first)
+    assert stale() == [False] * 3
