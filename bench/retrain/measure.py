@@ -64,7 +64,7 @@ def measure(run: Run, file: Path) -> list[DayResult]:
         if known.get(ds, {}).get("key") == manifest.key:
             continue
         rows, metrics = rows_of(run, ds), manifest.facts["metrics"]
-        forgetting = manifest.facts.get("forgetting", {}).get("metrics", {})
+        forgetting = (manifest.facts.get("forgetting") or {}).get("metrics", {})
         found = DayResult(
             ds=ds,
             rows=rows.num_rows,

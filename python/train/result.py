@@ -34,7 +34,7 @@ class Report(BaseModel):
     #: With `retrain.full_copy_days`: bytes of the saved embeddings, of the newest whole copy, and the model that they
     #: lie upon (None: they are whole).
     saved: dict[str, Any] = Field(default_factory=dict)
-    #: Of `retrain.forgetting_day`: metrics, rows; empty where none is asked for or it is not there.
+    #: Of `retrain.forgetting_day`: metrics, rows; empty where none is asked for or its rows cannot be read.
     forgetting: dict[str, Any] = Field(default_factory=dict)
     #: By feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (training), oov_share (valid), mib.
     dynamic: dict[str, dict[str, float | None]] = Field(default_factory=dict)

@@ -27,7 +27,7 @@ from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.lineage import lineage_of
 from headrace.train.result import Report, show_metrics
-from headrace.train.setup.forgetting_day import FORGETTING, find_forgetting_rows
+from headrace.train.setup.forgetting_day import find_forgetting_dataset, forgetting_day
 from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.pretrained import PRETRAINED, find_pretrained
 from headrace.train.setup.sample_weight import SampleWeights
@@ -58,24 +58,20 @@ class Train(Stage):
         if spec.train.sample_weight is not None:
             train["sample_weight"] = spec.train.sample_weight
         if spec.retrain is not None:
-            # How a model is saved changes nothing in it.
-            train["retrain"] = spec.retrain.model_dump(mode="json", exclude={"full_copy_days"})
+            # How a model is saved, and what else it is measured on, changes nothing in it.
+            train["retrain"] = spec.retrain.model_dump(mode="json", exclude={"full_copy_days", "forgetting_day"})
         if spec.train.tasks:
             train["tasks"] = spec.train.model_dump(mode="json", include={"tasks"})["tasks"]
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The saved model of an earlier day, or those of other pipelines, where the run starts from them.
-
-        And the dataset of the day on which each model is measured, too.
-        """
+        """The saved model of an earlier day, or those of other pipelines, where the run starts from them."""
         schema = ctx.upstream["features"].dataset_schema
-        other_day = find_forgetting_rows(ctx.ws, ctx.spec, ctx.ds, schema)
         if ctx.spec.train.warm_start and schema is not None:
             found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema, self._begun_with(ctx))
             if found is not None:
-                return (Input(kind="model", name=found.name, version=found.version), *other_day)
-        return (*find_pretrained(ctx.ws, ctx.spec, ctx.ds), *other_day)
+                return (Input(kind="model", name=found.name, version=found.version),)
+        return find_pretrained(ctx.ws, ctx.spec, ctx.ds)
 
     def _begun_with(self, ctx: Context) -> tuple[Input, ...]:
         """What a finished run of this day, of the same spec and dataset, has read; nothing where there is none."""
@@ -141,7 +137,7 @@ class Train(Stage):
                 **({} if spec.train.monitor == "log_loss" else {"monitor": spec.train.monitor}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
-                **_forgetting(spec, report),
+                **_forgetting(ctx, report),
                 **({"saved": report.saved} if report.saved else {}),
                 **({"pretrained": dict(job.pretrained)} if job.pretrained else {}),
                 "registered": {"name": spec.pipeline, "version": version} if version else None,
@@ -170,7 +166,7 @@ def make_job(ctx: Context) -> Job:
     """What the ranks are told."""
     warm = [i.name for i in ctx.inputs if i.kind == "model"]
     pretrained = [i.name for i in ctx.inputs if i.kind == PRETRAINED]
-    retrain = ctx.spec.retrain
+    retrain, schema = ctx.spec.retrain, ctx.upstream["features"].dataset_schema
     job = Job(
         home=ctx.ws.home,
         pipeline=ctx.spec.pipeline,
@@ -182,7 +178,7 @@ def make_job(ctx: Context) -> Job:
         warm_start=warm[0] if warm else None,
         pretrained=dict(zip(sorted(ctx.spec.train.pretrained), pretrained, strict=False)),
         threads=ctx.spec.train.threads,
-        forgetting=next((i.name for i in ctx.inputs if i.kind == FORGETTING), None),
+        forgetting=find_forgetting_dataset(ctx.ws, ctx.spec, ctx.ds, schema) if ctx.registers else None,
         decay=DayDecay.of(ctx.spec, ctx.ds),
         new_rows="random" if retrain is None else retrain.new_rows,
         full_copy_days=None if retrain is None else retrain.full_copy_days,
@@ -247,10 +243,12 @@ def _preload_at_the_end(ws: Workspace) -> Any:
     return on_progress
 
 
-def _forgetting(spec: Spec, report: Report) -> dict[str, Any]:
-    if spec.retrain is None or not report.forgetting:
+def _forgetting(ctx: Context, report: Report) -> dict[str, Any]:
+    """Null: it was asked for, and could not be measured."""
+    day = forgetting_day(ctx.spec, ctx.ds)
+    if day is None or not ctx.registers:
         return {}
-    return {"forgetting": {"ds": spec.retrain.forgetting_day, **report.forgetting}}
+    return {"forgetting": {"ds": day, **report.forgetting} if report.forgetting else None}
 
 
 def run_parameters(spec: Spec) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor
 from headrace.schema import DatasetSchema
-from headrace.stage import run_stage
+from headrace.stage import plan_run, run_stage
 from headrace.train.challenger import TrainChallenger, due, how_far_behind, newest_from_nothing
 from headrace.train.loop.run import train
-from headrace.train.setup.forgetting_day import find_forgetting_rows
+from headrace.train.setup.forgetting_day import find_forgetting_dataset
 from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.stage import Train
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.train_support import TRAIN, job_of
@@ -141,22 +142,26 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, before: Ma
     assert alone.name == own
 
 
-def test_a_model_is_measured_on_the_rows_of_another_day(home: Workspace, before: Manifest, today: Manifest) -> None:
-    def asked(day: str | None, ds: str = "2026-01-12", schema: DatasetSchema | None = today.dataset_schema) -> Any:
-        retrain: Mapping[str, Any] = {"forgetting_day": day}
-        return find_forgetting_rows(home, spec_of(retrain=retrain), ds, schema)
+def asked(ws: Workspace, day: str | None, ds: str, schema: DatasetSchema | None) -> str | None:
+    retrain: Mapping[str, Any] = {"forgetting_day": day}
+    return find_forgetting_dataset(ws, spec_of(retrain=retrain), ds, schema)
 
-    (found,) = asked("2026-01-10")
-    assert found.name == before.output("dataset").name
-    assert asked(None) == asked("2026-01-12") == asked("2026-01-09") == ()
-    other = DatasetSchema(features=today.dataset_schema.features[1:]) if today.dataset_schema else None
-    assert asked("2026-01-10", schema=other) == ()
+
+def test_a_model_is_measured_on_the_rows_of_another_day(home: Workspace, before: Manifest, today: Manifest) -> None:
+    schema = today.dataset_schema
+    assert schema is not None
+    found = asked(home, "2026-01-10", "2026-01-12", schema)
+    assert found == before.output("dataset").name
+    assert {asked(home, day, "2026-01-12", schema) for day in (None, "2026-01-12", "2026-01-09")} == {None}
+    assert asked(home, "2026-01-10", "2026-01-12", DatasetSchema(features=schema.features[1:])) is None
+    fewer = tuple(f.model_copy(update={"cardinality": 59}) if f.name == "user" else f for f in schema.features)
+    assert asked(home, "2026-01-10", "2026-01-12", DatasetSchema(features=fewer)) is None
 
     once = TRAIN.model_copy(update={"epochs": 1})
-    job = job_of(home, today, "measured", once, forgetting=found.name)
+    job = job_of(home, today, "measured", once, forgetting=found)
     reports = run_ranks(2, lambda c: train(job, c))
     assert before.dataset_schema is not None
-    folder = home.locate(found.name).local_path() / "valid"
+    folder = home.locate(found).local_path() / "valid"
     rows = read_padded(sorted(folder.glob("*.parquet")), before.dataset_schema)
     p = load_predictor(job.saved_model).predict({c: rows[c].to_numpy() for c in rows.columns})
     clicked = rows["click"].to_numpy() > 0
@@ -165,3 +170,38 @@ def test_a_model_is_measured_on_the_rows_of_another_day(home: Workspace, before:
     for report in reports:
         assert report.forgetting["rows"] == 300
         assert report.forgetting["metrics"]["auc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_rows_of_another_day_that_are_gone_end_no_training(
+    ws: Workspace, make_dataset: Callable[..., Manifest], caplog: pytest.LogCaptureFixture
+) -> None:
+    then = make_dataset(ws, train=400, valid=200, users=60, ds="2026-01-10")
+    now = make_dataset(ws, train=400, valid=100, users=60, ds="2026-01-12", seed=1)
+    name = then.output("dataset").name
+    once = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
+    file = next((ws.locate(name).local_path() / "valid").glob("*.parquet"))
+    whole = file.read_bytes()
+    # One of two ranks sees it, at most: after the footer was read, and where there is no file.
+    file.write_bytes(whole[:4] + bytes(len(whole) // 2) + whole[4 + len(whole) // 2 :])
+    for report in run_ranks(2, lambda c: train(job_of(ws, now, "torn", once, forgetting=name), c)):
+        assert report.forgetting == {}
+    shutil.rmtree(ws.locate(name).local_path() / "valid")
+    for report in run_ranks(2, lambda c: train(job_of(ws, now, "gone", once, forgetting=name), c)):
+        assert report.forgetting == {}
+    assert caplog.text.count("not measured on the rows of") == 2
+    assert "has no split 'valid'" in caplog.text
+
+    # And before: neither started with it, nor once it is known to be removed.
+    assert asked(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
+    then.without({name}).save(ws.manifest("clicks", "2026-01-10", "features"))
+    assert asked(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
+    assert "retention" in caplog.text
+
+
+def test_the_day_of_forgetting_changes_no_key(ws: Workspace, make_dataset: Callable[..., Manifest]) -> None:
+    make_dataset(ws, train=100, valid=20, ds="2026-01-10")
+    make_dataset(ws, train=100, valid=20, ds="2026-01-12")
+    plain, other = (spec_of(retrain=r) for r in ({}, {"forgetting_day": "2026-01-10"}))
+    keys = [plan_run(Train(), spec, ws, "2026-01-12").ctx.key for spec in (plain, other)]
+    make_dataset(ws, train=100, valid=30, ds="2026-01-10", seed=1)
+    assert {*keys, plan_run(Train(), other, ws, "2026-01-12").ctx.key} == {keys[0]}

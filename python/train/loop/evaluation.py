@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from headrace.comm.base import Collective
 from headrace.config.evaluation import CatalogueMetric
-from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split
+from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split, stored_columns
+from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location
 from headrace.train.evaluation.click import BASIC
@@ -23,6 +28,8 @@ from headrace.train.evaluation.request import Request
 from headrace.train.evaluation.tasks import evaluate_tasks
 from headrace.train.job import Job
 from headrace.train.setup.task_labels import TaskLabels
+
+log = logging.getLogger("headrace.train")
 
 _OF_CATALOGUE = get_args(CatalogueMetric)
 
@@ -111,11 +118,31 @@ class Evaluations:
                     found[f"{name}_full"] = self._ranker.evaluate(evaluator, name)
         return found, rows
 
-    def of_other_rows(self, dataset: Location) -> tuple[dict[str, float | None], int]:
-        """The basic metrics on the split valid of another dataset with the same features, and its rows."""
+    def of_other_rows(self, dataset: Location) -> dict[str, Any] | None:
+        """The basic `metrics` on the split valid of another dataset with the same features, and its `rows`.
+
+        None, with a warning, where a rank cannot read them: all ranks know before the first predicts.
+        """
+        reasons = [why for why in self._ranks.gather_json(self._unreadable(dataset)) if why is not None]
+        if reasons:
+            if self._collective.world.is_chief:
+                log.warning("not measured on the rows of %s: %s", dataset, reasons[0])
+            return None
         split = open_split(dataset, "valid", self._model.schema)
         basic = evaluate_errors if self._model.predicts == "number" else evaluate_basic
-        return basic(self._ranks, self._predict(split)).metrics, split.rows
+        return {"metrics": basic(self._ranks, self._predict(split)).metrics, "rows": split.rows}
+
+    def _unreadable(self, dataset: Location) -> str | None:
+        """Why this rank cannot read its share of the row groups of a split valid; None where it can."""
+        world = self._collective.world
+        try:
+            split = open_split(dataset, "valid", self._model.schema)
+            for group in split.row_groups[world.rank :: world.size]:
+                with pq.ParquetFile(group.path.local_path()) as file:
+                    file.read_row_group(group.index, columns=stored_columns(self._model.schema))
+        except (UserError, pa.ArrowException, OSError) as e:
+            return str(e)
+        return None if split.rows else "it has none"
 
     def _lists(self, evaluator: Evaluator, request: Request) -> tuple[int, Evaluation]:
         """Rows and metrics of the split `rank`."""

@@ -137,8 +137,7 @@ def train(
         metrics |= found[split].metrics if split in found else {}
     forgetting: dict[str, Any] = {}
     if job.forgetting is not None:
-        of_other_day, rows = evaluations.of_other_rows(job.ws.locate(job.forgetting))
-        forgetting = {"metrics": of_other_day, "rows": rows}
+        forgetting = evaluations.of_other_rows(job.ws.locate(job.forgetting)) or {}
     dynamic, cached = dynamic_report(model, collective), cache_report(model, collective)
     on_progress(ProgressEvent(phase="save", step=total, total=total))
     watchdog.phase = "save"
