@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.comm.base import Collective
+from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer
-from headrace.dataset.parquet.layout import split_of
+from headrace.dataset.parquet.layout import RowGroup, SplitLayout, split_of
+from headrace.embeddings.checkpoint import new_rows as writing
 from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Table
-from headrace.embeddings.storage.dtypes import decode
+from headrace.embeddings.storage.dtypes import decode, encode
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.saved import load_model
-from headrace.schema import DatasetSchema
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 from headrace.train.loop.run import train, train_local
+from headrace.train.setup import new_rows as reading
 from headrace.train.setup.new_rows import segments_of
 from headrace.workspace import Workspace
 from tests.plans_support import KINDS, TABLES, full_tables, planned
@@ -79,6 +86,38 @@ def test_new_rows_start_at_means_of_known_rows(world: int, kinds: list[str], sto
         np.testing.assert_allclose(new[t.name].numpy(), expected, rtol=0, atol=_STORAGES[storage], err_msg=t.name)
 
 
+def test_new_rows_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    def counted(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        written.append(len(rows))
+        return encode(rows, dtype)
+
+    monkeypatch.setattr(writing, "_ROWS", 7)
+    monkeypatch.setattr(writing, "encode", counted)
+    tables = tuple(Table(t.name, 40, t.dim) for t in TABLES)
+    plan, name = planned(["row_wise"] * 4, 2, tables), tables[0].name
+    segments = np.arange(40, dtype=np.int32) % 3
+
+    def start(collective: Collective) -> tuple[ShardedEmbeddings, list[torch.Tensor]]:
+        embeddings = ShardedEmbeddings(plan, collective, seed=5)
+        before = [w.clone() for w in embeddings.weights]
+        start_at_means(embeddings, {name: GrownTable(range(2, 12), segments)})
+        return embeddings, before
+
+    ranks = run_ranks(2, start)
+    old, found = (
+        full_tables(plan, [e for e, _ in ranks], weights)[name].double().numpy()
+        for weights in ([w for _, w in ranks], [e.weights for e, _ in ranks])
+    )
+    np.testing.assert_array_equal(found[:12], old[:12])
+    for row in range(12, 40):
+        alike = [k for k in range(2, 12) if k % 3 == row % 3]
+        np.testing.assert_allclose(found[row], old[alike].mean(axis=0), rtol=0, atol=1e-6)
+    assert sum(written) == 28
+    assert max(written) <= 7
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(tmp_path_factory.mktemp("new_rows"))
@@ -112,8 +151,11 @@ def most_common(rows: pd.DataFrame) -> dict[int, int]:
     return {int(u): int(f.item[f.item != 0].mode().min()) for u, f in rows.groupby("user") if (f.item != 0).any()}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_id_is_of_the_segment_of_most_of_its_rows(home: Workspace, tomorrow: Manifest, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "codes"), [(1, 1 << 20), (2, 1 << 20), (3, 7)])
+def test_an_id_is_of_the_segment_of_most_of_its_rows(
+    home: Workspace, tomorrow: Manifest, monkeypatch: pytest.MonkeyPatch, ranks: int, codes: int
+) -> None:
+    monkeypatch.setattr(reading, "_CODES", codes)
     schema = tomorrow.dataset_schema
     assert schema is not None
     user = next(f for f in schema.features if f.name == "user")
@@ -158,3 +200,25 @@ def test_a_segment_that_is_none_is_refused(home: Workspace, today: Manifest, seg
     feature = next(f for f in schema.features if f.name == of)
     with pytest.raises(UserError, match=rf"feature '{of}' names the segment '{segment}'.*{said}"):
         run_ranks(1, lambda c: segments_of(feature, schema, split_of(features, home, "train")[0], c))
+
+
+def test_segments_of_many_ids_take_little_memory(tmp_path: Path) -> None:
+    users, groups = 200_000, 4
+    codes = np.random.default_rng(0).permutation(users).astype(np.int32)
+    table = pa.table({"user": codes, "city": codes % 50 + 2})
+    pq.write_table(table, path := tmp_path / "0.parquet", row_group_size=users // groups)
+    user, city = (
+        Feature(name=n, kind=Kind.CATEGORICAL, dtype="int32", cardinality=c) for n, c in (("user", users), ("city", 52))
+    )
+    user = user.model_copy(update={"metadata": {"segment": "city"}})
+    split = tuple(RowGroup(i, local(path), i, users // groups) for i in range(groups))
+    layout = SplitLayout("train", (local(path),), split)
+    schema = DatasetSchema(features=(user, city))
+    tracemalloc.start()
+    try:
+        found = segments_of(user, schema, layout, LocalCollective())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, np.arange(users) % 50 + 2)
+    assert peak < 130 * users  # a Python tuple and two integers are more for themselves

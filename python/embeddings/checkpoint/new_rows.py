@@ -8,6 +8,7 @@ they learn at the full rate.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.sharding.plan import Block
 from headrace.embeddings.storage.dtypes import decode, encode
 
-#: Rows that are decoded at a time.
+#: Rows that are decoded or encoded at a time.
 _ROWS = 65_536
 
 
@@ -50,13 +51,13 @@ def start_at_means(embeddings: LocalTables, grown: Mapping[str, GrownTable]) -> 
         if means is None:
             continue
         for matrix, block, rows, first in _blocks(embeddings, name):
-            new = np.arange(rows.start, rows.stop, rows.step)
-            new = new[new >= table.known.stop]
-            positions = first + (new - rows.start) // rows.step
-            place = _places(table, new)
-            place[~means.has_rows[place]] = 0
-            values = means.rows[place][:, block.columns.start : block.columns.stop].float()
-            matrix[torch.from_numpy(positions).to(matrix.device)] = encode(values, matrix.dtype).to(matrix.device)
+            of_block = means.rows[:, block.columns.start : block.columns.stop].float()
+            for part in _parts(rows, table.known.stop, rows.stop):
+                positions = first + (part - rows.start) // rows.step
+                place = _places(table, part)
+                place[~means.has_rows[place]] = 0
+                values = encode(of_block[torch.from_numpy(place)], matrix.dtype)
+                matrix[torch.from_numpy(positions).to(matrix.device)] = values.to(matrix.device)
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,7 @@ def _means(embeddings: LocalTables, name: str, table: GrownTable) -> _Means | No
         if block.replicated and not is_chief:
             continue
         columns = slice(block.columns.start, block.columns.stop)
-        known = np.arange(rows.start, rows.stop, rows.step)
-        known = known[(known >= table.known.start) & (known < table.known.stop)]
-        for start in range(0, len(known), _ROWS):
-            part = known[start : start + _ROWS]
+        for part in _parts(rows, table.known.start, table.known.stop):
             positions = torch.from_numpy(first + (part - rows.start) // rows.step)
             values = decode(matrix.index_select(0, positions.to(matrix.device))).cpu().double()
             place = torch.from_numpy(_places(table, part))
@@ -97,6 +95,14 @@ def _means(embeddings: LocalTables, name: str, table: GrownTable) -> _Means | No
     if not counts[0]:
         return None
     return _Means(sums / counts.clamp(min=1)[:, None], (counts > 0).numpy())
+
+
+def _parts(rows: range, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
+    """Those of `rows` that are in [first, stop), some at a time: int64, in order."""
+    inside = rows[bisect_left(rows, first) : bisect_left(rows, stop)]
+    for start in range(0, len(inside), _ROWS):
+        part = inside[start : start + _ROWS]
+        yield np.arange(part.start, part.stop, part.step)
 
 
 def _places(table: GrownTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:

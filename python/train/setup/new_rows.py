@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,6 +19,8 @@ from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 #: In the metadata of a categorical feature: another one, which says of what segment its id is.
 SEGMENT = "segment"
+#: Codes whose pairs the ranks tell each other at a time.
+_CODES = 1 << 20
 
 
 def start_new_rows(model: ShardedModel, loaded: Loaded, train: SplitLayout, *, by_segment: bool) -> None:
@@ -53,31 +55,66 @@ def segments_of(
     """The segment of each code of a feature: int32 [cardinality], -1 where no row tells. Collective.
 
     An id's segment is the code that most of its rows have, of equals the lowest; a null tells nothing. Each rank reads
-    its share of the row groups, two columns of them.
+    its share of the row groups, two columns of them, and holds 16 bytes for each pair of them that it has read.
 
     Raises:
         UserError: the feature's metadata names no single-valued categorical feature.
     """
     segment = _segment_feature(feature, schema)
+    cardinality, width = feature.cardinality or 0, max(1, segment.cardinality or 0)
+    pairs, counts = _count_pairs(_read_pairs(feature, segment, width, train, collective))
+    segments = np.full(cardinality, -1, np.int32)
+    for first in range(0, cardinality, _CODES):
+        here = slice(*np.searchsorted(pairs, [first * width, (first + _CODES) * width]).tolist())
+        mine = torch.from_numpy(np.stack([pairs[here], counts[here]], axis=1))
+        found, n = _summed(*collective.all_gather(mine).numpy().T)
+        codes, of = found // width, found % width
+        # Of each code the last one: of most rows, and of equals the lowest segment.
+        order = np.lexsort((-of, n, codes))
+        codes, of = codes[order], of[order]
+        last = np.append(codes[1:] != codes[:-1], True)[: len(codes)]
+        segments[codes[last]] = of[last]
+    return segments
+
+
+def _read_pairs(
+    feature: Feature, segment: Feature, width: int, train: SplitLayout, collective: Collective
+) -> Iterator[NDArray[np.int64]]:
+    """Of each row group of this rank's share the pairs code * width + segment, of rows that have one: int64 [rows]."""
     world = collective.world
-    pairs: dict[tuple[int, int], int] = {}
     for group in train.row_groups[world.rank :: world.size]:
         with pq.ParquetFile(group.path.local_path()) as file:
             read = file.read_row_group(group.index, columns=[feature.name, segment.name])
         codes, of = (read.column(c.name).to_numpy().astype(np.int64) for c in (feature, segment))
-        found, counts = np.unique(np.stack([codes, of])[:, of != NULL_CODE], axis=1, return_counts=True)
-        for code, s, n in zip(*found.tolist(), counts.tolist(), strict=True):
-            pairs[code, s] = pairs.get((code, s), 0) + n
-    mine = torch.tensor([(*pair, n) for pair, n in sorted(pairs.items())], dtype=torch.int64).reshape(-1, 3)
-    counted, total = collective.all_gather(mine).numpy(), dict[tuple[int, int], int]()
-    for code, s, n in counted.tolist():
-        total[code, s] = total.get((code, s), 0) + n
-    best: Mapping[int, int] = {
-        code: s for (code, s), _ in sorted(total.items(), key=lambda given: (given[1], -given[0][1]))
-    }
-    segments = np.full(feature.cardinality or 0, -1, np.int32)
-    segments[np.fromiter(best, np.int64, len(best))] = np.fromiter(best.values(), np.int32, len(best))
-    return segments
+        told = of != NULL_CODE
+        yield codes[told] * width + of[told]
+
+
+def _count_pairs(groups: Iterator[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How often each value is in all arrays together: the values in order, and their counts, int64 each."""
+    total = np.empty(0, np.int64), np.empty(0, np.int64)
+    waiting: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    for values in groups:
+        waiting.append(np.unique(values, return_counts=True))
+        # Merged when they are as many as those before: each value is merged a few times, not once for each group.
+        if sum(len(w[0]) for w in waiting) >= len(total[0]):
+            total, waiting = _merged([total, *waiting]), []
+    return _merged([total, *waiting])
+
+
+def _merged(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    values, counts = (np.concatenate([p[i] for p in parts]) for i in (0, 1))
+    return _summed(values, counts)
+
+
+def _summed(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct values in order, and the sums of their counts."""
+    if not len(values):
+        return values, counts
+    order = np.argsort(values, kind="stable")
+    values, counts = values[order], counts[order]
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    return values[starts], np.add.reduceat(counts, starts)
 
 
 def _segment_feature(feature: Feature, schema: DatasetSchema) -> Feature:
