@@ -32,7 +32,7 @@ class Housekeeping(Section):
     datasets: int | None = Field(default=7, ge=1)
     #: Days whose models are kept. A version with an alias, and what such a one rests on, is never removed.
     models: int | None = Field(default=30, ge=1)
-    #: Versions before the champion that are kept as well, to go back to.
+    #: Versions that were champion before it and are kept as well, to go back to.
     before_champion: int = Field(default=3, ge=0)
     #: Days whose checkpoints, progress and profiles of training are kept. Those of a training that has not finished are
     #: kept as long as `unfinished_days` says.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -11,6 +11,7 @@ from headrace.housekeeping.folders import empty_folders, removal
 from headrace.housekeeping.step import Step, newest_write_ns, remove_all, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work, manifests_of
 from headrace.models.predictor import maps_of, needed_models
+from headrace.registry.promotion import IN_USE, age
 from headrace.registry.versions import CHAMPION, Version, aliases, versions
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -24,18 +25,19 @@ _OF_TRAINING = ("checkpoints", "ranks-", "progress-", "trace.json", "launch", "r
 def kept_models(state: WorkspaceState) -> dict[Location, str]:
     """The folders of saved models that stay, whatever their day, and why.
 
-    Those of versions with an alias and of `before_champion` versions before the champion, those that manifests of kept
-    days name, those that runs of other pipelines began with, and what any of these rests on.
+    Those of versions with an alias and of `before_champion` that were champion before, which `headrace rollback` takes,
+    those that manifests of kept days name, those that runs of other pipelines began with, and what any of these rests
+    on.
     """
     ws = state.ws
     found: dict[Location, str] = {}
     for suffix in _OTHERS:
         known = listed(ws, state.pipeline + suffix)
-        for i, (version, names) in enumerate(known):
+        for version, names in known:
             for alias in names:
                 found |= dict.fromkeys(_places(ws, state.pipeline, version), f"version {version.version} is @{alias}")
             if CHAMPION in names:
-                for before, _ in known[max(i - state.keep.before_champion, 0) : i]:
+                for before in _before(state, known, version):
                     why = f"version {before.version} is before the champion"
                     found = dict.fromkeys(_places(ws, state.pipeline, before), why) | found
     first = state.first_day(state.keep.models)
@@ -95,6 +97,15 @@ def mapped_steps(state: WorkspaceState) -> Iterator[Step]:
     for entry in there:
         if entry not in wanted:
             yield Step("mapped", ws.name_of(entry), "its model is gone", size_of(entry), entry.remove)
+
+
+def _before(
+    state: WorkspaceState, known: Sequence[tuple[Version, tuple[str, ...]]], champion: Version
+) -> list[Version]:
+    """The newest versions before the champion that were champion of their day, and whose folder is there."""
+    earlier = [v for v, _ in known if v.status in IN_USE and age(v) < age(champion)]
+    there = [v for v in earlier if any(p.is_dir() for p in _places(state.ws, state.pipeline, v))]
+    return sorted(there, key=age, reverse=True)[: state.keep.before_champion]
 
 
 def _places(ws: Workspace, pipeline: str, version: Version) -> list[Location]:

@@ -33,7 +33,7 @@ BY, AT, REASON = "headrace.by", "headrace.at", "headrace.reason"
 #: Tag of the registered model: the version that headrace gave the alias last.
 _LAST = "headrace.champion"
 #: Statuses of versions that were champion of their day; None: from before there were statuses.
-_IN_USE = (PROMOTED, OVERRIDDEN, None)
+IN_USE = (PROMOTED, OVERRIDDEN, None)
 
 
 @dataclass(frozen=True)
@@ -148,17 +148,17 @@ def roll_back(
             raise UserError(f"model '{name}' has no champion, so there is nothing to take back")
         before = str(holder.version)
         if to is None:
-            earlier = [v for v in _in_use(client, name) if _age(v) < _age(holder) and _there(client, name, v)]
+            earlier = [v for v in _in_use(client, name) if age(v) < age(holder) and _there(client, name, v)]
             if not earlier:
                 raise UserError(f"no version of model '{name}' was champion before version {before}: name one, --to N")
-            target = max(earlier, key=_age)
+            target = max(earlier, key=age)
         else:
             target = _found(client, name, to)
             _check_folder(client, name, target)
         version = str(target.version)
         if version == before:
             raise UserError(f"version {version} of model '{name}' is the champion already")
-        if target.tags.get(STATUS) not in _IN_USE:
+        if target.tags.get(STATUS) not in IN_USE:
             _decide(client, name, version, OVERRIDDEN, reason or f"rolled back from version {before}", user)
         _decide(client, name, before, ROLLED_BACK, reason, user)
         _give(ws, client, name, version, before, {"action": "rollback", "reason": reason}, user)
@@ -197,7 +197,7 @@ def champion_of_day(ws: Workspace, name: str, ds: str | None, besides: str | Non
         if holder is not None and holder.tags.get(KEY) != besides and _not_after(holder, ds):
             return version_of(client, name, holder)
         known = [v for v in _in_use(client, name) if v.tags.get(KEY) != besides and _not_after(v, ds)]
-        found = max(known, key=_age, default=None)
+        found = max(known, key=age, default=None)
         return None if found is None else version_of(client, name, found)
 
 
@@ -258,10 +258,11 @@ def _found(client: MlflowClient, name: str, version: str) -> Any:
 
 def _in_use(client: MlflowClient, name: str) -> list[Any]:
     found = client.search_model_versions(f"name = '{quoted(name)}'")
-    return [v for v in found if v.tags.get(STATUS) in _IN_USE]
+    return [v for v in found if v.tags.get(STATUS) in IN_USE]
 
 
-def _age(version: Any) -> tuple[str, int]:
+def age(version: Any) -> tuple[str, int]:
+    """What versions (MLflow's or ours) are ordered by: the day, then the number."""
     return version.tags.get(DS) or "", int(version.version)
 
 

@@ -26,6 +26,7 @@ from headrace.lake.delta.vacuum import _vector_file, unused_files
 from headrace.lake.ingest.load_history import LoadHistory, last_change
 from headrace.manifest import Manifest
 from headrace.monitor.lineage import find, load_runs, trace
+from headrace.registry.promotion import Promotion, roll_back, settle
 from headrace.registry.versions import CHAMPION
 from headrace.stage import identity, run_lock
 from headrace.workspace import Workspace
@@ -62,9 +63,8 @@ def registered(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for n in range(3):
         model = ws.model("clicks", day(n), f"train-{day(n)}") / "model"
         registry.register(ws, "clicks", model, {"auc": 0.7}, f"train-{day(n)}", ds=day(n))
-    from mlflow.tracking import MlflowClient
-
-    MlflowClient(ws.registry_uri).set_registered_model_alias("clicks", CHAMPION, "2")
+    for version in ("1", "2"):
+        settle(ws, "clicks", version)
     return ws.home
 
 
@@ -137,6 +137,19 @@ def test_a_moved_workspace_keeps_its_champion(registered: Path, tmp_path: Path) 
     assert found[ws.model("clicks", day(1), f"train-{day(1)}") / "model"] == "version 2 is @champion"
     assert found[ws.model("clicks", day(0), f"train-{day(0)}") / "model"] == "version 1 is before the champion"
     assert [(v.version, aliases) for v, aliases in listed(ws, "clicks")] == [("1", ()), ("2", (CHAMPION,)), ("3", ())]
+
+
+def test_a_rollback_finds_its_target_after_gc(registered: Path, tmp_path: Path) -> None:
+    """Refused ones and challengers are nothing to go back to; a day that was trained late is before later ones."""
+    spec, ws = clicks(**{**SPEC, "models": 1}), copy(registered, tmp_path)
+    for n in (4, 3, 5, 6):  # versions 4 to 7
+        model = ws.model("clicks", day(n), f"train-{day(n)}") / "model"
+        registry.register(ws, "clicks", model, {"auc": 0.7}, f"train-{day(n)}", ds=day(n))
+    for version, passed in (("3", True), ("4", True), ("5", True), ("6", False), ("7", True)):
+        settle(ws, "clicks", version, passed=passed)
+    gc(spec, ws)
+    assert days_of(ws, "models") == [day(4), day(6), day(7)]
+    assert roll_back(ws, "clicks") == Promotion("7", "4")
 
 
 def test_what_a_kept_model_rests_on_stays(tmp_path: Path) -> None:
