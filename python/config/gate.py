@@ -95,7 +95,7 @@ class DriftLimits(Section):
 class SizeLimits(Section):
     """How large the saved model may be."""
 
-    #: Bytes of its folder.
+    #: Bytes of its folder, and of the folders that it lies upon.
     max_bytes: int | None = Field(default=None, ge=1)
     #: Its bytes over the champion's.
     max_growth: float | None = Field(default=None, gt=0)

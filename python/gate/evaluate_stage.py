@@ -13,7 +13,7 @@ from headrace.gate.figures import beside
 from headrace.gate.models import JudgedModel, champion_before, model_of_day, section
 from headrace.gate.predictions import check_columns
 from headrace.manifest import Input, Manifest
-from headrace.models.predictor import read_meta
+from headrace.models.predictor import needed_models
 from headrace.registry.versions import registered_name
 from headrace.stage import Context, Result, Stage
 
@@ -51,7 +51,7 @@ class Evaluate(Stage):
         if champion is not None and champion.input not in ctx.inputs:
             raise UserError(f"the champion has become version {champion.version} since the run began; run it again")
         folder = ctx.ws.locate(model.name)
-        read_meta(folder)
+        needed_models(folder)
         with rows_of_day(ctx, self.name) as (spark, rows):
             note = "" if champion is None else _why_not(ctx, champion, rows.columns)
             if champion is not None and note:
@@ -83,7 +83,7 @@ def _why_not(ctx: Context, champion: JudgedModel, there: Sequence[str]) -> str:
     """Why a champion cannot predict rows with these columns; empty where it can."""
     folder = ctx.ws.locate(champion.name)
     try:
-        read_meta(folder)
+        needed_models(folder)
         check_columns(folder, there)
     except UserError as e:
         return str(e)

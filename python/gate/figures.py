@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.gate.evaluate import ModelResult
 from headrace.gate.predictions import coarse_counts
+from headrace.models.predictor import needed_models
 from headrace.psi import psi
 from headrace.storage import Location
 from headrace.train.evaluation.paired import difference
@@ -18,7 +19,19 @@ from headrace.train.evaluation.paired import difference
 def told_of(
     folder: Location, result: ModelResult, splits: Sequence[str], batch_rows: int, seconds: float | None
 ) -> dict[str, Any]:
-    """What is said of a model."""
+    """What is said of a model. `bytes` is of all that it needs to be opened: of a model that holds changed rows alone,
+    those that it lies upon, too.
+
+    Args:
+        folder: the saved model.
+        result: what came out of it.
+        splits: that were measured, the first of single rows.
+        batch_rows: rows of a timed batch.
+        seconds: of such a batch; None: none was timed.
+
+    Raises:
+        UserError: a model that it lies upon is gone.
+    """
     metrics: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for split in splits:  # metrics of lists have names of their own
@@ -32,7 +45,7 @@ def told_of(
         "calibration_bins": first.calibration_bins if first else [],
         "finite": result.finite,
         "known": {name: list(counts) for name, counts in result.known.items()},
-        "bytes": sum(f.size() for f in folder.files()),
+        "bytes": sum(f.size() for needed in needed_models(folder) for f in needed.files()),
         "batch_ms": None if seconds is None else round(1e3 * seconds, 4),
         "rows_per_second": None if not seconds else round(batch_rows / seconds, 1),
     }
