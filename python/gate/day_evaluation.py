@@ -31,6 +31,11 @@ from headrace.manifest import Input
 from headrace.models.predictor import maps_of
 from headrace.stage import Context
 from headrace.storage import Location
+from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES
+from headrace.train.evaluation.evaluate import OF_LISTS
+
+#: Metrics of predicted numbers (evaluation.regression).
+_OF_NUMBERS = ("rmse", "mae", "r2")
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def evaluate_day(
     total, results, peak = evaluate(spark, frame, task, max(1, spark.sparkContext.defaultParallelism))
     seconds = batch_seconds(frame, task.columns, folders, task.maps, batch)
     told = [
-        told_of(folder, result, task.splits, batch, seconds[i] if seconds else None)
+        told_of(folder, result, task.splits, batch, seconds[i] if seconds else None, asked_metrics(task))
         for i, (folder, result) in enumerate(zip(folders, results, strict=True))
     ]
     return DayEvaluation(task.splits, total, results, told, peak)
@@ -128,6 +133,19 @@ def measures(spec: Spec, gate: Gate) -> Train:
         }
     )
     return train.model_copy(update={"evaluation": evaluation, "tasks": {}})
+
+
+def asked_metrics(task: EvaluationTask) -> list[str]:
+    """The metrics that evaluations of the task's splits have, each where there is a row to measure it by."""
+    own = list(_OF_NUMBERS) if task.predicts == "number" else [*BASIC, *_asked(task, (ClickMetric, UserMetric))]
+    if task.predicts == "order":
+        own = [m for m in own if m not in OF_PROBABILITIES]
+    lists = [*OF_LISTS, *_asked(task, (RankingMetric, CatalogueMetric))] if RANK in task.splits else []
+    return list(dict.fromkeys([*own, *lists]))
+
+
+def _asked(task: EvaluationTask, kinds: Sequence[Any]) -> list[str]:
+    return [m for kind in kinds for m in task.train.evaluation.wants(kind)]
 
 
 def _predicts(spec: Spec, gate: Gate) -> str:

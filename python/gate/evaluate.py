@@ -76,7 +76,7 @@ class EvaluationTask:
 class ModelResult:
     """What came out of one model.
 
-    evaluations: by split; finite: rows of the first split of which it gives a number; known: by feature, values and
+    evaluations: by split, where there is a row to measure it by; finite: rows of the first split of which it gives a number; known: by feature, values and
     those that its vocabulary has; scores: counts by bin of `score_counts`.
     """
 
@@ -165,11 +165,15 @@ def _measured(
             if split == first:
                 finite[i] = int(np.isfinite(scores[i]).sum())
             usable &= np.isfinite(scores[i])
+        measured_models: Sequence[int] = models
         if not int(ranks.add_up(np.array(usable.sum()))):
-            continue
+            # No row is left of which all give a number: the day's own model is measured alone, on what it can predict.
+            measured_models, usable = models[:1], ~np.isnan(labels) & np.isfinite(scores[0])
+            if not int(ranks.add_up(np.array(usable.sum()))):
+                continue
         of_rows = {name: rows.carried_column(name)[usable] for name in rows.carried}
         of_codes = {name: rows.code_column(name)[usable] for name in codes}
-        for i in models:
+        for i in measured_models:
             predictions = Predictions(scores[i][usable], labels[usable], of_rows, of_codes)
             if split == RANK:
                 measured = evaluator.evaluate_lists(ranks, predictions)

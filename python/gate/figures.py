@@ -17,7 +17,12 @@ from headrace.train.evaluation.paired import difference
 
 
 def told_of(
-    folder: Location, result: ModelResult, splits: Sequence[str], batch_rows: int, seconds: float | None
+    folder: Location,
+    result: ModelResult,
+    splits: Sequence[str],
+    batch_rows: int,
+    seconds: float | None,
+    asked: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What is said of a model. `bytes` is of all that it needs to be opened: of a model that holds changed rows alone,
     those that it lies upon, too.
@@ -28,11 +33,12 @@ def told_of(
         splits: that were measured, the first of single rows.
         batch_rows: rows of a timed batch.
         seconds: of such a batch; None: none was timed.
+        asked: metrics that are undefined where nothing could be measured.
 
     Raises:
         UserError: a model that it lies upon is gone.
     """
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Any] = dict.fromkeys(asked)
     intervals: dict[str, Any] = {}
     for split in splits:  # metrics of lists have names of their own
         if split in result.evaluations:

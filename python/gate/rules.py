@@ -48,7 +48,7 @@ def judge(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | N
         drift: facts and rows of the stage `drift`; None: the pipeline has none.
 
     Raises:
-        UserError: a rule names a metric that nobody has measured.
+        UserError: a rule names a metric that nobody has asked for.
     """
     return [
         *_metrics(gate, evaluated),
@@ -120,9 +120,12 @@ def _not_judged(key: str, figure: str, limit: float | None, why: str) -> Rule:
 
 def _no_champion(evaluated: Mapping[str, Any]) -> str:
     """Why nothing can be held against a champion; empty where it can."""
-    if evaluated["champion"] is None:
+    champion = evaluated["champion"]
+    if champion is None:
         return "there is no champion yet"
-    return f"the champion cannot predict the day's rows: {evaluated['note']}" if evaluated["note"] else ""
+    if evaluated["note"]:
+        return f"the champion cannot predict the day's rows: {evaluated['note']}"
+    return "" if champion.get("finite", 1) else "the champion gives no number for any of the day's rows"
 
 
 def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
@@ -131,8 +134,12 @@ def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
         if why := _no_champion(evaluated):
             yield _not_judged(key, figure, -limit.by, why)
             continue
-        _named(key, name, evaluated["differences"])
-        yield _no_worse(key, figure, name, evaluated["differences"][name], limit.by, limit.bound)
+        mine, difference = evaluated["model"]["metrics"], evaluated["differences"].get(name)
+        _named(key, name, {**mine, **evaluated["differences"]})
+        if difference is None and mine.get(name) is not None:
+            yield _not_judged(key, figure, -limit.by, "the champion's is undefined on the day's rows")
+        else:
+            yield _no_worse(key, figure, name, difference, limit.by, limit.bound)
 
 
 def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
@@ -141,6 +148,8 @@ def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
         if why := _no_champion(evaluated):
             yield _not_judged(key, f"{name} of slices beside the champion's", -limit.by, why)
             continue
+        if not evaluated["slices"] and evaluated["model"]["metrics"].get(name, 0.0) is None:
+            yield _no_worse(key, f"{name} of slices beside the champion's", name, None, limit.by, limit.bound)
         for part in evaluated["slices"]:
             if name not in part["differences"] or (limit.of and part["slice"] not in limit.of):
                 continue
@@ -160,7 +169,7 @@ def _no_worse(
 ) -> Rule:
     """A difference, above 0 where the model is better: at least -by."""
     if found is None:
-        return Rule(key, figure, None, -by, None, False, f"{figure}: undefined of one of the two")
+        return Rule(key, figure, None, -by, None, False, f"{figure}: the model's is undefined on the day's rows")
     low, high, value = found["low"], found["high"], found["value"]
     assert value is not None
     if not HIGHER_IS_BETTER[metric]:
@@ -266,6 +275,8 @@ def _expression(
         return _not_judged(key, rule.text, None, no_champion)
     for metric in rule.champion_names:
         _named(key, metric, other)
+        if other[metric] is None and mine.get(metric) is not None:
+            return _not_judged(key, rule.text, None, f"champion.{metric} is undefined on the day's rows")
     values = {n: mine[n] for n in rule.names} | {f"champion.{n}": other[n] for n in rule.champion_names}
     said = ", ".join(f"{n} is {'undefined' if v is None else _n(v)}" for n, v in values.items())
     try:

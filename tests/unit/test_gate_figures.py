@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
 
 from bench.simulated_days import day, run_day
-from headrace.gate.evaluate import ModelResult
+from headrace.config import Train
+from headrace.gate.day_evaluation import asked_metrics
+from headrace.gate.evaluate import EvaluationTask, ModelResult, _measured
 from headrace.gate.figures import told_of
+from headrace.gate.predictions import KnownValues
+from headrace.manifest import Manifest
+from headrace.train.evaluation.ranks import Ranks
 from headrace.workspace import Workspace
 
 
@@ -18,3 +31,35 @@ def test_a_model_of_changed_rows_is_as_large_as_all_that_it_lies_upon(tmp_path: 
     sizes = [sum(p.stat().st_size for p in f.local_path().rglob("*") if p.is_file()) for f in folders]
     told = [told_of(f, ModelResult({}, 0, {}, []), ("valid",), 64, None) for f in folders]
     assert [t["bytes"] for t in told] == [sum(sizes[: n + 1]) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("empty", "measured"), [((), (True, True)), ((0,), (False, False)), ((1,), (True, False)), ((0, 1), (False, False))]
+)
+def test_where_no_row_has_a_number_of_both(
+    tmp_path: Path, make_dataset: Callable[..., Manifest], empty: tuple[int, ...], measured: tuple[bool, bool]
+) -> None:
+    """The day's model, the first, is measured alone; what is undefined is named, so that a rule refuses it."""
+    ws = Workspace(tmp_path)
+    made = make_dataset(ws, train=100, valid=20)
+    assert made.dataset_schema is not None
+    dataset = ws.locate(made.output("dataset").name)
+    task = EvaluationTask(
+        (), ws.mapped("clicks"), dataset, made.dataset_schema, Train(), ("valid",), "probability", (), {}
+    )
+    rng = np.random.default_rng(3)
+    labels = (rng.random(50) < 0.4).astype(np.float32)
+    scores: list[Any] = [np.full(50, np.nan, np.float32) if i in empty else rng.random(50, np.float32) for i in (0, 1)]
+    rows = SimpleNamespace(labels=labels, carried=(), scores=scores.__getitem__, known=[KnownValues(())] * 2)
+    task = replace(task, models=(dataset, dataset))
+    found = _measured(task, Ranks(), {"valid": rows}, ())  # type: ignore[dict-item]
+    assert found["rows"] == 50
+    asked = asked_metrics(task)
+    assert asked == ["auc", "log_loss", "calibration", "base_rate"]
+    for i, model in enumerate(found["models"]):
+        assert model["finite"] == (0 if i in empty else 50)
+        assert (list(model["evaluations"]) == ["valid"]) == measured[i]
+        if measured[i]:
+            metrics = model["evaluations"]["valid"]["metrics"]
+            assert metrics["auc"] == pytest.approx(roc_auc_score(labels, scores[i]), abs=1e-9)
+            assert list(metrics) == asked

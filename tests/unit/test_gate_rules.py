@@ -132,6 +132,42 @@ def test_without_a_champion_what_is_held_against_it_decides_nothing(more: dict[s
     assert all(said in r.text for r in found[:5])
 
 
+ASKED = {
+    "metrics": {"auc": {"min": 0.5}},
+    "champion": {"auc": 0.1},
+    "slices": {"auc": 0.1},
+    "calibration": {"ratio": [0.5, 2]},
+    "rules": {"better": "auc > champion.auc - 1"},
+}
+NOTHING: dict[str, Any] = {"differences": {}, "slices": []}
+
+
+def test_a_model_that_gives_no_numbers_is_refused() -> None:
+    model = MODEL | {"metrics": dict.fromkeys(MODEL["metrics"]), "finite": 0}  # type: ignore[call-overload]
+    found = only(ASKED, model=model, **NOTHING)
+    assert {r.key: r.passed for r in found} == {
+        "gate.metrics.auc.min": False,
+        "gate.champion.auc": False,
+        "gate.slices.auc": False,
+        "gate.calibration.ratio": False,
+        "gate.rules.better": False,
+    }
+    assert all("undefined" in r.text for r in found)
+    with pytest.raises(UserError, match="'acu' was not measured"):
+        only({"metrics": {"acu": {"min": 0.5}}}, model=model, **NOTHING)
+
+
+@pytest.mark.parametrize("finite", [0, 7])
+def test_a_champion_that_gives_no_numbers_is_nobodys_fault(finite: int) -> None:
+    """Or numbers of other rows than the model's alone."""
+    champion = {"metrics": {"auc": None, "log_loss": None}, "bytes": 2000, "finite": finite}
+    found = only(ASKED | {"size": {"max_growth": 2}}, champion=champion, **NOTHING)
+    passed = {r.key: r.passed for r in found}
+    assert (passed["gate.metrics.auc.min"], passed["gate.calibration.ratio"]) == (True, True)
+    assert (passed["gate.champion.auc"], passed.get("gate.slices.auc"), passed["gate.rules.better"]) == (None,) * 3
+    assert verdict_of(found) == PASSED
+
+
 def test_rules_of_ones_own() -> None:
     said = {r.key: r for r in only({"rules": {"a": "auc >= champion.auc - 0.02 and bytes < 1e6", "b": "user_auc > 0"}})}
     assert [r.passed for r in said.values()] == [True, False]

@@ -27,7 +27,7 @@ from headrace.train.evaluation.slices import SEEN, carried_ids, make_dimension, 
 from headrace.train.evaluation.users import user_metrics
 
 #: Of the lists of the split `rank`, whatever is asked for besides.
-_OF_LISTS = ("hr_at_k", "ndcg_at_k")
+OF_LISTS = ("hr_at_k", "ndcg_at_k")
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Evaluator:
         settings, draws = self._settings, self._bootstrap
         item, of_items = self._request.item, settings.wants(CatalogueMetric)
         lists = ranked_lists(ranks, rows, predictions.codes[item.name] if item is not None else None)
-        names = [*_OF_LISTS, *settings.wants(RankingMetric)]
+        names = [*OF_LISTS, *settings.wants(RankingMetric)]
         tables = [
             {name: found[name] for name in names}
             for found in ranking_metrics(ranks, lists, self._request.k, dimensions=dimensions, bootstrap=draws)
