@@ -12,7 +12,7 @@ from headrace.config import Spec
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
 from headrace.manifest import Manifest
 from headrace.monitor import facts
-from headrace.registry.promotion import OVERRIDDEN
+from headrace.registry.promotion import OVERRIDDEN, champion_of_day
 from headrace.registry.versions import numbered
 from headrace.stages import STAGES
 from headrace.workspace import Workspace
@@ -80,8 +80,8 @@ def tell_refusals(spec: Spec, ws: Workspace, stages: Sequence[str], days: Sequen
         if gate is None or not is_refused(ws, gate):
             continue
         code = EXIT_REFUSED
-        version, champion = gate.facts["model"]["version"], facts.mapping(gate.facts.get("champion"))
-        goes_on = f"version {champion['version']} stays champion" if champion else "there is no champion"
+        version, champion = gate.facts["model"]["version"], champion_of_day(ws, str(gate.facts["registered"]), ds)
+        goes_on = f"version {champion.version} is champion" if champion else "there is no champion"
         out.print(f"\n[red]The model of {ds} is refused[/] (version {version}); {goes_on}:")
         for text in broken_rules(gate):
             out.print(f"  {text}", markup=False, soft_wrap=True)

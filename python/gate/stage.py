@@ -47,8 +47,8 @@ class JudgeModel(Stage):
             log.warning("gate: %s (%s)", rule.text, rule.key)
         champion = facts["champion"]
         if verdict == REFUSED:
-            stays = "there is no champion" if champion is None else f"version {champion['version']} stays champion"
-            log.warning("gate: version %s is refused; %s", facts["model"]["version"], stays)
+            against = "nothing" if champion is None else f"version {champion['version']}"
+            log.warning("gate: version %s is refused; it was held against %s", facts["model"]["version"], against)
         identity = ("version", "key", "name")
         return Result(
             rows={"rules": len(rules), "broken": len(broken)},

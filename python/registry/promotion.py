@@ -53,7 +53,9 @@ def settle(
     """Give a day's new version the alias `champion` if its verdict is that; what the stage `promote` does. Idempotent.
 
     It stays where it is where the champion is of a later day, where the version has had it before and somebody has
-    moved it since, and where people have decided about the version.
+    moved it since, and where people have decided about the version. Of a champion whose verdict has turned to refused
+    it goes back to the version that it was judged against (where that one is no champion any more, to the newest
+    before it), unless somebody has given it to this one outside headrace.
 
     Args:
         judged_against: see JUDGED_AGAINST.
@@ -73,6 +75,10 @@ def settle(
         against = json.dumps(judged_against)
         if found.tags.get(JUDGED_AGAINST) != against:
             client.set_model_version_tag(name, version, JUDGED_AGAINST, against)
+        if not passed and before == version and not by_hand:
+            now = _take_back(ws, client, name, found, judged_against)
+            _set_status(client, name, version, REFUSED)
+            return Promotion(before, now)
         stays = "it was refused" if not passed else _why_not(found, holder, by_hand)
         if not stays:
             _give(ws, client, name, version, before, {"action": "promote"})
@@ -81,6 +87,23 @@ def settle(
         if stays and before is not None:
             log.info("the alias %s of %s stays at version %s: %s", CHAMPION, name, before, stays)
         return Promotion(before, before if stays else version, stays)
+
+
+def _take_back(
+    ws: Workspace, client: MlflowClient, name: str, refused: Any, judged_against: Mapping[str, str] | None
+) -> str | None:
+    """Take the alias from a version, give it to the one before; returns that one, None where there is none."""
+    version, key = str(refused.version), (judged_against or {}).get("key")
+    earlier = [v for v in _in_use(client, name) if age(v) < age(refused) and _there(client, name, v)]
+    target = max(earlier, key=lambda v: (v.tags.get(KEY) == key, age(v)), default=None)
+    said = {"action": "refuse"}
+    if target is not None:
+        _give(ws, client, name, str(target.version), version, said)
+        return str(target.version)
+    client.delete_registered_model_alias(name, CHAMPION)
+    client.delete_registered_model_tag(name, _LAST)
+    _log_move(ws, name, version, None, said)
+    return None
 
 
 def _why_not(found: Any, holder: Any, by_hand: bool) -> str:
@@ -230,12 +253,18 @@ def _give(
 ) -> None:
     client.set_registered_model_alias(name, CHAMPION, version)
     client.set_registered_model_tag(name, _LAST, version)
+    _log_move(ws, name, before, version, said, user)
+
+
+def _log_move(
+    ws: Workspace, name: str, before: str | None, version: str | None, said: Mapping[str, Any], user: str | None = None
+) -> None:
     at = datetime.now(UTC).isoformat(timespec="seconds")
     record = {"at": at, "by": user or _user(), "model": name, "from": before, "to": version, **said}
     file = ws.promotions(name)
     file.parent.make_dir()
     file.append(json.dumps(record).encode() + b"\n")
-    log.info("the alias %s of %s is at version %s (before: %s)", CHAMPION, name, version, before or "none")
+    log.info("the alias %s of %s is at version %s (before: %s)", CHAMPION, name, version or "none", before or "none")
 
 
 def _decide(client: MlflowClient, name: str, version: str, status: str, reason: str, user: str | None) -> None:

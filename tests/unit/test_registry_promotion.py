@@ -67,7 +67,7 @@ class Models:
         with Client(self.ws) as client:
             client.set_registered_model_alias(self.name, "champion", version)
 
-    def log(self) -> list[tuple[str, str | None, str]]:
+    def log(self) -> list[tuple[str, str | None, str | None]]:
         lines = self.ws.promotions(self.name).read_text().splitlines()
         return [(r["action"], r["from"], r["to"]) for r in map(json.loads, lines)]
 
@@ -118,6 +118,41 @@ def test_an_alias_that_was_moved_in_mlflow_is_obeyed(home: Workspace, caplog: py
     # A new model's verdict moves it on.
     four = m.register("2026-01-13")
     assert m.settle(four) == Promotion(one, four)
+
+
+def test_a_verdict_that_turns_to_refused_takes_the_alias_back(home: Workspace) -> None:
+    m = Models(home, "turned")
+    one, two, three = (m.register(f"2026-01-{d}") for d in (10, 11, 12))
+    against: dict[str, dict[str, str] | None] = {one: None}
+    against |= {new: {"version": old, "key": f"k{old}", "name": "x"} for old, new in ((one, two), (one, three))}
+
+    def settled(version: str, passed: bool) -> Promotion:
+        return settle(home, m.name, version, passed=passed, judged_against=against[version])
+
+    settled(one, True)
+    settled(two, True)
+    assert settled(two, False) == Promotion(two, one)
+    assert (m.champion, m.status(two), m.of_day("2026-01-12")) == (one, "refused", one)
+    assert settled(two, False) == Promotion(one, one, "it was refused")
+    assert settled(two, True).now == two
+    # What it was held against comes before a newer one that was champion; a refused one is none any more.
+    settled(three, True)
+    assert settled(three, False).now == one
+    settled(three, True)
+    m.by_hand(two)
+    m.by_hand(three)
+    settled(one, False)
+    assert settled(three, False) == Promotion(three, two)
+    # Where somebody has put it, it stays; of the only champion there is nothing to go back to.
+    settled(three, True)
+    m.by_hand(two)
+    assert settled(two, False).stays == "it was refused"
+    assert m.champion == two
+    m.by_hand(three)
+    assert settled(three, False) == Promotion(three, None)
+    assert (m.champion, m.of_day("2026-01-12")) == (None, None)
+    assert m.log()[-1] == ("refuse", three, None)
+    assert settled(one, True) == Promotion(None, one)
 
 
 def test_people_take_a_champion_back_and_overrule_a_verdict(home: Workspace) -> None:
