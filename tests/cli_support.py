@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.commands import screen
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.errors import RefusedError, UserError
 from headrace.jobs import stages, submit
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import StageEvent
@@ -116,6 +116,8 @@ class Yard:
                 outcome = run_stage(self.fakes[stage], spec, ws, day, announce)
             except Killed:
                 return self.codes[stage]
+            except RefusedError as e:
+                return e.exit_code
             if not outcome.skipped:
                 on_event(StageEvent(stage, "done", ds=day))
         return 0

@@ -18,6 +18,7 @@ from headrace.errors import (
     EXIT_INCOMPLETE,
     EXIT_REFUSED,
     EXIT_USER_ERROR,
+    RefusedError,
     UserError,
 )
 from headrace.jobs.events import StageEvent
@@ -76,7 +77,8 @@ def run(
         until: the last day of a range that begins with `ds`; None: that day alone.
 
     Returns:
-        the exit code; 3 where all is done, and the gate has refused a day's model.
+        the exit code; 3 where all is done, and the gate has refused a day's model, and where there is no champion to
+        score with for that reason.
 
     Raises:
         UserError: what the user can mend, found before anything was started.
@@ -96,16 +98,22 @@ def run(
     progress = _Progress(stages, days)
     for group in applications(stages, spec, isolated):
         pending = list(group)
-        while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in days):
-            for ds in days:
-                progress.show(StageEvent(pending[0], "skip", ds=ds))
-            pending.pop(0)
+        try:
+            while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in days):
+                for ds in days:
+                    progress.show(StageEvent(pending[0], "skip", ds=ds))
+                pending.pop(0)
+        except RefusedError:  # no champion to score with
+            tell_refusals(spec, ws, stages, days)
+            raise
         if not pending:
             continue
         progress.stage, progress.day = next(turns(pending, days, spec))
         code = submit(pending, pipeline, spec, ws, day, overrides, progress.show, until=until)
         if code != EXIT_DONE:
             _explain_failure(progress.stage, code, ws.log(spec.pipeline, progress.day, progress.stage))
+            if code == EXIT_REFUSED:
+                tell_refusals(spec, ws, stages, days)
             return code if code in _EXPLAINED else EXIT_FAILURE
     if show_results:
         summary.show(spec, ws, days[-1], progress.states)

@@ -76,8 +76,8 @@ class EvaluationTask:
 class ModelResult:
     """What came out of one model.
 
-    evaluations: by split, where there is a row to measure it by; finite: rows of the first split of which it gives a number; known: by feature, values and
-    those that its vocabulary has; scores: counts by bin of `score_counts`.
+    evaluations: by split, where there is a row to measure it by; finite: rows of the first split of which it gives a
+    number; known: by feature, values and those that its vocabulary has; scores: counts by bin of `score_counts`.
     """
 
     evaluations: Mapping[str, Evaluation]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.evaluation import HIGHER_IS_BETTER
-from headrace.errors import UserError
-from headrace.manifest import Input, Output
+from headrace.errors import RefusedError, UserError
+from headrace.manifest import Input, Manifest, Output
 from headrace.registry.promotion import champion_of_day
 from headrace.registry.versions import Version, champion, numbered, registered_name
 from headrace.stage import Context
@@ -111,12 +111,15 @@ def _champion(ctx: Context) -> ScoringModel:
     """The champion as the day may know it, where there is a gate.
 
     Raises:
+        RefusedError: there is none, and the gate has refused the day's model.
         UserError: there is none, or its folder is gone.
     """
     name = registered_name(ctx.spec.pipeline, _judged_stage(ctx))
     found = champion_of_day(ctx.ws, name, ctx.ds)
     if found is None:
-        raise UserError(
+        gate = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "gate"))
+        refused = gate is not None and gate.facts.get("verdict") == "refused"
+        raise (RefusedError if refused else UserError)(
             f"model '{name}' has no champion up to {ctx.ds}: no version has passed the gate. See headrace gate "
             f"{ctx.spec.pipeline} --ds {ctx.ds}; promote one by hand (headrace promote), or score with the day's own: "
             f"--model today"

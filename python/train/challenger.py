@@ -30,7 +30,7 @@ ALIAS = "challenger"
 
 
 class TrainChallenger(Stage):
-    """Trains where one is due, else says that none is. The gate judges the version as any other."""
+    """Trains where one is due, else says that none is. No gate judges the version: people compare and promote it."""
 
     name = "challenger"
     version = 1

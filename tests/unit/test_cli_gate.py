@@ -12,7 +12,9 @@ import pytest
 
 from headrace import registry
 from headrace.config import Spec
+from headrace.manifest import Input
 from headrace.registry.promotion import settle
+from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, Result
 from headrace.storage import local
 from headrace.workspace import Workspace
@@ -90,6 +92,27 @@ def test_a_refused_model_ends_the_command_with_3_and_all_is_done(yard: Yard) -> 
     yard.fakes["gate"] = replace(yard.fakes["gate"], verdict="passed")  # type: ignore[call-arg]
     assert yard.run(*GATE).exit_code == 0
     assert "gate.metrics.auc.min" not in yard("gate", "clicks", "--ds", DS, *GATE).output
+
+
+@dataclass
+class Scored(Fake):
+    """The stage score, as far as which model it takes."""
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        return (scoring_model(ctx).input,)
+
+
+def test_a_refused_first_model_ends_the_command_with_3(yard: Yard) -> None:
+    yard.fakes["score"] = Scored("score")
+    for submitted in (True, False):
+        done = yard.run(*GATE)
+        assert done.exit_code == 3, done.output
+        assert ("promote" in yard.submitted, "score" in yard.submitted) == (submitted, False)
+        assert "is refused (version 2); there is no champion" in done.output
+        assert "at least 0.72 is asked for: by 0.02 on the wrong side (gate.metrics.auc.min)" in done.output
+    yard.fakes["gate"] = replace(yard.fakes["gate"], verdict="passed")  # type: ignore[call-arg]
+    assert yard("run", "clicks", "--ds", DS, *GATE, "--to", "gate").exit_code == 0
+    assert yard.run(*GATE, "--from", "score").exit_code == 2
 
 
 def test_models_promote_and_rollback(yard: Yard) -> None:
