@@ -18,7 +18,7 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.outcomes.alerts import judge
 from headrace.outcomes.delays import Delays, age_of, final_rate
 from headrace.outcomes.measure import SCHEMA, Measure, measured
-from headrace.outcomes.served import ServedDay, pinned_days, section, served_days
+from headrace.outcomes.served import Served, pinned_days, section, served_days
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.stage import Context, Result, Stage
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap
@@ -58,7 +58,7 @@ class MeasureOutcomes(Stage):
 
         pinned = [pinned_table(ctx, source) for source in sources(ctx.spec)]
         events = [Input(kind=o.kind, name=o.name, version=o.version) for o in pinned]
-        return (*events, *(day.input for day in served_days(ctx)))
+        return (*events, *(day.input for day in served_days(ctx).days))
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """Both tables still have the day at their versions, and its files are there."""
@@ -74,21 +74,26 @@ class MeasureOutcomes(Stage):
             UserError: a slice is no expression over the events' columns.
             RefusedError: an alert with `action: stop`.
         """
-        days = pinned_days(ctx)
-        if not days:
+        served = pinned_days(ctx)
+        if served.late:
+            log.warning("outcomes: published when they could no longer be shown: lists of %s", ", ".join(served.late))
+        if not served.days:
             log.info("outcomes: no list was served before %s", ctx.ds)
-            return Result(rows={"days": 0, "shown": 0, "alerts": 0}, facts={"days": [], "groups": [], "alerts": []})
+            return Result(
+                rows={"days": 0, "late_days": len(served.late), "shown": 0, "alerts": 0},
+                facts={"late_days": served.late, "days": [], "groups": [], "alerts": []},
+            )
         with session(ctx.spec.spark, ctx.ws, f"outcomes {ctx.spec.pipeline} {ctx.ds}") as spark:
-            return _run(ctx, days, spark)
+            return _run(ctx, served, spark)
 
 
-def _run(ctx: Context, days: Sequence[ServedDay], spark: SparkSession) -> Result:
+def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
     from headrace.outcomes.join import outcome_rows
 
-    spec, outcomes = ctx.spec, section(ctx.spec)
+    spec, outcomes, days = ctx.spec, section(ctx.spec), served.days
     try:
         rows = outcome_rows(ctx, spark, days)
     except AnalysisException as e:
@@ -130,10 +135,12 @@ def _run(ctx: Context, days: Sequence[ServedDay], spark: SparkSession) -> Result
             "served": sum(day.table.rows or 0 for day in days),
             "shown": written.rows or 0,
             "days": len(days),
+            "late_days": len(served.late),
             "alerts": len(alerts),
         },
         facts={
             "last_ripe_day": ripe,
+            "late_days": served.late,
             "days": [r for r in found if r["dimension"] == "all"],
             "groups": [r for r in found if r["dimension"] != "all" and r["served_ds"] == _told(found, r["label"])],
             "delays": {name: Delays.of(by_day, ripe[name]).curve() for name, by_day in counts.items() if name in ripe},

@@ -22,7 +22,8 @@ from headrace.score.day_table import rows_of_day, write_day
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 
-FIRST = date(2026, 1, 1)
+#: Lists that are published by now are there before these days are.
+FIRST = date(2126, 1, 1)
 USERS, ITEMS, K, LATE = 60, 15, 5, 2
 WITHIN = {"click": 1, "purchase": 3}
 
@@ -304,7 +305,7 @@ def check_alerts(ws: Workspace, ds: str) -> None:
     assert (alert["served_ds"], alert["kind"], alert["key"]) == (day(5), "max", "outcomes.alerts[0].max")
     assert warned.rows["alerts"] == 1
     stops = make_spec(alerts=[{"metric": "rate", "max": 0.01, "action": "stop"}])
-    with pytest.raises(RefusedError, match=r"click rate, served on 2026-01-06, is 0\.\d+, above 0\.01"):
+    with pytest.raises(RefusedError, match=r"click rate, served on 2126-01-06, is 0\.\d+, above 0\.01"):
         run_stage(MeasureOutcomes(), stops, ws, ds)
     with pytest.raises(UserError, match="nowhere"):
         run_stage(MeasureOutcomes(), make_spec(slices={"a": "nowhere + 1"}), ws, ds)

@@ -89,6 +89,8 @@ class Commit:
     user_metadata: str | None
     adds: tuple[FileAction, ...]
     removes: tuple[FileAction, ...]
+    #: When, by its writer's clock: milliseconds since 1970; None where it does not say.
+    timestamp: int | None = None
 
 
 @dataclass
@@ -178,6 +180,7 @@ class DeltaLog:
                 info.get("userMetadata"),
                 tuple(_file_action(self.folder, a["add"]) for a in actions if "add" in a),
                 tuple(_file_action(self.folder, a["remove"]) for a in actions if "remove" in a),
+                info.get("timestamp"),
             )
 
     def columns(self) -> dict[str, str]:
