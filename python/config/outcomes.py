@@ -31,7 +31,7 @@ class OutcomeLabel(Section):
 
 
 class OutcomeAlert(Section):
-    """A limit of a metric of the newest served day whose label is ripe."""
+    """A limit of a metric of the last day whose label is ripe."""
 
     #: rate, auc, log_loss, calibration or hr_at_K.
     metric: str
@@ -45,7 +45,7 @@ class OutcomeAlert(Section):
     max: float | None = None
     #: The largest fall below the mean of the ripe days before it, as a share of that mean.
     max_drop: float | None = Field(default=None, gt=0, le=1)
-    #: With fewer rows it is not checked.
+    #: With fewer rows it is not checked; fewer of the whole day are an alert.
     min_rows: int = Field(default=100, ge=1)
     #: warn: a line in the log, in the report and in the manifest. stop: the day ends there, with exit code 3.
     action: Literal["warn", "stop"] = "warn"

@@ -1,8 +1,8 @@
-"""Metrics of the newest ripe day against the limits of `outcomes.alerts`."""
+"""Metrics of the last ripe day against the limits of `outcomes.alerts`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class Alert:
     #: The figure; of `max_drop` the fall, as a share of the mean before.
     figure: float
     limit: float
-    #: min, max or max_drop.
+    #: min, max, max_drop or min_rows; of min_rows the figure is the number of rows that were shown.
     kind: str
     action: str
     #: The limit's key in the spec.
@@ -35,6 +35,9 @@ class Alert:
         return asdict(self)
 
     def __str__(self) -> str:
+        if self.kind == "min_rows":
+            few = f"{self.figure:.0f} rows served on {self.served_ds} were shown, fewer than {self.limit:g}"
+            return f"{self.label}: {few} ({self.key})"
         of = "" if self.dimension == "all" else f" of {self.dimension} {self.value}"
         told = {
             "min": f"is {self.figure:.4g}, below {self.limit:g}",
@@ -45,30 +48,48 @@ class Alert:
         return f"{self.label} {self.metric}{of}, served on {self.served_ds}, {told[self.kind]} ({self.key})"
 
 
-def judge(records: Sequence[Record], outcomes: Outcomes) -> list[Alert]:
-    """Hold the newest ripe day of each label against the limits.
+def judge(
+    records: Sequence[Record], outcomes: Outcomes, last_ripe: Mapping[str, str], served: Collection[str]
+) -> list[Alert]:
+    """Hold the last ripe day of each label against the limits; a day of which too little was shown is an alert itself.
 
     Args:
         records: of several served days.
         outcomes: the section.
+        last_ripe: by label, the day to be judged.
+        served: the days whose lists were there.
     """
     found: list[Alert] = []
     for number, limit in enumerate(outcomes.alerts):
         label = limit.label or next(iter(outcomes.labels))
-        mine = [
-            r
-            for r in records
-            if r["label"] == label and r["metric"] == limit.metric and r["dimension"] == limit.by and r["ripe"]
-        ]
-        newest = max((r["served_ds"] for r in mine), default=None)
+        day, key = last_ripe[label], f"outcomes.alerts[{number}]"
+        of_label = [r for r in records if r["label"] == label]
+        shown = max((r["rows"] for r in of_label if r["served_ds"] == day and r["dimension"] == "all"), default=0)
+        if day in served and shown < limit.min_rows:
+            found.append(
+                Alert(
+                    served_ds=day,
+                    label=label,
+                    metric=limit.metric,
+                    dimension="all",
+                    value="",
+                    figure=float(shown),
+                    limit=float(limit.min_rows),
+                    kind="min_rows",
+                    action=limit.action,
+                    key=f"{key}.min_rows",
+                )
+            )
+            continue
+        mine = [r for r in of_label if r["metric"] == limit.metric and r["dimension"] == limit.by and r["ripe"]]
         for record in mine:
-            if record["served_ds"] == newest and record["rows"] >= limit.min_rows and record["estimate"] is not None:
+            if record["served_ds"] == day and record["rows"] >= limit.min_rows and record["estimate"] is not None:
                 before = [
                     r["estimate"]
                     for r in mine
-                    if r["value"] == record["value"] and r["served_ds"] < newest and r["estimate"] is not None
+                    if r["value"] == record["value"] and r["served_ds"] < day and r["estimate"] is not None
                 ]
-                found += _broken(record, before, limit, f"outcomes.alerts[{number}]")
+                found += _broken(record, before, limit, key)
     return found
 
 

@@ -108,7 +108,8 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     mine = read_version(spark, table, version, lambda of: of["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)
     counts = {name: _by_age(mine, name) for name in ("shown", *outcomes.labels)}
     found = _completed(ctx, _measured(ctx, mine), counts)
-    alerts = judge(found, outcomes)
+    ripe = {name: spec.last_ripe_day(name, ctx.ds) for name in outcomes.labels}
+    alerts = judge(found, outcomes, ripe, {day.ds for day in days})
     metrics = ctx.ws.table(spec.pipeline, "outcome_metrics")
     metrics_version = write_day(_frame(spark, ctx.ds, found), metrics, stage="outcomes", ds=ctx.ds, key=ctx.key)
     for alert in alerts:
@@ -120,7 +121,6 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
             f"{told}\nThe figures are in {ctx.ws.name_of(metrics)} (ds = '{ctx.ds}'). To go on, set action: warn"
         )
     log.info("outcomes: %s rows shown of %d days, %d alerts", f"{written.rows:,}", len(days), len(alerts))
-    ripe = {name: spec.last_ripe_day(name, ctx.ds) for name in outcomes.labels}
     return Result(
         outputs=(
             written,

@@ -111,22 +111,30 @@ def test_limits_are_of_the_newest_ripe_day() -> None:
             ],
         }
     )
+    served = [f"2026-01-0{n}" for n in range(1, 7)]
     days = [record("2026-01-01", 0.2), record("2026-01-02", 0.18), record("2026-01-03", 0.12)]
     young = record("2026-01-04", 0.01, ripe=False)
-    (drop,) = judge([*days, young], section)
+    (drop,) = judge([*days, young], section, {"click": "2026-01-03"}, served)
     assert (drop.kind, drop.served_ds, drop.key) == ("max_drop", "2026-01-03", "outcomes.alerts[0].max_drop")
     assert drop.figure == pytest.approx(1 - 0.12 / 0.19)
     assert str(drop) == (
         "click rate, served on 2026-01-03, is 36.8 % below the mean of the ripe days before, the limit is 30 % "
         "(outcomes.alerts[0].max_drop)"
     )
-    low = judge([record("2026-01-05", 0.05)], section)
+    last = {"click": "2026-01-05"}
+    low = judge([record("2026-01-05", 0.05)], section, last, served)
     assert [a.kind for a in low] == ["min"]
-    assert judge([record("2026-01-05", 0.05, rows=99)], section) == []
+    # Of few rows no metric is judged, and that there are few is told; as that there are none.
+    for records, rows in (([record("2026-01-05", 0.05, rows=99)], 99), ([], 0)):
+        few = judge([*days, *records], section, last, served)
+        assert [(a.kind, a.served_ds, a.figure, a.limit) for a in few] == [("min_rows", "2026-01-05", rows, 100)] * 2
+        told = f"click: {rows} rows served on 2026-01-05 were shown, fewer than 100 (outcomes.alerts[0].min_rows)"
+        assert str(few[0]) == told
+    assert judge(days, section, last, {"2026-01-03"}) == []
     sliced = [record("2026-01-05", 0.3, dimension="slice:age", value=v, rows=n) for v, n in (("a", 500), ("b", 50))]
-    (high,) = judge([*days, *sliced], section)[1:]
+    (high,) = judge([*days, record("2026-01-05", 0.12), *sliced], section, last, served)
     assert (high.value, high.limit, high.kind) == ("a", 0.2, "max")
-    assert judge([record("2026-01-05", None)], section) == []
+    assert judge([record("2026-01-05", None)], section, last, served) == []
 
 
 def test_intervals_are_of_users_and_scores_that_are_no_probabilities_only_order() -> None:
