@@ -1,7 +1,7 @@
 """Runs in Airflow's environment, started by test_dags.py: looks at the DAGs, or runs them; prints one line of JSON.
 
     python airflow_side.py look
-    python airflow_side.py run [DAG_ID CONF_JSON]...
+    python airflow_side.py run [DAG_ID DS]...
 
 The caller sets AIRFLOW_HOME, the DAGs folder and the connection before: `import airflow` reads them.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from datetime import datetime, timedelta
+from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,36 @@ def bag() -> Any:
 
 
 def look() -> dict[str, Any]:
-    found = bag()
+    """The DAGs, and what reading them has done: files opened, processes and connections begun."""
+    opened: Counter[str] = Counter()
+    begun: list[str] = []
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and str(args[0]).endswith(".yaml"):
+            opened[str(args[0])] += 1
+        elif event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect"):
+            begun.append(event)
+
+    # What Airflow itself does when it is imported is not looked at.
+    import airflow.dag_processing.dagbag  # noqa: F401
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
+    sys.addaudithook(watch)
+    found = bag()
+    audited = {"opened": dict(opened), "begun": list(begun)}
     dags = {}
     for dag_id, dag in found.dags.items():
         tasks = {
             t.task_id: {
                 "submits": isinstance(t, SparkSubmitOperator),
                 "application": getattr(t, "application", None),
-                "triggers": getattr(t, "trigger_dag_id", None),
                 "downstream": sorted(t.downstream_task_ids),
                 "retries": t.retries,
+                "pool": t.pool,
+                "depends_on_past": t.depends_on_past,
                 "trigger_rule": getattr(t.trigger_rule, "value", t.trigger_rule),
                 "timeout": t.execution_timeout is not None and t.execution_timeout.total_seconds(),
+                "words": getattr(t, "words", None),
             }
             for t in dag.tasks
         }
@@ -52,43 +69,28 @@ def look() -> dict[str, Any]:
             "params": sorted(dag.params),
             "timeout": dag.dagrun_timeout is not None,
         }
-    return {"errors": found.import_errors, "heavy": [m for m in HEAVY if m in sys.modules], "dags": dags}
+    heavy = [m for m in HEAVY if m in sys.modules]
+    return {"errors": found.import_errors, "heavy": heavy, "dags": dags, **audited}
 
 
 def run(wanted: list[str]) -> dict[str, Any]:
+    """Each DAG for a day, one after another in this process."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import sync_bag_to_db
-    from airflow.models.dagrun import DagRun
-    from airflow.sdk.exceptions import ParamValidationError
     from airflow.utils.session import create_session
-    from sqlalchemy import select
 
     found, outcomes = bag(), []
-    dags = found.dags
     DagBundlesManager().sync_bundles_to_db()
-    with create_session() as session:  # a run is triggered by name: the database must know it
+    with create_session() as session:  # assets are known by the database
         sync_bag_to_db(found, "dags-folder", None, session=session)
-    declared = {(dag_id, task.task_id): task.retries for dag_id, dag in dags.items() for task in dag.tasks}
-    for dag_id, conf in zip(wanted[::2], wanted[1::2], strict=True):
-        asked = json.loads(conf)
-        day = datetime.fromisoformat(asked.pop("logical_date", "2026-01-03T00:00:00+00:00"))
-        again = asked.pop("retries", False)
-        for task in dags[dag_id].tasks:
-            # A test is not to wait for a second try, unless it is about that, nor for the run that a task triggers.
-            task.retries, task.retry_delay = declared[dag_id, task.task_id] if again else 0, timedelta(0)
-            task.wait_for_completion = False
-        try:
-            done = dags[dag_id].test(logical_date=day, run_conf=asked)
-        except ParamValidationError as e:
-            print(e, file=sys.stderr)
-            outcomes.append({"dag": dag_id, "state": "refused", "tasks": {}})
-            continue
+    for dag_id, ds in zip(wanted[::2], wanted[1::2], strict=True):
+        dag = found.dags[dag_id]
+        for task in dag.tasks:
+            task.retries = 0
+        done = dag.test(logical_date=datetime.fromisoformat(f"{ds}T00:00:00+00:00"), run_conf={"ds": ds})
         states = {t.task_id: str(t.state) for t in done.get_task_instances()}
         outcomes.append({"dag": dag_id, "state": str(done.state), "tasks": states})
-    with create_session() as session:
-        queued = session.scalars(select(DagRun).where(DagRun.state == "queued").order_by(DagRun.id))
-        triggered = [{"dag": r.dag_id, "run": r.run_id, "conf": dict(r.conf or {})} for r in queued]
-    return {"runs": outcomes, "triggered": triggered}
+    return {"runs": outcomes}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""The DAGs in Airflow's own environment: what they are, what they submit, and both of them for a real day."""
+"""The DAGs in Airflow's own environment: what they are, and a real day of them. Under a scheduler: test_service.py."""
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 import yaml
 
 from headrace.config import load_spec
-from headrace.jobs.submit import PROGRAM, spark_home
+from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest
 from headrace.publish.postgres import server as warehouse
 from headrace.stages import ORDER, STAGES
@@ -25,9 +23,10 @@ from tests.clicks_stages import CLICKS_STAGES
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"
-DS, OTHER_DS = "2026-01-04", "2026-01-15"
-RETRAIN = [e.name for e in STAGES.values() if e.dag == "retrain"]
-SCORE = [e.name for e in STAGES.values() if e.dag == "score"]
+DS = "2026-01-04"
+#: The stages of the pipeline `clicks`.
+RETRAIN = [n for n in CLICKS_STAGES if STAGES[n].dag == "retrain"]
+SCORE = [n for n in CLICKS_STAGES if STAGES[n].dag == "score"]
 
 pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
 
@@ -71,192 +70,97 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     return call
 
 
-#: What the job answers on these days: its exit code at each try.
-CODES = {"2026-02-02": [2], "2026-02-03": [1], "2026-02-04": [69], "2026-02-05": [75, 75, 75, 0]}
-#: Asked for, and not in the folder of pipelines.
-NO_PIPELINES = ("click", "clicks\n", "../pipelines/clicks", str(pipeline_file("clicks")))
+def pipelines_folder(folder: Path, **specs: dict[str, Any]) -> Path:
+    """A folder of pipelines: `clicks` with some sections changed (None: without)."""
+    clicks = yaml.safe_load(pipeline_file("clicks").read_text())
+    folder.mkdir()
+    for name, changed in specs.items():
+        spec = {k: v for k, v in (clicks | {"pipeline": name} | changed).items() if v is not None}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+    return folder
 
 
-def make_recorder(folder: Path) -> Path:
-    """A stand-in for spark-submit: it notes its arguments and variables, a line of JSON a call, and ends by CODES."""
-    path = folder / "spark-submit"
-    path.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
-        f"with open({str(folder / 'calls')!r}, 'a') as f:\n"
-        f"    f.write(json.dumps({{'argv': sys.argv[1:], 'env': dict(os.environ)}}) + '\\n')\n"
-        f"ds = sys.argv[sys.argv.index('--ds') + 1]\n"
-        f"codes = {CODES}.get(ds, [0])\n"
-        f"with open({str(folder / 'answers')!r} + ds, 'a+') as f:\n"
-        "    f.write('x')\n"
-        "    sys.exit(codes[min(f.tell(), len(codes)) - 1])\n"
-    )
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-def calls(recorder: Path) -> list[dict[str, Any]]:
-    path = recorder.with_name("calls")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def day_of(call: Mapping[str, Any]) -> str:
-    argv: list[str] = call["argv"]
-    return argv[argv.index("--ds") + 1]
-
-
-def options(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """(options of spark-submit, the application and its arguments)."""
-    start = next(i for i, word in enumerate(argv) if word.endswith(".py"))
-    return dict(zip(argv[:start:2], argv[1:start:2], strict=True)), argv[start:]
-
-
-def test_what_the_dags_are(ask: Ask) -> None:
-    seen = ask("look")
-    assert seen["errors"] == {}
-    assert seen["heavy"] == [], "a DAG file is read every few seconds: it must not import these"
-    assert set(seen["dags"]) == {"headrace_retrain", "headrace_score"}
-    retrain, score = seen["dags"]["headrace_retrain"], seen["dags"]["headrace_score"]
-    assert (*RETRAIN, *SCORE) == ORDER
-    assert list(retrain["tasks"]) == [*RETRAIN, "score_this_day"]
-    assert list(score["tasks"]) == SCORE
-    for dag, stages, last in ((retrain, RETRAIN, "score_this_day"), (score, SCORE, None)):
-        assert not dag["catchup"]
-        assert dag["max_active_runs"] == 1
-        assert dag["timeout"]
-        assert dag["params"] == ["ds", "pipeline"]
-        for stage, after in zip(stages, [*stages[1:], last], strict=True):
-            task = dag["tasks"][stage]
-            assert task["submits"]
-            assert Path(task["application"]).samefile(PROGRAM)
-            assert task["downstream"] == ([after] if after else [])
-            assert task["retries"] == 1
-            assert task["trigger_rule"] == "none_failed"
-            assert task["timeout"]
-    assert "CronDataIntervalTimetable" in retrain["timetable"]
-    assert score["timetable"] == "NullTimetable"
-    last = retrain["tasks"]["score_this_day"]
-    assert (last["triggers"], last["trigger_rule"]) == ("headrace_score", "none_failed")
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What runs have submitted."""
-
-    home: Path
-    pipelines: Path
-    #: What airflow_side.py says of the days of the retraining DAG and of the scoring DAG.
-    submitted: list[dict[str, Any]]
-    #: Of NO_PIPELINES, and of the days of CODES.
-    refused: list[dict[str, Any]]
-    answered: list[dict[str, Any]]
-    triggered: list[dict[str, Any]]
-    log: str
-    calls: list[dict[str, Any]]
+def after(*names: str | list[str]) -> dict[str, list[str]]:
+    """Who comes after whom in a chain; a list: beside each other."""
+    steps = [[n] if isinstance(n, str) else n for n in names]
+    return {n: sorted(nexts) for step, nexts in zip(steps, [*steps[1:], []], strict=True) for n in step}
 
 
 @pytest.fixture(scope="module")
-def recorded(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Runs of which each step is known and nothing is done, in one process of Airflow's."""
-    folder = tmp_path_factory.mktemp("recorded")
-    home, pipelines, recorder = folder / "home with a blank", folder / "pipelines", make_recorder(folder)
-    pipelines.mkdir()
-    # The other pipeline has no baseline.
-    bare = yaml.safe_load(pipeline_file("clicks").read_text())
-    (pipelines / "clicks.yaml").write_text(yaml.safe_dump(bare))
-    del bare["baseline"]
-    (pipelines / "bare.yaml").write_text(yaml.safe_dump(bare))
-    env = {
-        "HEADRACE_SPARK_SUBMIT": str(recorder),
-        "HEADRACE_HOME": str(home),
-        "HEADRACE_PIPELINES": str(pipelines),
-        "AIRFLOW_CONN_OTHER": "http://:pw@x",
+def seen(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Fifty pipelines, one of them on a GPU, one without a warm start and most sections, and two faulty files."""
+    gpu = {"spark": {"profile": "gpu"}}
+    train = yaml.safe_load(pipeline_file("clicks").read_text())["train"]
+    bare = {"baseline": None, "drift": None, "train": train | {"warm_start": False}}
+    many: dict[str, dict[str, Any]] = {f"clicks{n}": {} for n in range(48)}
+    folder = pipelines_folder(tmp_path_factory.mktemp("many") / "pipelines", **many, gpu=gpu, bare=bare)
+    (folder / "torn.yaml").write_text("pipeline: [")
+    (folder / "twice.yaml").write_text((folder / "bare.yaml").read_text())
+    return ask("look", env={"HEADRACE_PIPELINES": str(folder)})
+
+
+def test_reading_fifty_pipelines_reads_each_file_once_and_starts_nothing(seen: dict[str, Any]) -> None:
+    """A DAG file is read every few seconds: what that costs is each pipeline's YAML, and no stack comes with it."""
+    assert seen["errors"] == {}
+    assert seen["heavy"] == []
+    assert len(seen["opened"]) == 52
+    assert set(seen["opened"].values()) == {1}
+    assert seen["begun"] == []
+
+
+def test_each_pipeline_has_its_dags(seen: dict[str, Any]) -> None:
+    names = [*(f"clicks{n}" for n in range(48)), "gpu", "bare"]
+    kinds = ("retrain", "score", "backfill", "maintain")
+    faulty = {"headrace_torn_retrain", "headrace_twice_retrain"}
+    assert set(seen["dags"]) == {f"headrace_{name}_{kind}" for name in names for kind in kinds} | faulty
+    for name in faulty:
+        assert list(seen["dags"][name]["tasks"]) == ["pipeline_file"]
+    for dag in seen["dags"].values():
+        assert (dag["catchup"], dag["max_active_runs"], dag["timeout"]) == (False, 1, True)
+
+
+def test_what_the_dags_are(seen: dict[str, Any]) -> None:
+    dags = {kind: seen["dags"][f"headrace_clicks1_{kind}"] for kind in ("retrain", "score", "backfill", "maintain")}
+    assert {kind: dag["timetable"] for kind, dag in dags.items()} == {
+        "retrain": "CronDataIntervalTimetable",
+        "score": "PartitionedAssetTimetable",
+        "backfill": "NullTimetable",
+        "maintain": "CronDataIntervalTimetable",
     }
-    submitted: list[tuple[str, dict[str, Any]]] = [
-        # Started at the end of the day DS: the run's interval is that day.
-        ("headrace_retrain", {"logical_date": "2026-01-05T00:00:00+00:00"}),
-        ("headrace_retrain", {"logical_date": "2026-01-20T00:00:00+00:00", "ds": OTHER_DS, "pipeline": "bare"}),
-        ("headrace_score", {"ds": DS}),
-    ]
-    refused = [("headrace_score", {"ds": DS, "pipeline": name}) for name in NO_PIPELINES]
-    answered = [("headrace_score", {"ds": ds, "retries": True}) for ds in CODES]
-    # What is refused comes last: it stays with the DAG in this process.
-    asked = [w for dag, conf in (*submitted, *answered, *refused) for w in (dag, json.dumps(conf))]
-    seen = ask("run", *asked, env=env)
-    runs, first, last = seen["runs"], len(submitted), len(submitted) + len(answered)
-    return Recorded(
-        home=home,
-        pipelines=pipelines,
-        submitted=runs[:first],
-        answered=runs[first:last],
-        refused=runs[last:],
-        triggered=seen["triggered"],
-        log=seen["log"],
-        calls=calls(recorder),
-    )
+    beside = [name for name in RETRAIN if STAGES[name].lease]
+    assert beside == ["train", "baseline"]
+    steps: list[str | list[str]] = [n for n in RETRAIN if n not in beside]
+    steps.insert(RETRAIN.index("train"), beside)
+    edges = {kind: {t: task["downstream"] for t, task in dag["tasks"].items()} for kind, dag in dags.items()}
+    assert edges["retrain"] == after("complete", *steps, "model_event")
+    assert edges["score"] == after(*SCORE)
+    assert edges["backfill"] == after("range", *steps, "trained", *SCORE, "next_day")
+    assert edges["maintain"] == {"gc": []}
+    path = dags["maintain"]["tasks"]["gc"]["words"][1]
+    assert dags["maintain"]["tasks"]["gc"]["words"] == ["gc", path, "--delete"]
+    for kind, stages in (("retrain", RETRAIN), ("score", SCORE), ("backfill", [*RETRAIN, *SCORE])):
+        for stage in stages:
+            task = dags[kind]["tasks"][stage]
+            assert task["submits"]
+            assert Path(task["application"]).samefile(PROGRAM)
+            assert (task["retries"], task["trigger_rule"], task["pool"]) == (2, "none_failed", "headrace")
+            assert task["timeout"] == STAGES[stage].hours * 3600
+            # A backfill's own runs are in order already.
+            assert task["depends_on_past"] == (kind == "retrain" and stage == "train")
 
 
-def test_what_is_submitted(recorded: Recorded) -> None:
-    """A day of the retraining DAG for each of two pipelines, and one of the scoring DAG."""
-    assert [r["state"] for r in recorded.submitted] == ["success"] * 3, recorded.log[-4000:]
-    # Neither pipeline has outcomes, a challenger, a second stage or a gate.
-    states = dict.fromkeys([*RETRAIN, "score_this_day"], "success")
-    states |= dict.fromkeys(["outcomes", "challenger", "second_stage", "evaluate", "gate"], "skipped")
-    assert recorded.submitted[0]["tasks"] == states
-    assert recorded.submitted[1]["tasks"] == states | {"baseline": "skipped"}
-    # A scoring run of its own for each pipeline and day.
-    assert recorded.triggered == [
-        {"dag": "headrace_score", "run": f"{pipeline}__{ds}", "conf": {"pipeline": pipeline, "ds": ds}}
-        for pipeline, ds in (("clicks", DS), ("bare", OTHER_DS))
-    ]
-    made = [c for c in recorded.calls if day_of(c) not in CODES]
-    retrain = [s for s in RETRAIN if s in CLICKS_STAGES]
-    expected = [(s, "clicks", DS) for s in retrain]
-    expected += [(s, "bare", OTHER_DS) for s in retrain if s != "baseline"] + [(s, "clicks", DS) for s in SCORE]
-    assert len(made) == len(expected)
-    for call, (stage, pipeline, ds) in zip(made, expected, strict=True):
-        given, application = options(call["argv"])
-        assert Path(application[0]).samefile(PROGRAM)
-        path = recorded.pipelines / f"{pipeline}.yaml"
-        assert application[1:] == [
-            *(stage, str(path), "--ds", ds, "--home", str(recorded.home)),
-            *("--set", "spark.master=local[2]"),
-        ]
-        assert given["--master"] == "local[2]"
-        assert given["--name"] == f"headrace {stage} {ds}"
-        properties = Path(given["--properties-file"]).read_text()
-        assert f"spark.pyspark.python={sys.executable}" in properties
-        assert "spark.master=local[2]" in properties
-        env_seen = call["env"]
-        assert env_seen["SPARK_HOME"] == str(spark_home())
-        assert env_seen["SPARK_LOCAL_IP"] == "127.0.0.1"
-        assert env_seen["PYSPARK_PYTHON"] == env_seen["PYSPARK_DRIVER_PYTHON"] == sys.executable
-        assert env_seen["PYTHONPATH"] == ""
-        assert env_seen["AIRFLOW_CONN_OTHER"] == ""
+def test_a_pipeline_has_the_tasks_of_its_sections(seen: dict[str, Any]) -> None:
+    tasks = seen["dags"]["headrace_bare_retrain"]["tasks"]
+    assert [t for t in tasks if t in ORDER] == [n for n in RETRAIN if n not in ("drift", "baseline")]
+    assert not tasks["train"]["depends_on_past"]
 
 
-def test_what_is_not_set_up_is_said_and_nothing_is_submitted(ask: Ask, tmp_path: Path) -> None:
-    recorder = make_recorder(tmp_path)
-    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
-    asked = [w for name in ("clicks", "click") for w in ("headrace_score", json.dumps({"ds": DS, "pipeline": name}))]
-    seen = ask("run", *asked, env=env, connection=None)
-    assert [r["state"] for r in seen["runs"]] == ["failed", "failed"]
-    for message in ("define the connection 'spark_default' as JSON", "there are: adult, attribution, beauty, clicks"):
-        assert message in seen["log"], seen["log"][-4000:]
-    assert calls(recorder) == []
-
-
-def test_only_pipelines_of_the_folder_may_be_asked_for(recorded: Recorded) -> None:
-    assert [r["state"] for r in recorded.refused] == ["failed", "failed", "refused", "refused"]
-    for message in ("no pipeline 'click' in", r"no pipeline 'clicks\n' in", "there are: bare, clicks"):
-        assert message in recorded.log, recorded.log[-4000:]
-
-
-def test_what_the_user_must_mend_is_not_tried_again(recorded: Recorded) -> None:
-    """Exit code 2. A failure and another run at work (69) are, and a day that is not complete (75) is waited for."""
-    assert [r["tasks"]["score"] for r in recorded.answered] == [*["failed"] * 3, "success"], recorded.log[-4000:]
-    days = [day_of(c) for c in recorded.calls if "score" in c["argv"]]
-    tries = {"2026-02-02": 1, "2026-02-03": 2, "2026-02-04": 2, "2026-02-05": 4}
-    assert {ds: days.count(ds) for ds in CODES} == tries
+def test_one_job_at_a_time_has_the_gpu(seen: dict[str, Any]) -> None:
+    tasks = seen["dags"]["headrace_gpu_retrain"]["tasks"]
+    pools = {name: tasks[name]["pool"] for name in RETRAIN if name in tasks}
+    assert pools == {n: "headrace_gpu" if STAGES[n].spark else "headrace" for n in pools}
+    declared = json.loads((DAGS / "pools.json").read_text())
+    assert declared["headrace_gpu"] == {**declared["headrace_gpu"], "slots": 1, "include_deferred": True}
 
 
 @pytest.fixture(scope="module")
@@ -298,11 +202,10 @@ def state(path: Path, ws: Workspace) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1500)  # fourteen applications of Spark, a dozen seconds each on an idle machine
-def test_both_dags_for_a_day_and_again(ask: Ask, tiny: tuple[Path, Workspace]) -> None:
+def test_a_real_day_and_again(ask: Ask, tiny: tuple[Path, Workspace]) -> None:
     path, ws = tiny
-    conf = json.dumps({"logical_date": f"{DS}T00:00:00+00:00", "pipeline": "tiny", "ds": DS})
     env = {"HEADRACE_HOME": str(ws.home), "HEADRACE_PIPELINES": str(path.parent)}
-    day = ("run", "headrace_retrain", conf, "headrace_score", conf)
+    day = ("run", "headrace_tiny_retrain", DS, "headrace_tiny_score", DS)
     seen = ask(*day, env=env)
     assert [r["state"] for r in seen["runs"]] == ["success", "success"], seen["log"][-6000:]
     done = state(path, ws)

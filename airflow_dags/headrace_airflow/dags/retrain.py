@@ -1,0 +1,37 @@
+"""Every day: the day's data into the lake, a model trained on from yesterday's, and the verdict on it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, CronDataIntervalTimetable
+
+from headrace_airflow.dags.common import DS, chain_stages, make_dag
+from headrace_airflow.operators import Fault, ModelEvent, WaitForDay
+from headrace_airflow.pipelines import Pipeline
+from headrace_airflow.settings import SETTINGS
+
+_HOURS = 20
+
+
+def dag(pipeline: Pipeline) -> DAG:
+    """`complete`, the stages, `model_event`; of a source that has no days only when asked."""
+    with _empty(pipeline) as made:
+        complete = WaitForDay(pipeline=pipeline, ds=DS, timeout=timedelta(hours=_HOURS - 2))
+        event = ModelEvent(pipeline=pipeline, ds=DS)
+        chain_stages(pipeline, "retrain", DS, complete, event, depends_on_past=pipeline.daily)
+    return made
+
+
+def faulty(pipeline: Pipeline) -> DAG:
+    """In place of a DAG whose stages are not known: each day it says why."""
+    with _empty(pipeline) as made:
+        Fault(pipeline=pipeline, ds=DS)
+    return made
+
+
+def _empty(pipeline: Pipeline) -> DAG:
+    # Not "@daily", which has no data interval: the run that starts after midnight is for the day that has ended.
+    cron = SETTINGS.schedule if pipeline.daily else None
+    schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
+    return make_dag(pipeline, "retrain", __doc__ or "", _HOURS, schedule=schedule)

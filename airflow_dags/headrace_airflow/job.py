@@ -1,0 +1,260 @@
+"""The operator of a stage: an application of Spark, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.standard.operators.branch import BranchMixIn
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from headrace_airflow.cluster import Cluster, read_properties
+from headrace_airflow.ends import RefusedException, end
+from headrace_airflow.notify import tell
+from headrace_airflow.outside import SPARK, Master, command, master, private_variables, run, secrets
+from headrace_airflow.pipelines import Pipeline
+from headrace_airflow.settings import ERRORS, SETTINGS, STAGES
+from headrace_airflow.triggers import ApplicationEnded
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_POLL_SECONDS = 15.0
+
+
+class _Hook(SparkSubmitHook):
+    """Spark's hook; the secrets are in the environment of spark-submit alone, not among its arguments."""
+
+    secrets: dict[str, str]
+
+    def _build_spark_common_args(self) -> list[str]:
+        found: list[str] = super()._build_spark_common_args()
+        hidden = dict.fromkeys(private_variables(), "")
+        self._env = {**hidden, **(self._env or {}), **self.secrets}
+        return found
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of spark-submit; None: it has not ended."""
+        return getattr(self._submit_sp, "returncode", None)
+
+    @property
+    def said(self) -> str:
+        """The end of what it said: its own message where there is one."""
+        lines = [line for line in self._last_submit_log_lines if line]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return "\n".join(errors[-1:] or lines[-5:])
+
+
+class HeadraceJob(SparkSubmitOperator):
+    """`spark-submit python/jobs/run_stage.py STAGE PIPELINE --ds DS --home HOME`, one stage for one day.
+
+    Before it submits, it has the pipelines' environment write the Spark properties of the pipeline, so that a change
+    of its YAML needs no further step. Where the connection `spark_default` asks for a cluster's own drivers, the task
+    gives its slot back until the application has ended.
+    """
+
+    template_fields = (*SparkSubmitOperator.template_fields, "ds")
+
+    def __init__(self, *, stage: str, pipeline: Pipeline, ds: str, **kwargs: Any) -> None:
+        self.stage, self.pipeline, self.ds = stage, pipeline, ds
+        super().__init__(
+            task_id=stage,
+            application=str(SETTINGS.program),
+            application_args=[stage, str(pipeline.path), "--ds", ds, "--home", SETTINGS.home],
+            name=f"headrace {pipeline.name} {stage} {ds}",
+            conn_id=SPARK,
+            spark_binary=str(SETTINGS.spark_submit),
+            env_vars={
+                "SPARK_HOME": str(SETTINGS.spark_home),
+                "PYSPARK_PYTHON": str(SETTINGS.python),
+                "PYSPARK_DRIVER_PYTHON": str(SETTINGS.python),
+                # Airflow's own modules must not get in the way of the other environment's.
+                "PYTHONPATH": "",
+                "PYTHONUNBUFFERED": "1",
+            },
+            execution_timeout=timedelta(hours=STAGES[stage].hours),
+            pool=pipeline.pool(STAGES[stage]),
+            **kwargs,
+        )
+
+    def execute(self, context: Context) -> None:
+        """Submit and wait, or have the triggerer wait.
+
+        Raises:
+            AirflowFailException: something is not set up.
+            AirflowException: as `headrace_airflow.ends.end`.
+        """
+        place = self._place = master(self.pipeline)
+        # What the application sets up depends on where it runs, so it is told the connection's master.
+        self.properties_file = _spark_properties(self.pipeline, place)
+        self.application_args = [*self.application_args, *place.overrides]
+        if place.url.startswith("local"):
+            self.env_vars = {**self.env_vars, "SPARK_LOCAL_IP": "127.0.0.1"}
+        if place.cluster:
+            self.execute_resumable(context)
+            return
+        self._hook = self._get_hook()
+        try:
+            self._hook.submit(self.application)
+        except AirflowException as e:
+            if self._hook.code is None:
+                raise
+            self._end(context, self._hook.code, self._hook.said, e)
+        else:
+            self.succeeded(context)
+
+    def succeeded(self, context: Context) -> None:
+        """Called when the job has."""
+
+    def _end(self, context: Context, code: int | None, said: str, cause: BaseException | None = None) -> None:
+        try:
+            end(code, f"{self.stage} of '{self.pipeline.name}' for {self.ds}", said)
+        except RefusedException as e:
+            self.refused(context, str(e))
+        except AirflowException as e:
+            raise e from cause
+
+    def refused(self, context: Context, why: str) -> None:
+        """Called when the job has ended with exit code 3. Raises RefusedException."""
+        raise RefusedException(why)
+
+    def _get_hook(self) -> _Hook:
+        hook = _Hook(
+            conf=self.conf or {},
+            conn_id=self._place.conn_id,
+            name=self.name,
+            application_args=self.application_args,
+            env_vars=self.env_vars,
+            spark_binary=str(SETTINGS.spark_submit),
+            properties_file=self.properties_file,
+            yarn_track_via_rm_api=self._yarn_track_via_rm_api,
+        )
+        hook.secrets = secrets(self.pipeline)
+        return hook
+
+    # An application of a cluster; called by `execute_resumable`, which keeps its id for a retry of the task.
+
+    def _known(self) -> Cluster:
+        return Cluster("yarn" if self._place.url == "yarn" else "standalone", self._place.rest)
+
+    def submit_job(self, context: Context) -> str:
+        """Send the application; its id."""
+        given = secrets(self.pipeline)
+        if self._place.url != "yarn":
+            conf = {**read_properties(self.properties_file), "spark.app.name": self.name}
+            conf["spark.master"] = self._place.url
+            env = {**self.env_vars, **given}
+            return self._known().submit(self.application, self.application_args, conf, env)
+        with _private_properties(self.properties_file, given) as path:
+            self.properties_file = path
+            self._yarn_track_via_rm_api = True
+            hook = self._get_hook()
+            # They go to the application by the file; spark-submit itself needs none.
+            hook.secrets = {}
+            hook.submit(self.application)
+        return str(hook._yarn_application_id)
+
+    def get_job_status(self, external_id: Any, context: Context) -> str:
+        """The state of an application that a try before this one has sent."""
+        try:
+            state = self._known().state(str(external_id))
+        except OSError as e:
+            raise AirflowException(f"{self._place.rest} does not answer: {e}") from e
+        return "SUCCEEDED" if state.done else "ENDED" if state.ended else "ACTIVE"
+
+    def is_job_active(self, status: str) -> bool:
+        """Whether it is at work or waits."""
+        return status == "ACTIVE"
+
+    def is_job_succeeded(self, status: str) -> bool:
+        """Whether it has done its work."""
+        return status == "SUCCEEDED"
+
+    def poll_until_complete(self, external_id: Any, context: Context) -> None:
+        """Leave it to the triggerer."""
+        known = self._known()
+        trigger = ApplicationEnded(known.kind, known.rest, str(external_id), _POLL_SECONDS)
+        self.defer(trigger=trigger, method_name="application_ended", timeout=self.execution_timeout)
+
+    def get_job_result(self, external_id: Any, context: Context) -> None:
+        """A try before this one has seen it through."""
+        self.succeeded(context)
+
+    def application_ended(self, context: Context, event: dict[str, Any]) -> None:
+        """It has: what it means.
+
+        Raises:
+            AirflowException: as `headrace_airflow.ends.end`.
+        """
+        self.log.info("the application is %s: %s", event["name"], event["message"])
+        if event["done"]:
+            self.succeeded(context)
+            return
+        said = f"the application is {event['name']}: {event['message']}"
+        code = event["code"] if event["code"] is not None else self._ask_why()
+        self._end(context, code, said)
+
+    def _ask_why(self) -> int | None:
+        """The exit code that a look by `headrace` ends with where it would not run either; None where it would."""
+        words = ["run", str(self.pipeline.path), "--ds", self.ds, "--from", self.stage, "--to", self.stage, "--dry-run"]
+        done = run(command(*words), self.pipeline)
+        code = done.returncode
+        if code:
+            self.log.info("%s", done.stderr.strip())
+        known = (ERRORS.EXIT_USER_ERROR, ERRORS.EXIT_REFUSED, ERRORS.EXIT_BUSY, ERRORS.EXIT_INCOMPLETE)
+        return code if code in known else None
+
+
+class HeadraceGate(HeadraceJob, BranchMixIn):
+    """The stage `gate`: a day's model that is refused is not promoted, and the day goes on with the champion."""
+
+    inherits_from_skipmixin = True
+    #: The tasks that follow a refusal; the DAG sets it.
+    refused_next: Sequence[str] = ()
+
+    def succeeded(self, context: Context) -> None:
+        """Ask for the verdict: the stage's own work is done whatever it is."""
+        done = run(command("gate", str(self.pipeline.path), "--ds", self.ds), self.pipeline)
+        self.log.info("%s", done.stdout.strip())
+        if done.returncode:
+            self._end(context, done.returncode, (done.stderr.strip() or done.stdout.strip())[-1500:])
+
+    def refused(self, context: Context, why: str) -> None:
+        """Past the promotion; and whoever is to know is told which rule it was."""
+        self.log.warning("%s", why)
+        tell("refused", self.pipeline.name, self.ds, f"{why}\nThe champion goes on scoring.")
+        self.do_branch(context, self.refused_next)
+
+
+def _spark_properties(pipeline: Pipeline, place: Master) -> str:
+    """Have the pipelines' environment write the Spark properties of a pipeline on this machine; the file's path."""
+    done = run([*command("spark-properties", str(pipeline.path)), *place.overrides], pipeline)
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise AirflowFailException(f"headrace spark-properties {pipeline.path}: {said}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+@contextlib.contextmanager
+def _private_properties(properties: str, given: dict[str, str]) -> Iterator[str]:
+    """The file with variables for YARN's application master, readable by its owner alone, while the block runs."""
+    with open(properties, encoding="utf-8") as file:
+        text = file.read()
+    for name, value in given.items():
+        escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
+        text += f"spark.yarn.appMasterEnv.{name}={escaped}\n"
+    fd, path = tempfile.mkstemp(suffix=".properties")  # 0600
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        yield path
+    finally:
+        Path(path).unlink()

@@ -1,0 +1,156 @@
+"""What jobs and commands of the pipelines' environment are given: Spark's master, and secrets in their variables.
+
+Secrets come from Airflow's connections and go into the environment of the one process that is started: no argument, no
+template and no log line has them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.sdk.bases.hook import BaseHook
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from headrace_airflow.pipelines import Pipeline
+from headrace_airflow.settings import SETTINGS
+
+SPARK = "spark_default"
+WAREHOUSE = "headrace_warehouse"
+STORE = "headrace_store"
+#: The longest that a short command may take.
+_SECONDS = 300
+#: None of the jobs' business.
+_PRIVATE = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
+
+
+def connection(conn_id: str) -> Any:
+    """Airflow's connection of that name, or None."""
+    try:
+        return BaseHook.get_connection(conn_id)
+    except (AirflowException, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class Master:
+    """Spark's master, by the connection `spark_default`."""
+
+    conn_id: str
+    url: str
+    cluster: bool
+    #: Of the REST API that knows a submitted driver (standalone) or application (YARN).
+    rest: str
+
+    @property
+    def overrides(self) -> list[str]:
+        """What the application sets up depends on where it runs, so it is told."""
+        return ["--set", f"spark.master={self.url}"]
+
+
+def master(pipeline: Pipeline) -> Master:
+    """Of a pipeline's own connection, else of all. Without this look, a missing one would silently mean `yarn`.
+
+    Raises:
+        AirflowFailException: it is missing, has no host, or names a cluster manager that jobs cannot be sent to.
+    """
+    conn_id = f"{SPARK}_{pipeline.name}"
+    found = connection(conn_id)
+    if found is None:
+        conn_id = SPARK
+        found = connection(conn_id)
+    advice = (
+        f"define the connection '{conn_id}' as JSON, for example "
+        f"""AIRFLOW_CONN_{conn_id.upper()}='{{"conn_type":"spark","host":"local[2]"}}'"""
+    )
+    if found is None:
+        raise AirflowFailException(advice)
+    if not found.host:
+        raise AirflowFailException(f"the connection '{conn_id}' has no host (Spark's master): {advice}")
+    url = f"{found.host}:{found.port}" if found.port else str(found.host)
+    extra = found.extra_dejson
+    cluster = extra.get("deploy-mode") == "cluster"
+    if cluster and url.startswith("k8s"):
+        raise AirflowFailException(
+            f"the connection '{conn_id}' asks for drivers of Kubernetes' own ({url}, deploy-mode cluster), for which "
+            f"jobs have no image: run Airflow's workers as pods (its Kubernetes provider), with deploy-mode client"
+        )
+    rest = ""
+    if cluster and url == "yarn":
+        # The keys are those of Airflow's Spark provider.
+        rest = str(extra.get("yarn_resourcemanager_webapp_address") or "")
+        if not rest:
+            raise AirflowFailException(
+                f"the connection '{conn_id}' has deploy-mode cluster on YARN: give the ResourceManager in its extra, "
+                f'"yarn_resourcemanager_webapp_address": "http://HOST:8088"'
+            )
+    elif cluster:
+        host = url.removeprefix("spark://").rpartition(":")[0]
+        rest = f"{extra.get('rest-scheme', 'http')}://{host}:{extra.get('rest-port', 6066)}"
+    return Master(conn_id, url, cluster, rest.rstrip("/"))
+
+
+def secrets(pipeline: Pipeline) -> dict[str, str]:
+    """Variables for the jobs of a pipeline, from the connections of the warehouse and of the store.
+
+    Raises:
+        AirflowFailException: the pipeline's own connection has a password, and its YAML names no variable for it.
+    """
+    found: dict[str, str] = {}
+    own = connection(f"{WAREHOUSE}_{pipeline.name}")
+    variable = pipeline.value("publish.warehouse.password_env")
+    if own is not None and own.password and variable is None:
+        raise AirflowFailException(
+            f"{pipeline.path}: the connection '{WAREHOUSE}_{pipeline.name}' has a password: name the variable that "
+            f"jobs read it from, publish.warehouse.password_env"
+        )
+    warehouse = own or connection(WAREHOUSE)
+    if warehouse is not None and warehouse.password and variable is not None:
+        found[variable] = warehouse.password
+    store = connection(f"{STORE}_{pipeline.name}") or connection(STORE)
+    if store is not None:
+        extra = store.extra_dejson
+        given = {
+            "AWS_ACCESS_KEY_ID": store.login,
+            "AWS_SECRET_ACCESS_KEY": store.password,
+            "AWS_SESSION_TOKEN": extra.get("aws_session_token"),
+            "AWS_DEFAULT_REGION": extra.get("region_name"),
+            "AWS_ENDPOINT_URL": extra.get("endpoint_url"),
+        }
+        found |= {name: str(value) for name, value in given.items() if value}
+    return found
+
+
+def private_variables() -> list[str]:
+    """Names of the variables of this process that no job gets."""
+    return [name for name in os.environ if name.startswith(_PRIVATE)]
+
+
+def environment(pipeline: Pipeline | None = None) -> dict[str, str]:
+    """The whole environment of a command of the pipelines' environment; with its secrets where it is a pipeline's."""
+    private = {*private_variables(), "PYTHONPATH"}
+    kept = {name: value for name, value in os.environ.items() if name not in private}
+    return kept | {"PYTHONUNBUFFERED": "1"} | (secrets(pipeline) if pipeline is not None else {})
+
+
+def command(*words: str) -> list[str]:
+    """`headrace WORDS... --home HOME`."""
+    return [str(SETTINGS.headrace), *words, "--home", SETTINGS.home]
+
+
+def run(argv: list[str], pipeline: Pipeline) -> subprocess.CompletedProcess[str]:
+    """Run a short command of the pipelines' environment.
+
+    Raises:
+        AirflowFailException: it cannot be started.
+    """
+    try:
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, env=environment(pipeline), timeout=_SECONDS
+        )
+    except OSError as e:
+        raise AirflowFailException(
+            f"cannot run {argv[0]} ({e.strerror}): set HEADRACE_PYTHON, or run `make env`"
+        ) from e

@@ -1,0 +1,88 @@
+"""The pipelines of the folder, as far as their DAGs need to know them: the plain mapping of each YAML file.
+
+The specs are validated where the jobs run. A file that cannot be read gives a pipeline with a fault: its DAG of the
+daily retraining stays, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headrace_airflow.settings import SETTINGS, STAGES
+
+#: As headrace wants a pipeline's own name.
+_NAME = "[a-z][a-z0-9_]*"
+#: libyaml's where it is there: ten times as fast.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+GPU_POOL = "headrace_gpu"
+POOL = "headrace"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One file."""
+
+    name: str
+    path: Path
+    spec: dict[str, Any] = field(default_factory=dict)
+    #: Why its jobs cannot be known.
+    fault: str | None = None
+
+    def dag_id(self, kind: str) -> str:
+        """Of its DAG of a kind: retrain, score, backfill, maintain."""
+        return f"headrace_{self.name}_{kind}"
+
+    def stages(self, kind: str) -> list[Any]:
+        """The stages that it has of a kind of DAG, in order: entries of `headrace.stages`."""
+        entries = [entry for entry in STAGES.values() if entry.dag == kind]
+        return [e for e in entries if e.section is None or self.spec.get(e.section) is not None]
+
+    def value(self, path: str, default: Any = None) -> Any:
+        """What stands at a key path of the file."""
+        node: Any = self.spec
+        for key in path.split("."):
+            node = node.get(key) if isinstance(node, dict) else None
+        return default if node is None else node
+
+    @property
+    def daily(self) -> bool:
+        """Whether its source has new data every day: the day stands in its files' path, or its table has days."""
+        return "{ds}" in str(self.value("source.path", "")) or self.value("source.day") is not None
+
+    def pool(self, stage: Any) -> str:
+        """Where a stage's job takes its slot: one at a time has the GPU."""
+        on_gpu = stage.spark and self.value("spark.profile") == "gpu"
+        trains = stage.lease == "train" and self.value("train.device") == "cuda"
+        return GPU_POOL if on_gpu or trains else POOL
+
+
+def pipelines() -> Iterator[Pipeline]:
+    """Those of the folder, each name once."""
+    seen: dict[str, Path] = {}
+    for path in sorted(SETTINGS.pipelines.glob("*.yaml")):
+        found = _read(path)
+        if found.name in seen:
+            found = Pipeline(path.stem, path, fault=f"{path} and {seen[found.name]} are both named '{found.name}'")
+            if found.name in seen:
+                continue
+        seen[found.name] = path
+        yield found
+
+
+def _read(path: Path) -> Pipeline:
+    stem = re.sub("[^a-z0-9_]", "_", path.stem.lower())
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    except (OSError, yaml.YAMLError, ValueError) as e:
+        return Pipeline(stem, path, fault=f"{path} is not YAML: {' '.join(str(e).split())}")
+    name = data.get("pipeline") if isinstance(data, dict) else None
+    if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+        return Pipeline(stem, path, fault=f"{path}: 'pipeline' must be a name of small letters, digits and _")
+    return Pipeline(name, path, data)

@@ -1,0 +1,98 @@
+"""What the triggerer waits for, so that no worker's slot does: a day that is complete, an application that ends.
+
+The triggerer imports this module by its name: `airflow_dags` must be on its PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from headrace_airflow.cluster import Cluster
+from headrace_airflow.outside import environment
+from headrace_airflow.settings import ERRORS
+
+#: Looks in a row that an API may not answer.
+_SILENT = 10
+
+
+class DayComplete(BaseTrigger):
+    """Fires when a command no longer answers that the day is not complete (exit code 75), with its code and last words.
+
+    Args:
+        argv: the command.
+        seconds: between two looks.
+    """
+
+    def __init__(self, argv: Sequence[str], seconds: float) -> None:
+        super().__init__()
+        self.argv, self.seconds = list(argv), seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """What the triggerer makes it from."""
+        return "headrace_airflow.triggers.DayComplete", {"argv": self.argv, "seconds": self.seconds}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look, wait, look again."""
+        while True:
+            await asyncio.sleep(self.seconds)
+            code, said = await look(self.argv)
+            if code != ERRORS.EXIT_INCOMPLETE:
+                yield TriggerEvent({"code": code, "said": said})
+                return
+            self.log.info("%s", said)
+
+
+async def look(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a command; its exit code and the end of what it said."""
+    process = await asyncio.create_subprocess_exec(
+        *argv, env=environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    return process.returncode or 0, output.decode(errors="replace").strip()[-2000:]
+
+
+class ApplicationEnded(BaseTrigger):
+    """Fires when an application of a cluster has ended, with its `State`.
+
+    Args:
+        kind: see `Cluster`.
+        rest: see `Cluster`.
+        application: its id.
+        seconds: between two looks.
+    """
+
+    def __init__(self, kind: str, rest: str, application: str, seconds: float) -> None:
+        super().__init__()
+        self.kind, self.rest, self.application, self.seconds = kind, rest, application, seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """What the triggerer makes it from."""
+        kwargs = {"kind": self.kind, "rest": self.rest, "application": self.application, "seconds": self.seconds}
+        return "headrace_airflow.triggers.ApplicationEnded", kwargs
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Ask, wait, ask again; an API that is silent for a while is asked on."""
+        cluster, silent = Cluster(self.kind, self.rest), 0
+        while True:
+            try:
+                state = await asyncio.to_thread(cluster.state, self.application)
+            except OSError as e:
+                silent += 1
+                self.log.warning("%s does not answer: %s", self.rest, e)
+                if silent == _SILENT:
+                    yield TriggerEvent({"done": False, "name": "UNKNOWN", "code": None, "message": str(e)})
+                    return
+            else:
+                silent = 0
+                if state.ended:
+                    yield TriggerEvent(state.as_event())
+                    return
+            await asyncio.sleep(self.seconds)

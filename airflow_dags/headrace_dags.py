@@ -1,0 +1,14 @@
+"""The DAGs of every pipeline: for each file of the folder of pipelines retrain, score, backfill and maintain.
+
+A new pipeline needs no code here. What each DAG is: headrace_airflow/dags/; set-up: README.md.
+"""
+
+from __future__ import annotations
+
+from headrace_airflow.dags import dags_of
+from headrace_airflow.pipelines import pipelines
+
+# Airflow looks for this word in a file before it reads it: dag.
+for _pipeline in pipelines():
+    for _dag in dags_of(_pipeline):
+        globals()[_dag.dag_id] = _dag
