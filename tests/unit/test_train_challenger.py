@@ -137,9 +137,24 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, before: Ma
 
     assert [start(behind=b) for b in (0.011, 0.01, -0.3, None)] == [other, own, own, own]
     assert start(behind=0.5) == other
+    shutil.rmtree(home.locate(other).local_path())
+    assert start(behind=0.5) == own
     alone = find_warm_start(home, spec_of(challenger=None), "2026-01-12", schema)
     assert alone is not None
     assert alone.name == own
+
+    # What the gate has refused is no start, but of a run that has begun with it.
+    gated = spec_of(challenger=None, gate={})
+    for verdict, key, expected in (
+        ("passed", alone.version, alone),
+        ("refused", alone.version, None),
+        ("refused", "another", alone),
+    ):
+        gate = Manifest(stage="gate", pipeline="clicks", ds="2026-01-10", key="g", spec_hash="")
+        gate = gate.model_copy(update={"facts": {"verdict": verdict, "model": {"key": key}}})
+        gate.save(home.manifest("clicks", "2026-01-10", "gate"))
+        assert find_warm_start(home, gated, "2026-01-12", schema) == expected
+        assert find_warm_start(home, gated, "2026-01-12", schema, [alone.input]) == alone
 
 
 def asked(ws: Workspace, day: str | None, ds: str, schema: DatasetSchema | None) -> str | None:

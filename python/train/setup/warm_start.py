@@ -11,6 +11,8 @@ from headrace.config import Model, Spec
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
+from headrace.registry.promotion import OVERRIDDEN, ROLLED_BACK
+from headrace.registry.versions import numbered
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
 
@@ -25,11 +27,19 @@ class WarmStart:
     name: str
     version: str
 
+    @property
+    def input(self) -> Input:
+        """It, among the inputs of a run."""
+        return Input(kind="model", name=self.name, version=self.version)
+
 
 def find_warm_start(
     ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, begun: Sequence[Input] = ()
 ) -> WarmStart | None:
-    """The newest finished model of a day before `ds` whose shape fits; reads manifests and model.json only.
+    """The newest finished model of a day before `ds` that stands and whose shape fits.
+
+    One stands that the gate has not refused (or somebody has overruled that) and that nobody has rolled back. Manifests
+    and model.json are read; the registry only where a model was refused or rolled back.
 
     It fits where the model's settings are the same and the features are the same, with vocabularies that have only
     grown: codes are given once and never change, so old rows keep their meaning. A model that does not fit is named
@@ -41,37 +51,60 @@ def find_warm_start(
         ds: the day.
         schema: of its dataset.
         begun: what a finished run of the day, which still stands, has read: the model that it began with may have been
-            removed since, and is its start all the same.
+            removed, refused or rolled back since, and is its start all the same.
     """
     for day in sorted((d for d in ws.days(spec.pipeline) if d < ds), reverse=True):
-        manifest = _better_of(ws, spec, day)
-        if manifest is None:
-            continue
-        output = manifest.output("model")
-        if manifest.removed:
-            if Input(kind="model", name=output.name, version=output.version) in begun:
-                return WarmStart(day, output.name, output.version)
-            log.info("not starting from the model of %s: %s", day, manifest.why_removed)
-            continue
-        try:
-            meta = read_meta(ws.locate(output.name))
-            reason = misfit(meta, spec, schema)
-        except UserError as e:
-            reason = str(e)
-        if reason is None:
-            return WarmStart(day, output.name, output.version)
-        log.info("not starting from the model of %s: %s", day, reason)
+        for manifest in _of_day(ws, spec, day):
+            output = manifest.output("model")
+            found = WarmStart(day, output.name, output.version)
+            reason = _why_not(ws, spec, schema, manifest, found.input in begun)
+            if reason is None:
+                return found
+            log.info("not starting from the model of stage %s of %s: %s", manifest.stage, day, reason)
     return None
 
 
-def _better_of(ws: Workspace, spec: Spec, day: str) -> Manifest | None:
-    """What trained the day's model: the challenger's manifest where the day's model had fallen behind it."""
+def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifest, begun: bool) -> str | None:
+    """Why a day's model is no start; None where it is one. `begun`: a finished run has begun with it."""
+    if manifest.removed:
+        return None if begun else str(manifest.why_removed)
+    if not begun and (reason := _taken_back(ws, spec, manifest)):
+        return reason
+    try:
+        return misfit(read_meta(ws.locate(manifest.output("model").name)), spec, schema)
+    except UserError as e:
+        return str(e)
+
+
+def _taken_back(ws: Workspace, spec: Spec, manifest: Manifest) -> str:
+    """Whether a model was refused and nobody has overruled it, or was rolled back; empty where neither is."""
+    registered = manifest.facts.get("registered")
+    gate = None if spec.gate is None else Manifest.load(ws.manifest(spec.pipeline, manifest.ds, "gate"))
+    refused = (
+        gate is not None
+        and gate.facts["verdict"] == "refused"
+        and gate.facts["model"]["key"] == manifest.output("model").version
+    )
+    log_of_moves = ws.promotions(spec.pipeline)
+    rolled_back = log_of_moves.is_file() and b'"rollback"' in log_of_moves.read_bytes()
+    if not refused and not (rolled_back and registered):
+        return ""
+    found = numbered(ws, registered["name"], str(registered["version"])) if registered else None
+    status = None if found is None else found.status
+    if status == ROLLED_BACK:
+        return "it was rolled back"
+    return "the gate has refused it" if refused and status != OVERRIDDEN else ""
+
+
+def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
+    """What trained a day's models, the better first: the challenger where the day's model had fallen behind it."""
+    found = [Manifest.load(ws.manifest(spec.pipeline, day, "train"))]
     if spec.challenger is not None:
         challenger = Manifest.load(ws.manifest(spec.pipeline, day, "challenger"))
         behind = None if challenger is None else challenger.facts.get("behind")
         if behind is not None and behind > spec.challenger.behind:
-            return challenger
-    return Manifest.load(ws.manifest(spec.pipeline, day, "train"))
+            found.insert(0, challenger)
+    return [manifest for manifest in found if manifest is not None]
 
 
 def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
