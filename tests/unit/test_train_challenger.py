@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from headrace import registry
 from headrace.comm.threads import run_ranks
 from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor
+from headrace.registry.promotion import roll_back, settle
 from headrace.schema import DatasetSchema
 from headrace.stage import plan_run, run_stage
 from headrace.train.challenger import TrainChallenger, due, how_far_behind, newest_from_nothing
@@ -155,6 +157,17 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, before: Ma
         gate.save(home.manifest("clicks", "2026-01-10", "gate"))
         assert find_warm_start(home, gated, "2026-01-12", schema) == expected
         assert find_warm_start(home, gated, "2026-01-12", schema, [alone.input]) == alone
+
+    # Nor is what was rolled back, with or without a gate.
+    for ds, name in (("2026-01-09", other), ("2026-01-10", own)):
+        home.locate(name).make_dir()
+        version = registry.register(home, "clicks", home.locate(name), {}, f"train-{ds}", ds=ds)
+        settle(home, "clicks", version)
+    trained(home, "2026-01-10", model=own, registered={"name": "clicks", "version": version})
+    assert find_warm_start(home, gated, "2026-01-12", schema) == alone
+    roll_back(home, "clicks")
+    for each in (gated, spec_of(challenger=None)):
+        assert find_warm_start(home, each, "2026-01-12", schema) is None
 
 
 def asked(ws: Workspace, day: str | None, ds: str, schema: DatasetSchema | None) -> str | None:
