@@ -95,6 +95,8 @@ def run_day(ws: Workspace, ds: str, size: int = 200, base: str | None = None) ->
     run = ws.model("clicks", ds, f"train-{ds}")
     with (run / "model").new_folder() as folder:
         (folder / "embeddings" / "rows.safetensors").put_bytes(b"x" * size * 20)
+        upon = {} if base is None else {"base": {"sha256": f"rows-{base}"}}
+        (folder / "embeddings" / "index.json").put_text(json.dumps({"sha256": f"rows-{ds}"} | upon))
         (folder / "dense.safetensors").put_bytes(b"x" * size)
         (folder / "workflow" / "workflow.json").put_text("{}")
         below = {} if base is None else {"base": f"../../../{base}/train-{base}/model"}
