@@ -94,7 +94,9 @@ def test_the_newest_earlier_model_that_fits(
     found = find_warm_start(ws, spec, "2026-01-05", grown(schema, 3))
     assert found is not None
     assert (found.ds, found.name, found.version) == ("2026-01-02", name, "key-2026-01-02")
-    assert "not starting from the model of stage train of 2026-01-03: its model.embedding_dim is 8, now 4" in caplog.text
+    assert (
+        "not starting from the model of stage train of 2026-01-03: its model.embedding_dim is 8, now 4" in caplog.text
+    )
     assert "not starting from the model of stage train of 2026-01-04" in caplog.text
 
 
