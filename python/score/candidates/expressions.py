@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.errors.exceptions.base import QueryContextType
+from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -83,7 +84,8 @@ def _expressions(score: Score) -> Iterator[tuple[str, str]]:
 @contextmanager
 def _unlogged() -> Iterator[None]:
     """PySpark logs what does not resolve, with the JVM's stack trace; here it is an answer."""
-    log = logging.getLogger("SQLQueryContextLogger")
+    # By PySpark's own class: a plain logger of that name, had it been made first, takes none of what PySpark tells it.
+    log = PySparkLogger.getLogger("SQLQueryContextLogger")
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
