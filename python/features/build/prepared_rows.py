@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from headrace.features.build.events import pinned_table
 from headrace.features.build.source_rows import SourceRows
 from headrace.features.build.window import within
-from headrace.features.layout.label_horizon import seen_until
 from headrace.features.layout.day_ranges import split_ranges
+from headrace.features.layout.label_horizon import seen_until
 from headrace.features.layout.split import SplitRows, split_rows
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY
 from headrace.features.table_ops.external import ExternalReader, pin
