@@ -1,16 +1,22 @@
 """From candidates to lists: make bench-score. Each figure beside its floor, in the same run.
 
-A case is a module with `figures()`; CASES names them: `make bench-score`, or `python -m bench.bench_score ranking`. The
-case `million` takes some 20 minutes of two cores; one that is stopped goes on where it was.
+    python -m bench.bench_score                              # all cases
+    python -m bench.bench_score ranking retrieval            # some of them
+    python -m bench.bench_score million --resume             # with the parts that other commits have left
+    python -m bench.bench_score million --users 20000        # a slice, whose parts count for the whole
+
+A case is a module with `figures`; CASES names them. The case `million` takes some 25 minutes of two cores; one that is
+stopped goes on where it was.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+import argparse
+from collections.abc import Mapping
 from importlib import import_module
 
 from bench.report import Figure, publish
+from bench.score_million import PART, USERS
 
 #: By name of the case its module.
 CASES: Mapping[str, str] = {
@@ -21,12 +27,21 @@ CASES: Mapping[str, str] = {
 
 
 def main() -> None:
-    asked = sys.argv[1:] or list(CASES)
+    parser = argparse.ArgumentParser(prog="python -m bench.bench_score")
+    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--resume", action="store_true", help="million: keep the parts that another commit has left")
+    parser.add_argument("--users", type=int, default=USERS, help=f"million: so many users, a multiple of {PART:,}")
+    asked = parser.parse_args()
+    unknown = [name for name in asked.cases if name not in CASES]
+    if unknown:
+        parser.error(f"there is no case '{unknown[0]}'; cases: {', '.join(CASES)}")
+    if asked.users % PART or not 0 < asked.users <= USERS:
+        parser.error(f"--users is a multiple of {PART:,}, {USERS:,} at most")
     found: list[Figure] = []
-    for name in asked:
-        figures: Callable[[], list[Figure]] = import_module(CASES[name]).figures
-        found += figures()
-    publish("score" if asked == list(CASES) else f"score-{'-'.join(asked)}", found)
+    for name in asked.cases:
+        given = {"resume": asked.resume, "users": asked.users} if name == "million" else {}
+        found += import_module(CASES[name]).figures(**given)
+    publish("score" if asked.cases == list(CASES) else f"score-{'-'.join(asked.cases)}", found)
 
 
 if __name__ == "__main__":

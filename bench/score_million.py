@@ -3,12 +3,14 @@
 Two processes, a thread each, do what Spark's tasks do, with their functions: `best_items` over mapped vectors, which
 compares all items, then `score_batches`. Each 10,000 users leave their rows (Parquet) and their figures below
 build/bench/million, so that what is stopped goes on there; the minutes are those during which users were worked on.
+What another commit has left is removed, or with `--resume` kept.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
@@ -22,6 +24,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from bench.memory import peak_of_tree
 from bench.parts import checkout_version
 from bench.report import Figure
 from bench.score_ranking import ITEM, USER, in_a_process, items_of, task_of, users_of, write_model
@@ -37,14 +40,21 @@ USERS, N_ITEMS, FOUND, KEPT = 1_000_000, 1_000_000, 500, 10
 #: Users of a part, of a search, and of a batch that is ranked.
 PART, SEARCHED, RANKED = 10_000, 2_048, 500
 PROCESSES = 2
+#: Which code has made the model and the vectors, and what that took; written when they are there.
+PREPARED = "prepared.json"
 
 
-def figures() -> list[Figure]:
-    """Work off what is left, then the figures of the whole."""
+def figures(resume: bool = False, users: int = USERS) -> list[Figure]:
+    """Work off what is left, then the figures of all parts.
+
+    Args:
+        resume: keep what another commit has left, the model and the vectors too.
+        users: a multiple of PART, at most USERS.
+    """
     folder = checkout() / "build" / "bench" / "million"
-    prepare(folder)
-    parts = range(USERS // PART)
-    left = [n for n in parts if not (folder / "parts" / f"{n:03d}.json").is_file()]
+    prepare(folder, resume)
+    parts = range(users // PART)
+    left = [n for n in parts if not _figures_of(folder, n).is_file()]
     task = in_a_process(task_of, folder, folder / "scratch", N_ITEMS) if left else None
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=begin) as pool:
         waiting = [pool.submit(work, folder, task, number) for number in left]
@@ -55,26 +65,33 @@ def figures() -> list[Figure]:
                 f"{found['rank_seconds']:.1f} s",
                 flush=True,
             )
-    return of_parts(folder, [json.loads((folder / "parts" / f"{n:03d}.json").read_text()) for n in parts])
+    return of_parts(folder, parts)
 
 
-def of_parts(folder: Path, parts: list[dict[str, Any]]) -> list[Figure]:
-    rows = sum(p["rows"] for p in parts)
+def of_parts(folder: Path, numbers: range) -> list[Figure]:
+    parts = [json.loads(_figures_of(folder, n).read_text()) for n in numbers]
+    for code, count in sorted(Counter(p["code"] for p in parts).items()):
+        print(f"million: {count} parts by the code {code}")
+    users, rows = len(parts) * PART, sum(p["rows"] for p in parts)
     seconds = worked([(p["began"], p["ended"]) for p in parts])
     searching, ranking = (sum(p[f"{name}_cpu_seconds"] for p in parts) for name in ("search", "rank"))
-    kept = sum(pq.read_metadata(f).num_rows for f in (folder / "parts").glob("*.parquet"))
-    assert (rows, kept) == (USERS * FOUND, USERS * KEPT)
+    kept = sum(pq.read_metadata(_rows_of(folder, n)).num_rows for n in numbers)
+    assert (rows, kept) == (users * FOUND, users * KEPT)
     mapped = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and "parts" not in f.parts)
-    whole = f"million: 1 M users x 1 M items x {COLUMNS}, best {FOUND}, ranked, best {KEPT}"
+    before = json.loads((folder / PREPARED).read_text())
+    whole = f"million: {users:,} users x {N_ITEMS:,} items x {COLUMNS}, best {FOUND}, ranked, best {KEPT}"
     return [
         Figure(f"{whole}, two processes", seconds / 60, "min"),
         Figure(f"{whole}, two processes", rows / seconds, "rows/s"),
+        Figure(f"{whole}, two processes", users * N_ITEMS / seconds / 1e6, "M pairs/s"),
         Figure("million: search, processor time of both", searching / 60, "min"),
-        Figure("million: search, a core", USERS * N_ITEMS / searching / 1e6, "M pairs/s"),
+        Figure("million: search, a core", users * N_ITEMS / searching / 1e6, "M pairs/s"),
         Figure("million: ranking, processor time of both", ranking / 60, "min"),
         Figure("million: ranking, a core", rows / ranking, "rows/s"),
         Figure("million: a process's own memory, at most", max(p["mib"] for p in parts), "MiB"),
         Figure("million: files that both map or read", mapped / 2**20, "MiB"),
+        Figure("million: before, model and vectors made and laid out for mapping", before["seconds"] / 60, "min"),
+        Figure("million: before, memory of that process, at most", before["mib"], "MiB"),
     ]
 
 
@@ -87,23 +104,31 @@ def worked(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def prepare(folder: Path) -> None:
-    """The model and the vectors of this very code; what another version has left is removed."""
+def prepare(folder: Path, resume: bool) -> None:
+    """The model and the vectors of this very code; what another version has left is removed, unless it is resumed."""
     version = checkout_version()
-    if (folder / "version").is_file() and (folder / "version").read_text() == version:
-        return
+    if (folder / PREPARED).is_file():
+        left = json.loads((folder / PREPARED).read_text())["code"]
+        if resume or (left == version and not version.endswith("-dirty")):
+            return
+        print(f"million: what the code {left} has left is removed (--resume keeps it)", flush=True)
     local(folder).remove_quietly()
     local(folder / "parts").make_dir()
-    in_a_process(_prepare, folder)
-    local(folder / "version").put_text(version)
+    tick = time.perf_counter()
+    mib = in_a_process(_prepare, folder)
+    found = {"code": version, "seconds": time.perf_counter() - tick, "mib": mib}
+    local(folder / PREPARED).put_text(json.dumps(found) + "\n")
 
 
-def _prepare(folder: Path) -> None:
-    columns = [*users_of(USERS).columns, *items_of(N_ITEMS).columns]
-    write_model(folder, dict(zip((*USER, *ITEM), columns, strict=True)))
-    write_items(folder / "vectors")
-    # The tables are laid out for mapping once, by this process: the others have none in their memory.
-    loaded_model(local(folder / "model"), 1, None, local(folder / "maps"))
+def _prepare(folder: Path) -> float:
+    """MiB of this process's own pages at the peak."""
+    with peak_of_tree() as peak:
+        columns = [*users_of(USERS).columns, *items_of(N_ITEMS).columns]
+        write_model(folder, dict(zip((*USER, *ITEM), columns, strict=True)))
+        write_items(folder / "vectors")
+        # The tables are laid out for mapping once, by this process: the others have none in their memory.
+        loaded_model(local(folder / "model"), 1, None, local(folder / "maps"))
+    return peak.mib
 
 
 def begin() -> None:
@@ -117,8 +142,16 @@ def everybody() -> pa.RecordBatch:
     return users_of(USERS)
 
 
-def work(folder: Path, task: TaskInputs, number: int) -> dict[str, float]:
+def work(folder: Path, task: TaskInputs, number: int) -> dict[str, Any]:
     """Find, rank and keep the items of some users; leave rows and figures."""
+    with peak_of_tree() as peak:
+        figures = _work(folder, task, number)
+    found = {"code": checkout_version(), **figures, "mib": peak.mib}
+    local(_figures_of(folder, number)).put_text(json.dumps(found) + "\n")
+    return found
+
+
+def _work(folder: Path, task: TaskInputs, number: int) -> dict[str, float]:
     blocks = vectors_of(folder / "vectors").blocks()
     queries, people = drawn(PART, 1_000 + number, 3), everybody().slice(number * PART, PART)
     began, cpu = time.time(), time.process_time()
@@ -128,10 +161,10 @@ def work(folder: Path, task: TaskInputs, number: int) -> dict[str, float]:
     middle, middle_cpu = time.time(), time.process_time()
     rows = [0]
     made = list(score_batches(task, _batches(people, found), lambda n: rows.__setitem__(0, rows[0] + n)))
-    pq.write_table(pa.Table.from_batches(made), folder / "parts" / f"{number:03d}.parquet")
+    pq.write_table(pa.Table.from_batches(made), _rows_of(folder, number))
     ended, ended_cpu = time.time(), time.process_time()
     _check(queries[:1], blocks, found[:1])
-    figures = {
+    return {
         "began": began,
         "ended": ended,
         "rows": rows[0],
@@ -139,10 +172,16 @@ def work(folder: Path, task: TaskInputs, number: int) -> dict[str, float]:
         "rank_seconds": ended - middle,
         "search_cpu_seconds": middle_cpu - cpu,
         "rank_cpu_seconds": ended_cpu - middle_cpu,
-        "mib": _anonymous_peak_mib(),
     }
-    local(folder / "parts" / f"{number:03d}.json").put_text(json.dumps(figures) + "\n")
-    return figures
+
+
+def _figures_of(folder: Path, number: int) -> Path:
+    """Of a part; written last."""
+    return folder / "parts" / f"{number:03d}.json"
+
+
+def _rows_of(folder: Path, number: int) -> Path:
+    return folder / "parts" / f"{number:03d}.parquet"
 
 
 def _batches(people: pa.RecordBatch, found: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
@@ -157,9 +196,3 @@ def _check(queries: NDArray[np.float32], blocks: Any, found: NDArray[np.int32]) 
     scores = np.concatenate([queries @ vectors.T for _, vectors in blocks], axis=1)
     best = np.take_along_axis(scores, top_k(scores, FOUND), 1)
     assert np.allclose(np.take_along_axis(scores, found, 1), best, rtol=1e-5)
-
-
-def _anonymous_peak_mib() -> float:
-    """Of this process's own pages: those that it has now, for peaks count mapped files."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon:"))
-    return int(line.split()[1]) / 1024
