@@ -30,17 +30,9 @@ MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
 def job_of(
     home: Workspace, features: Manifest, key: str, train: Train = TRAIN, model: Model = MODEL, **more: Any
 ) -> Job:
-    return Job(
-        home=home.home,
-        pipeline="clicks",
-        ds="2026-01-10",
-        key=key,
-        features=features,
-        model=model,
-        train=train,
-        progress_seconds=0.0,
-        **more,
-    )
+    day = {"pipeline": "clicks", "ds": "2026-01-10"}
+    run = {"key": key, "features": features, "model": model, "train": train}
+    return Job(home=home.home, progress_seconds=0.0, **(day | run | more))
 
 
 def weights(job: Job) -> dict[str, np.ndarray]:

@@ -62,7 +62,7 @@ def dry_run(
     """
     # Late: jobs bring the stages, and with them pyspark (no JVM).
     from headrace.jobs.applications import applications
-    from headrace.jobs.day_range import days_of, turns
+    from headrace.jobs.day_range import days_of, submissions, turns
     from headrace.jobs.stages import load_stage, require_stage
 
     spec, day = resolve(pipeline, ds, overrides)
@@ -72,8 +72,8 @@ def dry_run(
         require_stage(spec, names[0])
     days = days_of(spec, day, until)
     planned: list[PlannedStage] = []
-    for group in applications(stages, spec, isolated):
-        for name, of_day in turns(group, days, spec):
+    for group, of in submissions(applications(stages, spec, isolated), days, spec):
+        for name, of_day in turns(group, of, spec):
             planned.append(_plan(load_stage(name), spec, ws, of_day, planned))
     running, period = sum(p.runs for p in planned), days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run\n", markup=False)

@@ -60,7 +60,6 @@ def models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[
 
 def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) -> dict[str, Any]:
     gate = None if version.ds is None else Manifest.load(ws.manifest(spec.pipeline, version.ds, "gate"))
-    mine = gate is not None and facts.mapping(gate.facts.get("model")).get("key") == version.key
     tags = version.tags
     return {
         "version": version.version,
@@ -68,7 +67,7 @@ def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) ->
         "key": version.key,
         "aliases": [alias for alias, number in at.items() if number == version.version],
         "status": version.status,
-        "verdict": gate.facts.get("verdict") if mine and gate is not None else None,
+        "verdict": None if gate is None else _verdict(gate, version.key),
         "metrics": dict(version.metrics),
         "bytes": sum(f.size() for f in version.source.files()) if version.source.is_dir() else None,
         "by": tags.get(BY),
@@ -80,6 +79,14 @@ def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) ->
             if tag in tags
         },
     }
+
+
+def _verdict(gate: Manifest, key: str) -> str | None:
+    """What a day's gate has said of the model of a key: the day's, or its challenger."""
+    if facts.mapping(gate.facts.get("model")).get("key") == key:
+        return str(gate.facts.get("verdict"))
+    challenger = facts.mapping(gate.facts.get("challenger"))
+    return str(challenger.get("verdict")) if challenger.get("key") == key else None
 
 
 def override(

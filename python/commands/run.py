@@ -59,8 +59,8 @@ def run(
 ) -> int:
     """Bring the stages from `first` to `last` up to date, in order; stop at the first that fails.
 
-    Of a range of days each application serves its stages for all of them (headrace.jobs.day_range), so that all days'
-    features are made in one, and then all days are trained.
+    Of a range of days each application serves its stages for all of them, so that all days' features are made in one,
+    and then all days are trained; with a gate or a challenger, day by day (headrace.jobs.day_range).
 
     What needs no work before the first stage that does is found out here, from manifests and the lake's log, without
     starting a JVM; after it, by the application.
@@ -86,7 +86,7 @@ def run(
     spec, day = resolve(pipeline, ds, overrides)
     # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
     from headrace.jobs.applications import applications
-    from headrace.jobs.day_range import days_of, turns
+    from headrace.jobs.day_range import days_of, submissions, turns
     from headrace.jobs.stages import load_stage, require_stage
     from headrace.jobs.submit import submit
 
@@ -96,11 +96,11 @@ def run(
         require_stage(spec, named[0])
     days = days_of(spec, day, until)
     progress = _Progress(stages, days)
-    for group in applications(stages, spec, isolated):
+    for group, of in submissions(applications(stages, spec, isolated), days, spec):
         pending = list(group)
         try:
-            while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in days):
-                for ds in days:
+            while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in of):
+                for ds in of:
                     progress.show(StageEvent(pending[0], "skip", ds=ds))
                 pending.pop(0)
         except RefusedError:  # no champion to score with
@@ -108,8 +108,9 @@ def run(
             raise
         if not pending:
             continue
-        progress.stage, progress.day = next(turns(pending, days, spec))
-        code = submit(pending, pipeline, spec, ws, day, overrides, progress.show, until=until)
+        progress.stage, progress.day = next(turns(pending, of, spec))
+        last_day = of[-1] if len(of) > 1 else None
+        code = submit(pending, pipeline, spec, ws, of[0], overrides, progress.show, until=last_day)
         if code != EXIT_DONE:
             _explain_failure(progress.stage, code, ws.log(spec.pipeline, progress.day, progress.stage))
             if code == EXIT_REFUSED:

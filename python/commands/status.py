@@ -13,7 +13,7 @@ from rich.text import Text
 
 from headrace.commands.screen import out, print_json, table
 from headrace.commands.summary import main_counts, manifests_of
-from headrace.commands.verdict import broken_rules
+from headrace.commands.verdict import broken_rules, of_challenger
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import UserError
 from headrace.manifest import Manifest
@@ -122,7 +122,9 @@ def _table(states: Sequence[StageState]) -> Table:
             if s.stage == "gate" and s.manifest is not None:
                 verdict = str(s.manifest.facts.get("verdict"))
                 cell.append(f", {verdict}", style="red" if verdict == "refused" else "")
-                cell.append("".join(f"; {rule}" for rule in broken_rules(s.manifest)), style="dim")
+                beside = of_challenger(s.manifest)
+                told = [*broken_rules(s.manifest), *([beside] if beside else [])]
+                cell.append("".join(f"; {text}" for text in told), style="dim")
             if s.reason:
                 cell.append(f": {s.reason}", style="dim")
             seconds, ended = "–", "–"

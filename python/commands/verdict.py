@@ -22,12 +22,16 @@ _REFUSED = "refused"
 
 def show_verdict(gate: Manifest) -> None:
     """A table of the rules, and the verdict."""
-    shown = table("rule", "", "figure")
-    for rule in facts.records(gate.facts.get("rules")):
-        shown.add_row(str(rule.get("key")), _state(rule), str(rule.get("text")))
-    out.print()
-    out.print(shown)
-    out.print(sentence(gate), markup=False, soft_wrap=True)
+    challenger = facts.mapping(gate.facts.get("challenger"))
+    for judged in (gate.facts, challenger):
+        shown = table("rule", "", "figure")
+        for rule in facts.records(judged.get("rules")):
+            shown.add_row(str(rule.get("key")), _state(rule), str(rule.get("text")))
+        if judged:
+            out.print()
+            out.print(shown)
+            said = of_challenger(gate) if judged is challenger else sentence(gate)
+            out.print(said, markup=False, soft_wrap=True)
 
 
 def _state(rule: Mapping[str, Any]) -> Text:
@@ -44,6 +48,15 @@ def sentence(gate: Manifest) -> str:
     name = f"{gate.facts.get('registered')} version {model.get('version')} of {gate.ds}"
     rows = f"{facts.count(gate.facts.get('rows'))} rows of {gate.facts.get('split')}"
     return f"{name}: {gate.facts.get('verdict')} ({rows}; {beside})"
+
+
+def of_challenger(gate: Manifest) -> str:
+    """The verdict on the day's challenger in a sentence; empty where none was judged."""
+    found = facts.mapping(gate.facts.get("challenger"))
+    if not found:
+        return ""
+    becomes = ", and becomes champion" if found.get("becomes_champion") else ""
+    return f"the challenger, version {found.get('version')}: {found.get('verdict')}{becomes}"
 
 
 def broken_rules(gate: Manifest) -> list[str]:

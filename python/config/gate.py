@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from headrace.config.evaluation import HIGHER_IS_BETTER, Bootstrap
 from headrace.config.metric_expression import MetricExpression
@@ -147,6 +154,18 @@ class Gate(Section):
     rules: Mapping[str, str] = Field(default_factory=dict)
     #: Paired intervals of the differences from the champion, over `train.evaluation.user`.
     bootstrap: Bootstrap = Bootstrap()
+    #: A challenger that was trained on the day is judged by the same rules on the same rows. report: its verdict is
+    #: written; promote: besides, one that passes becomes the champion where it is better by `train.monitor` than the
+    #: version that would be champion without it, by more than `challenger.behind`.
+    challenger: Literal["report", "promote"] = "report"
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was not there once is left out where it is not asked for, so that fingerprints stay."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.challenger == "report":
+            dumped.pop("challenger", None)
+        return dumped
 
     @field_validator("champion", "slices")
     @classmethod

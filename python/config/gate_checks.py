@@ -25,6 +25,7 @@ def check_gate(
     features: Features,
     *,
     has_drift: bool,
+    has_challenger: bool,
     predicts_numbers: bool,
 ) -> None:
     """See that the gate can judge.
@@ -36,6 +37,7 @@ def check_gate(
         train: the section.
         features: the section.
         has_drift: whether there is the section `drift`.
+        has_challenger: whether there is the section `challenger`.
         predicts_numbers: whether the neural model's predictions are no probabilities.
 
     Raises:
@@ -44,6 +46,9 @@ def check_gate(
     if gate.model != "neural" and trees[gate.model] is None:
         raise ValueError(f"gate.model is '{gate.model}', and there is no such section")
     _check_scored(gate, score)
+    if gate.challenger == "promote" and not (has_challenger and gate.model == "neural"):
+        lacks = "there is no section `challenger`" if not has_challenger else f"gate.model is '{gate.model}'"
+        raise ValueError(f"gate.challenger is 'promote', of the neural model's challenger, and {lacks}")
     split = features.split
     has_test = split.by == "column" or (split.by == "time" and bool(split.test_days))
     if gate.split == "test" and not has_test:

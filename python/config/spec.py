@@ -176,6 +176,7 @@ class Spec(Section):
                 self.train,
                 self.features,
                 has_drift=self.drift is not None,
+                has_challenger=self.challenger is not None,
                 predicts_numbers=self.model.loss is not None and self.model.loss.predicts == "number",
             )
         if self.train.search:

@@ -89,7 +89,7 @@ def rows_of_day(ctx: Context, name: str) -> Iterator[tuple[SparkSession, DataFra
 
 
 def evaluate_day(
-    ctx: Context, spark: SparkSession, rows: DataFrame, folders: Sequence[Location], gate: Gate
+    ctx: Context, spark: SparkSession, rows: DataFrame, folders: Sequence[Location], gate: Gate, optional: int = 0
 ) -> DayEvaluation:
     """Have saved models predict the rows of a split, each by its own workflow, and measure them.
 
@@ -97,11 +97,12 @@ def evaluate_day(
         rows: see `rows_of_day`.
         folders: the saved models; the first is one of the day's dataset.
         gate: which split, and what is measured.
+        optional: see EvaluationTask.
 
     Raises:
         UserError: what is asked for, the dataset or a model has not.
     """
-    task = _task(ctx, gate, folders)
+    task = _task(ctx, gate, folders, optional)
     mine = [maps_of(folder, task.maps) for folder in folders]
     for other in task.maps.entries():  # of models that nobody asks any more; who maps them now keeps what is open
         if other not in mine:
@@ -158,7 +159,7 @@ def _predicts(spec: Spec, gate: Gate) -> str:
     return "number" if spec.features.label_type == "number" else "probability"
 
 
-def _task(ctx: Context, gate: Gate, compared: Sequence[Location]) -> EvaluationTask:
+def _task(ctx: Context, gate: Gate, compared: Sequence[Location], optional: int) -> EvaluationTask:
     """What the tasks are told."""
     spec = ctx.spec
     features = ctx.upstream["features"]
@@ -185,6 +186,7 @@ def _task(ctx: Context, gate: Gate, compared: Sequence[Location]) -> EvaluationT
         (*needed, LABEL, SPLIT, *carried.values()),
         carried,
         label_column,
+        optional,
     )
     task.request()
     return task

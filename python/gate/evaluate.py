@@ -44,7 +44,8 @@ class EvaluationTask:
     models: the folders of the saved models, the day's own first; maps: where the host maps them (Workspace.mapped);
     dataset, schema: the day's; train: what is measured; splits: of which rows; predicts: what the models give
     (config.Loss.predicts); columns: the rows' columns by their places; carried: by name in the dataset the column.
-    label_column: the carried column that is the label; None: the dataset's own.
+    label_column: the carried column that is the label; None: the dataset's own. optional: so many of the models, the
+    last ones, decide nothing about the others: each is measured only where it gives a number for every row that is.
     """
 
     models: tuple[Location, ...]
@@ -57,6 +58,7 @@ class EvaluationTask:
     columns: tuple[str, ...]
     carried: Mapping[str, str]
     label_column: str | None = None
+    optional: int = 0
 
     def request(self) -> Request:
         """What is measured, of which columns."""
@@ -152,6 +154,7 @@ def _measured(
     evaluator = Evaluator(task.request(), probability, of_slices=True)
     evaluator.count_training_rows(ranks, open_split(task.dataset, "train", task.schema))
     first, models = task.splits[0], range(len(task.models))
+    required, optional = models[: len(models) - task.optional], models[len(models) - task.optional :]
     evaluations: list[dict[str, Any]] = [{} for _ in models]
     finite = np.zeros(len(task.models), np.int64)
     for split, rows in by_split.items():
@@ -161,16 +164,18 @@ def _measured(
         scores = [rows.scores(i) for i in models]
         # Rows of which a model gives no number are its fault, not the other's: both are measured on the rest.
         usable: Bools = ~np.isnan(labels)
-        for i in models:
-            if split == first:
-                finite[i] = int(np.isfinite(scores[i]).sum())
+        if split == first:
+            finite[:] = [int(np.isfinite(s).sum()) for s in scores]
+        for i in required:
             usable &= np.isfinite(scores[i])
-        measured_models: Sequence[int] = models
+        measured_models: Sequence[int] = required
         if not int(ranks.add_up(np.array(usable.sum()))):
             # No row is left of which all give a number: the day's own model is measured alone, on what it can predict.
             measured_models, usable = models[:1], ~np.isnan(labels) & np.isfinite(scores[0])
             if not int(ranks.add_up(np.array(usable.sum()))):
                 continue
+        lacking = ranks.add_up(np.array([int((usable & ~np.isfinite(scores[i])).sum()) for i in optional], np.int64))
+        measured_models = [*measured_models, *(i for i, n in zip(optional, lacking, strict=True) if not n)]
         of_rows = {name: rows.carried_column(name)[usable] for name in rows.carried}
         of_codes = {name: rows.code_column(name)[usable] for name in codes}
         for i in measured_models:

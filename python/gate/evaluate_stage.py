@@ -1,4 +1,4 @@
-"""The stage `evaluate`: the day's model and the champion predict the same rows of the day."""
+"""The stage `evaluate`: the day's model, the champion and a challenger predict the same rows of the day."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.gate.day_evaluation import evaluate_day, measured_part, rows_of_day, tables_of_day
+from headrace.gate.day_evaluation import DayEvaluation, evaluate_day, measured_part, rows_of_day, tables_of_day
 from headrace.gate.figures import beside
-from headrace.gate.models import JudgedModel, champion_before, model_of_day, section
+from headrace.gate.models import JudgedModel, challenger_of_day, champion_before, model_of_day, section
 from headrace.gate.predictions import check_columns
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import needed_models
@@ -23,6 +23,8 @@ log = logging.getLogger("headrace.gate")
 class Evaluate(Stage):
     """Both models predict the same raw rows, each by its own saved workflow, on Spark's tasks; metrics of both, paired
     intervals of their differences, by slice too, how far their predictions are apart, how large and how fast they are.
+    A challenger that was trained on the day is a third, held against both. It changes nothing of what is said of them:
+    where it has no number for a row that they have one for, it is not measured.
 
     The rules come later (the stage `gate`): changing one evaluates nothing again, unless it names another metric.
     """
@@ -36,9 +38,9 @@ class Evaluate(Stage):
         return measured_part(spec, section(spec))
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """What the rows are made of, and the champion before this day's model."""
-        champion = champion_before(ctx, model_of_day(ctx))
-        return (*tables_of_day(ctx), *([champion.input] if champion is not None else ()))
+        """What the rows are made of, the champion before this day's model, the day's challenger."""
+        others = (champion_before(ctx, model_of_day(ctx)), challenger_of_day(ctx))
+        return (*tables_of_day(ctx), *(other.input for other in others if other is not None))
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """It leaves nothing but its manifest."""
@@ -47,17 +49,19 @@ class Evaluate(Stage):
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the day's model lack."""
         gate, model = section(ctx.spec), model_of_day(ctx)
-        champion = champion_before(ctx, model)
-        if champion is not None and champion.input not in ctx.inputs:
-            raise UserError(f"the champion has become version {champion.version} since the run began; run it again")
+        champion, challenger = champion_before(ctx, model), challenger_of_day(ctx)
+        for role, other in (("champion", champion), ("challenger", challenger)):
+            if other is not None and other.input not in ctx.inputs:
+                raise UserError(f"the {role} has become version {other.version} since the run began; run it again")
         folder = ctx.ws.locate(model.name)
         needed_models(folder)
         with rows_of_day(ctx, self.name) as (spark, rows):
-            note = "" if champion is None else _why_not(ctx, champion, rows.columns)
-            if champion is not None and note:
-                log.warning("evaluate: the champion, version %s, cannot predict the rows: %s", champion.version, note)
+            note = _why_not(ctx, "champion", champion, rows.columns)
             beside_it = [] if champion is None or note else [ctx.ws.locate(champion.name)]
-            found = evaluate_day(ctx, spark, rows, [folder, *beside_it], gate)
+            why = _why_not(ctx, "challenger", challenger, rows.columns)
+            third = [] if challenger is None or why else [ctx.ws.locate(challenger.name)]
+            found = evaluate_day(ctx, spark, rows, [folder, *beside_it, *third], gate, optional=len(third))
+        confidence = gate.bootstrap.confidence
         facts: dict[str, Any] = {
             "split": found.splits[0],
             "registered": registered_name(ctx.spec.pipeline, gate.stage),
@@ -70,7 +74,11 @@ class Evaluate(Stage):
             "note": note,
         }
         if beside_it:
-            facts |= beside(found.splits, found.results[0], found.results[1], gate.bootstrap.confidence)
+            facts |= beside(found.splits, found.results[0], found.results[1], confidence)
+        if challenger is not None:
+            facts["challenger"] = {**challenger.fact(), "note": why}
+        if third:
+            facts["challenger"] |= _third(ctx, found, bool(beside_it), confidence)
         metrics = found.told[0]["metrics"]
         shown = ", ".join(
             f"{name} {metrics[name]:.4f}" for name in ("auc", "log_loss") if metrics.get(name) is not None
@@ -79,12 +87,27 @@ class Evaluate(Stage):
         return Result(rows={"rows": found.rows}, facts=facts, peak_memory_mib={"worker": found.peak_mib})
 
 
-def _why_not(ctx: Context, champion: JudgedModel, there: Sequence[str]) -> str:
-    """Why a champion cannot predict rows with these columns; empty where it can."""
-    folder = ctx.ws.locate(champion.name)
+def _third(ctx: Context, found: DayEvaluation, has_champion: bool, confidence: float) -> dict[str, Any]:
+    """What is said of the challenger, the last of the models: alone, beside the day's model, beside the champion."""
+    trained = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "challenger"))
+    mine = found.results[-1]
+    return {
+        **found.told[-1],
+        "own_metrics": {} if trained is None else trained.facts.get("metrics", {}),
+        "beside_model": beside(found.splits, mine, found.results[0], confidence)["differences"],
+        "beside_champion": beside(found.splits, mine, found.results[1], confidence) if has_champion else None,
+    }
+
+
+def _why_not(ctx: Context, role: str, model: JudgedModel | None, there: Sequence[str]) -> str:
+    """Why a model cannot predict rows with these columns; empty where it can, or there is none."""
+    if model is None:
+        return ""
+    folder = ctx.ws.locate(model.name)
     try:
         needed_models(folder)
         check_columns(folder, there)
     except UserError as e:
+        log.warning("evaluate: the %s, version %s, cannot predict the rows: %s", role, model.version, e)
         return str(e)
     return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import Gate, Spec
 from headrace.errors import UserError
-from headrace.manifest import Input
+from headrace.manifest import Input, Manifest
 from headrace.registry.promotion import JUDGED_AGAINST, champion_of_day, judged_against
 from headrace.registry.versions import by_key, registered_name
 from headrace.stage import Context
@@ -59,15 +59,29 @@ def model_of_day(ctx: Context) -> JudgedModel:
     return JudgedModel(str(manifest.facts["registered"]["version"]), output.version, output.name)
 
 
+def challenger_of_day(ctx: Context) -> JudgedModel | None:
+    """The challenger that was trained on the day, for the gate to judge; None: none was, or it judges another kind."""
+    if ctx.spec.challenger is None or section(ctx.spec).model != "neural":
+        return None
+    manifest = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "challenger"))
+    registered = None if manifest is None else manifest.facts.get("registered")
+    if manifest is None or registered is None:
+        return None
+    output = manifest.output("model")
+    return JudgedModel(str(registered["version"]), output.version, output.name)
+
+
 def champion_before(ctx: Context, model: JudgedModel) -> JudgedModel | None:
     """The champion that a day's model is held against; None: there is none yet.
 
-    What its verdict was settled on, where it was: the champion of the time, not the model itself, which may be it by
-    now. Else what the alias says, as the day may know it.
+    What its verdict was settled on, where it was: the champion of the time, not the day's own models, one of which may
+    be it by now. Else what the alias says, as the day may know it.
     """
     name = registered_name(ctx.spec.pipeline, section(ctx.spec).stage)
     version = by_key(ctx.ws, name, model.key)
     if version is not None and JUDGED_AGAINST in version.tags:
         return JudgedModel.of(judged_against(version))
-    found = champion_of_day(ctx.ws, name, ctx.ds, besides=model.key)
+    beside_it = challenger_of_day(ctx)
+    besides = [model.key, *([] if beside_it is None else [beside_it.key])]
+    found = champion_of_day(ctx.ws, name, ctx.ds, besides)
     return None if found is None else JudgedModel(found.version, found.key, ctx.ws.name_of(found.source))

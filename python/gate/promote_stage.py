@@ -10,9 +10,10 @@ from headrace.errors import UserError
 from headrace.gate.models import model_of_day, section
 from headrace.gate.rules import PASSED
 from headrace.manifest import Input, Manifest
-from headrace.registry.promotion import settle
+from headrace.registry.promotion import Promotion, settle
 from headrace.registry.store import store_file
 from headrace.stage import Context, Result, Stage
+from headrace.workspace import Workspace
 
 #: The stages that register a model.
 _TRAINED = ("train", "baseline", "second_stage")
@@ -20,7 +21,7 @@ _TRAINED = ("train", "baseline", "second_stage")
 
 class Promote(Stage):
     """Give the alias `champion` of each model that the day has registered to its version (registry.promotion.settle),
-    but of the one that the gate judges only where its verdict is that.
+    but of the one that the gate judges only where its verdict is that, and not where the challenger is to be champion.
 
     It leaves nothing but its manifest and what the registry has. A run that was killed does the rest; one that was done
     is not done again, so an alias that people have moved since stays where they put it.
@@ -47,6 +48,7 @@ class Promote(Stage):
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError where the registry cannot be used."""
         models: dict[str, Any] = {}
+        beside: list[dict[str, Any]] = []
         judged = None if ctx.spec.gate is None else section(ctx.spec).stage
         for stage in _TRAINED:
             registered = ctx.upstream[stage].facts.get("registered") if stage in ctx.upstream else None
@@ -54,15 +56,34 @@ class Promote(Stage):
                 continue
             name, version = registered["name"], str(registered["version"])
             if stage == judged:
-                verdict = _verdict(ctx)
-                passed = verdict["verdict"] == PASSED
-                done = settle(ctx.ws, name, version, passed=passed, judged_against=verdict["champion"])
+                done = _settle_judged(ctx.ws, name, version, _verdict(ctx))
+                models[name] = _told(version, done[version])
+                beside = [_told(other, of) for other, of in done.items() if other != version]
             else:
-                done = settle(ctx.ws, name, version)
-            models[name] = {"version": version, "champion": done.now, "before": done.before, "stays": done.stays}
-        return Result(
-            rows={"promoted": sum(m["champion"] == m["version"] for m in models.values())}, facts={"models": models}
-        )
+                models[name] = _told(version, settle(ctx.ws, name, version))
+        promoted = sum(m["champion"] == m["version"] for m in (*models.values(), *beside))
+        facts = {"models": models, **({"challenger": beside[0]} if beside else {})}
+        return Result(rows={"promoted": promoted}, facts=facts)
+
+
+def _settle_judged(ws: Workspace, name: str, version: str, verdict: Mapping[str, Any]) -> dict[str, Promotion]:
+    """What becomes of the day's model and of its challenger, by version, as the gate has judged them.
+
+    The one that is to be champion comes first, so that the alias moves once.
+    """
+    challenger, against = verdict.get("challenger"), verdict["champion"]
+    instead = challenger is not None and challenger["becomes_champion"]
+    judged = [(version, verdict["verdict"] == PASSED, not instead)]
+    if challenger is not None:
+        judged.insert(0 if instead else 1, (str(challenger["version"]), challenger["verdict"] == PASSED, instead))
+    return {
+        each: settle(ws, name, each, passed=passed, chosen=chosen, judged_against=against)
+        for each, passed, chosen in judged
+    }
+
+
+def _told(version: str, done: Promotion) -> dict[str, Any]:
+    return {"version": version, "champion": done.now, "before": done.before, "stays": done.stays}
 
 
 def _verdict(ctx: Context) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""A range of days: which there are, and in which order the stages of an application run for them."""
+"""A range of days: which there are, and in which order stages run for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import date, timedelta
 
 from headrace.config import Spec, parse_ds
 from headrace.errors import UserError
+from headrace.stages import ORDER
 
 
 def days_of(spec: Spec, ds: str, until: str | None) -> tuple[str, ...]:
@@ -26,15 +27,54 @@ def days_of(spec: Spec, ds: str, until: str | None) -> tuple[str, ...]:
     return tuple((first + timedelta(days=k)).isoformat() for k in range((date.fromisoformat(last) - first).days + 1))
 
 
+def submissions(
+    groups: Sequence[Sequence[str]], days: Sequence[str], spec: Spec
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(stages, days) of each application of a range, in order.
+
+    Each group is served for all days at once, but where the stages that go day by day (see `turns`) are of several:
+    what comes before them is done for all days, then these a day at a time.
+
+    Args:
+        groups: stages by application (headrace.jobs.applications).
+        days: oldest first.
+        spec: the pipeline.
+    """
+    by_day = [tuple(stage for stage in group if _waits_for_the_day_before(stage, spec)) for group in groups]
+    if len(days) == 1 or sum(map(bool, by_day)) < 2:
+        for group in groups:
+            yield tuple(group), tuple(days)
+        return
+    for group, later in zip(groups, by_day, strict=True):
+        if first := tuple(stage for stage in group if stage not in later):
+            yield first, tuple(days)
+    for ds in days:
+        for group in filter(None, by_day):
+            yield group, (ds,)
+
+
 def turns(stages: Sequence[str], days: Sequence[str], spec: Spec) -> Iterator[tuple[str, str]]:
     """(stage, day) in the order in which an application runs them: each stage for all days, oldest first.
 
-    A stage of a day stands on the stages before it of that day and on days before it, and on nothing after. Only
-    `ingest` begins with the days whose catch-up covers the others: these are then loaded together, in one pass.
+    A stage of a day stands on the stages before it of that day and on days before it, and on nothing after. `ingest`
+    begins with the days whose catch-up covers the others: these are then loaded together, in one pass. With a gate or a
+    challenger a day's training stands on what became of the models of the day before, so that from there on each day is
+    done as a whole: a range then gives what its days give one by one.
     """
+    by_day = [stage for stage in stages if _waits_for_the_day_before(stage, spec)]
     for stage in stages:
-        for ds in _loading_order(spec, days) if stage == "ingest" else days:
+        if stage not in by_day:
+            for ds in _loading_order(spec, days) if stage == "ingest" else days:
+                yield stage, ds
+    for ds in days:
+        for stage in by_day:
             yield stage, ds
+
+
+def _waits_for_the_day_before(stage: str, spec: Spec) -> bool:
+    """Whether a stage of a day stands on later stages of the day before."""
+    judged = spec.gate is not None or spec.challenger is not None
+    return judged and stage in ORDER and ORDER.index(stage) >= ORDER.index("train")
 
 
 def _loading_order(spec: Spec, days: Sequence[str]) -> list[str]:

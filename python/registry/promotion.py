@@ -10,7 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import UserError
 from headrace.registry.client import Client, alias_holder, quoted
 from headrace.registry.store import store_file
-from headrace.registry.versions import CHAMPION, DS, KEY, STATUS, Version, version_of
+from headrace.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, version_of
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ JUDGED_AGAINST = "headrace.judged_against"
 BY, AT, REASON = "headrace.by", "headrace.at", "headrace.reason"
 #: Tag of the registered model: the version that headrace gave the alias last.
 _LAST = "headrace.champion"
+#: Why a version gets no alias, by the status that it has then.
+_NOT_WANTED = {REFUSED: "it was refused", REGISTERED: "it passed, and is not the one to be champion"}
 #: Statuses of versions that were champion of their day; None: from before there were statuses.
 IN_USE = (PROMOTED, OVERRIDDEN, None)
 
@@ -48,7 +50,13 @@ class Promotion:
 
 
 def settle(
-    ws: Workspace, name: str, version: str, *, passed: bool = True, judged_against: Mapping[str, str] | None = None
+    ws: Workspace,
+    name: str,
+    version: str,
+    *,
+    passed: bool = True,
+    chosen: bool = True,
+    judged_against: Mapping[str, str] | None = None,
 ) -> Promotion:
     """Give a day's new version the alias `champion` if its verdict is that; what the stage `promote` does. Idempotent.
 
@@ -58,6 +66,8 @@ def settle(
     before it), unless somebody has given it to this one outside headrace.
 
     Args:
+        passed: its verdict.
+        chosen: False: it gets no alias although it may have passed; another version of the day does, or none.
         judged_against: see JUDGED_AGAINST.
 
     Raises:
@@ -75,15 +85,16 @@ def settle(
         against = json.dumps(judged_against)
         if found.tags.get(JUDGED_AGAINST) != against:
             client.set_model_version_tag(name, version, JUDGED_AGAINST, against)
-        if not passed and before == version and not by_hand:
+        wanted = REFUSED if not passed else PROMOTED if chosen else REGISTERED
+        if wanted != PROMOTED and before == version and not by_hand:
             now = _take_back(ws, client, name, found, judged_against)
-            _set_status(client, name, version, REFUSED)
+            _set_status(client, name, version, wanted)
             return Promotion(before, now)
-        stays = "it was refused" if not passed else _why_not(found, holder, by_hand)
+        stays = _why_not(found, holder, by_hand) if wanted == PROMOTED else _NOT_WANTED[wanted]
         if not stays:
             _give(ws, client, name, version, before, {"action": "promote"})
-        if status is not None or not passed:
-            _set_status(client, name, version, PROMOTED if passed else REFUSED)
+        if status is not None or wanted != PROMOTED:
+            _set_status(client, name, version, wanted)
         if stays and before is not None:
             log.info("the alias %s of %s stays at version %s: %s", CHAMPION, name, before, stays)
         return Promotion(before, before if stays else version, stays)
@@ -202,24 +213,24 @@ def set_alias(ws: Workspace, name: str, alias: str, version: str) -> None:
             client.set_registered_model_alias(name, alias, version)
 
 
-def champion_of_day(ws: Workspace, name: str, ds: str | None, besides: str | None = None) -> Version | None:
+def champion_of_day(ws: Workspace, name: str, ds: str | None, besides: Collection[str] = ()) -> Version | None:
     """The champion as a day may know it: never one of a later day.
 
     Args:
         ds: the day.
-        besides: the key of a version that is not meant.
+        besides: keys of versions that are not meant.
 
     Returns:
-        What the alias says; where that is of a later day, or `besides`, the newest version up to the day that was
-        champion of its day. None where there is none.
+        What the alias says; where that is of a later day, or one of `besides`, the newest version up to the day that
+        was champion of its day. None where there is none.
     """
     if not store_file(ws).is_file():
         return None
     with Client(ws) as client:
         holder = alias_holder(client, name, CHAMPION)
-        if holder is not None and holder.tags.get(KEY) != besides and _not_after(holder, ds):
+        if holder is not None and holder.tags.get(KEY) not in besides and _not_after(holder, ds):
             return version_of(client, name, holder)
-        known = [v for v in _in_use(client, name) if v.tags.get(KEY) != besides and _not_after(v, ds)]
+        known = [v for v in _in_use(client, name) if v.tags.get(KEY) not in besides and _not_after(v, ds)]
         found = max(known, key=age, default=None)
         return None if found is None else version_of(client, name, found)
 

@@ -30,7 +30,7 @@ ALIAS = "challenger"
 
 
 class TrainChallenger(Stage):
-    """Trains where one is due, else says that none is. No gate judges the version: people compare and promote it."""
+    """Trains where one is due, else says that none is. The gate judges it beside the day's model (headrace.gate)."""
 
     name = "challenger"
     version = 1

@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import headrace as hr
 from headrace import registry
-from headrace.config import Spec, build_spec
+from headrace.config import Challenger, Gate, Spec, Train, build_spec
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
 from headrace.gate.evaluate_stage import Evaluate
@@ -27,7 +27,9 @@ from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import check_stage, plan_run, run_stage
 from headrace.train.baseline.stage import TrainBaseline
+from headrace.train.loop.run import train_local
 from headrace.workspace import Workspace
+from tests.train_support import job_of
 
 FIRST, SECOND = "2026-01-04", "2026-01-05"
 TYPES = {"user": "bigint", "city": "string", "item": "string", "price": "double", "ts": "timestamp", "click": "int"}
@@ -169,6 +171,67 @@ def test_a_new_model_beside_the_champion(spark: SparkSession, tmp_path: Path) ->
     champion = registry.champion(ws, "shop-baseline")
     assert champion is not None
     assert champion.version == "1"
+
+    _check_challenger(ws, events[events.ds == SECOND])
+
+
+def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:
+    """A day's neural model of one step, and its challenger of many: a third model on the same rows."""
+    trees = {"model": "neural", "champion": {}, "slices": {}, "rules": {}, "challenger": "promote"}
+    gate = Gate.model_validate(GATE | trees)
+    made = spec().model_copy(update={"gate": gate, "score": None, "challenger": Challenger(behind=0.001)})
+    features = Manifest.load(ws.manifest("shop", SECOND, "features"))
+    assert features is not None
+    keys = {"train": 1, "challenger": 200}
+    for stage, steps in keys.items():
+        few = Train(batch_size=200, streams=2, ranks=1, epochs=30, max_steps=steps, patience=None)
+        job = job_of(ws, features, f"{stage}-key", few, pipeline="shop", ds=SECOND)
+        report = train_local(job)
+        name = ws.name_of(job.saved_model)
+        version = registry.register(ws, "shop", job.saved_model, report.metrics, job.key, ds=SECOND)
+        facts = {"registered": {"name": "shop", "version": version}, "metrics": report.metrics, "due": "it was"}
+        output = Output(kind="model", name=name, version=job.key)
+        done = Manifest(stage=stage, pipeline="shop", ds=SECOND, key=job.key, spec_hash="", outputs=(output,))
+        done.model_copy(update={"facts": facts}).save(ws.manifest("shop", SECOND, stage))
+
+    def judge(how: str) -> tuple[Manifest, Manifest, Manifest]:
+        asked = made.model_copy(update={"gate": gate.model_copy(update={"challenger": how})})
+        found = [run_stage(stage, asked, ws, SECOND).manifest for stage in (Evaluate(), JudgeModel(), Promote())]
+        assert {check_stage(stage, asked, ws, SECOND) for stage in (Evaluate(), JudgeModel(), Promote())} == {None}
+        return found[0], found[1], found[2]
+
+    evaluated, verdict, promoted = judge("promote")
+    found = evaluated.facts["challenger"]
+    y, auc = rows.click.to_numpy(), {}
+    raw = rows.drop(columns=["_source_file", "_source_line", "ds"])
+    for role in ("model", "challenger"):
+        told = evaluated.facts[role]
+        p = np.asarray(hr.Predictor(str(ws.locate(told["name"]))).predict(raw), np.float64)
+        auc[role] = roc_auc_score(y, p)
+        assert told["metrics"]["auc"] == pytest.approx(auc[role], abs=1e-9)
+        assert told["metrics"]["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-6)
+    assert found["beside_champion"] is None
+    assert found["beside_model"]["auc"]["value"] == pytest.approx(auc["challenger"] - auc["model"], abs=1e-9)
+    assert auc["challenger"] > auc["model"] + 0.05
+    told = verdict.facts["challenger"]
+    assert (told["version"], told["verdict"], told["becomes_champion"]) == ("2", "passed", True)
+    (better,) = (r for r in told["rules"] if r["key"] == "challenger.behind")
+    losses = [evaluated.facts[role]["metrics"]["log_loss"] for role in ("model", "challenger")]
+    assert better["value"] == pytest.approx(losses[0] - losses[1], abs=1e-9)
+    assert (verdict.facts["verdict"], verdict.facts["model"]["version"]) == ("passed", "1")
+    assert [v.status for v in versions(ws, "shop")] == ["registered", "promoted"]
+    assert promoted.facts["challenger"]["champion"] == promoted.facts["models"]["shop"]["champion"] == "2"
+    champion = registry.champion(ws, "shop")
+    assert champion is not None
+    assert champion.version == "2"
+
+    # Reported alone, the day's model is champion; what was measured stands.
+    again, verdict, promoted = judge("report")
+    assert again.key == evaluated.key
+    told = verdict.facts["challenger"]
+    assert (told["verdict"], told["becomes_champion"]) == ("passed", False)
+    assert [v.status for v in versions(ws, "shop")] == ["promoted", "registered"]
+    assert promoted.facts["models"]["shop"]["champion"] == "1"
 
 
 def _check_figures(ws: Workspace, evaluated: Manifest, rows: pd.DataFrame) -> None:

@@ -63,3 +63,21 @@ def test_where_no_row_has_a_number_of_both(
             metrics = model["evaluations"]["valid"]["metrics"]
             assert metrics["auc"] == pytest.approx(roc_auc_score(labels, scores[i]), abs=1e-9)
             assert list(metrics) == asked
+
+    # A third model that is optional changes nothing of this, and is measured where it lacks none of their rows.
+    for lacks in (slice(0), slice(1), slice(50)):
+        third = rng.random(50, np.float32)
+        third[lacks] = np.nan
+        given = SimpleNamespace(
+            labels=labels, carried=(), scores=[*scores, third].__getitem__, known=[KnownValues(())] * 3
+        )
+        of_three = replace(task, models=(dataset,) * 3, optional=1)
+        three = _measured(of_three, Ranks(), {"valid": given}, ())  # type: ignore[dict-item]
+        assert three["models"][:2] == found["models"]
+        last = three["models"][2]
+        whole = lacks.stop == 0
+        assert last["finite"] == int(np.isfinite(third).sum())
+        assert bool(last["evaluations"]) == (whole and empty not in ((0,), (0, 1)))
+        if last["evaluations"]:
+            told = last["evaluations"]["valid"]["metrics"]["auc"]
+            assert told == pytest.approx(roc_auc_score(labels, third), abs=1e-9)

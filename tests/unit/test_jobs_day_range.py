@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from headrace.commands.dry_run import PlannedStage, dry_run
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.jobs.day_range import days_of, turns
+from headrace.jobs.day_range import days_of, submissions, turns
 from headrace.jobs.submit import command
+from headrace.stage import Context, Result
+from headrace.stages import STAGES
 from headrace.workspace import Workspace
-from tests.cli_support import DS, Yard, make_yard
+from tests.cli_support import DS, Fake, Yard, make_yard
 from tests.clicks_stages import CLICKS_STAGES
 
 
@@ -57,6 +59,49 @@ def test_days_are_loaded_in_few_passes_and_all_else_follows_in_order(count: int,
             loaded |= covered
     assert loaded == {*days}
     assert passes == 1 + -(-(count - 1) // (catch_up + 1))
+
+
+class Judging(Fake):
+    """A stage that the tests' pipeline has not."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("train",)
+
+    def run(self, ctx: Context) -> Result:
+        return Result(facts={"verdict": "passed"})
+
+
+@pytest.mark.parametrize("section", ["gate={}", "challenger={}"])
+def test_a_gate_has_each_day_trained_and_judged_before_the_next(yard: Yard, section: str) -> None:
+    """A day starts from the model of the day before that was not refused: that one's verdict comes first."""
+    days, first = ("2026-01-03", "2026-01-04"), ["ingest", "features"]
+    spec = load_spec("clicks", [section])
+    later = [s for s in ("train", "challenger", "evaluate", "gate", "promote", "score") if STAGES[s].applies(spec)]
+    for_all = [(s, ds) for s in first for ds in days]
+    expected = [*for_all, *((s, ds) for ds in days for s in later)]
+    assert list(turns([*first, *later], days, spec)) == expected
+    # As well where they need several applications: what stands on nothing later is done for all days at once.
+    for groups in ([[*first, later[0]], later[1:]], [[s] for s in (*first, *later)]):
+        found = list(submissions(groups, days, spec))
+        assert [turn for group, of in found for turn in turns(group, of, spec)] == expected
+        assert [of for group, of in found if "train" in group] == [("2026-01-03",), ("2026-01-04",)]
+        assert all(of == days for group, of in found if group[0] in first)
+    assert list(submissions([[*first, *later]], days, spec)) == [((*first, *later), days)]
+    assert list(submissions([first, later], days[:1], spec)) == [(tuple(first), days[:1]), (tuple(later), days[:1])]
+
+    # Without either, all days are trained one after another.
+    plain = load_spec("clicks")
+    groups = [first, ["train", "promote"]]
+    assert list(submissions(groups, days, plain)) == [(tuple(group), days) for group in groups]
+    assert list(turns(["train", "promote"], days, plain)) == [(s, ds) for s in ("train", "promote") for ds in days]
+
+    yard.fakes |= {name: Judging(name) for name in ("challenger", "evaluate", "gate")}
+    done = yard.run("--until", "2026-01-04", "--from", "ingest", "--to", "promote", "--isolated", "--set", section)
+    assert done.exit_code == 0, done.output
+    at = {turn: i for i, turn in enumerate(zip(yard.submitted, yard.days, strict=True))}
+    assert at["promote", DS] < at["train", "2026-01-04"]
+    assert at["features", "2026-01-04"] < at["train", DS]
 
 
 def test_an_application_is_told_the_range(ws: Workspace) -> None:

@@ -45,8 +45,8 @@ class Models:
         folder.mkdir(parents=True, exist_ok=True)
         return registry.register(self.ws, self.name, local(folder), {"auc": 0.7}, key, ds=ds)
 
-    def settle(self, version: str, passed: bool = True) -> Promotion:
-        return settle(self.ws, self.name, version, passed=passed)
+    def settle(self, version: str, passed: bool = True, chosen: bool = True) -> Promotion:
+        return settle(self.ws, self.name, version, passed=passed, chosen=chosen)
 
     @property
     def champion(self) -> str | None:
@@ -59,7 +59,7 @@ class Models:
         return found.status
 
     def of_day(self, ds: str, besides: str | None = None) -> str | None:
-        found = champion_of_day(self.ws, self.name, ds, besides)
+        found = champion_of_day(self.ws, self.name, ds, [] if besides is None else [besides])
         return None if found is None else found.version
 
     def by_hand(self, version: str) -> None:
@@ -260,6 +260,29 @@ def test_an_alias_never_moves_to_an_older_day(home: Workspace, runs: list[tuple[
             known = [d for d in passed_days if d <= each]
             of = champion_of_day(home, m.name, f"2026-01-0{each}")
             assert (None if of is None else int((of.ds or "")[-1])) == max(known, default=None)
+
+
+def test_of_two_versions_of_a_day_one_is_chosen(home: Workspace) -> None:
+    m = Models(home, "challenged")
+    before, day, challenger = m.register("2026-01-09"), m.register("2026-01-10"), m.register("2026-01-10")
+    m.settle(before)
+    # The challenger, whether the day's model has passed or not; the alias moves once.
+    for passed, status in ((True, "registered"), (False, "refused")):
+        assert m.settle(challenger).now == challenger
+        assert m.settle(day, passed, chosen=False).now == challenger
+        assert [m.status(v) for v in (before, day, challenger)] == ["promoted", status, "promoted"]
+    assert m.log() == [("promote", None, before), ("promote", before, challenger)]
+    assert [m.of_day(f"2026-01-{d:02}") for d in (9, 10)] == [before, challenger]
+    # Judged again by other rules: the day's model after all; the challenger has not been champion then.
+    assert m.settle(day).now == day
+    assert m.settle(challenger, chosen=False).now == day
+    assert [m.status(v) for v in (before, day, challenger)] == ["promoted", "promoted", "registered"]
+    # Neither: it goes back to the one before.
+    assert m.settle(day, passed=False).now == before
+    assert m.settle(challenger, passed=False, chosen=False).now == m.champion == before
+    # What people have decided stays.
+    promote(home, m.name, challenger, "it is better on mobiles")
+    assert m.settle(challenger, chosen=False).now == m.champion == challenger
 
 
 def test_log_is_kept_below_the_store(home: Workspace) -> None:

@@ -14,7 +14,7 @@ from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor
-from headrace.registry.promotion import roll_back, settle
+from headrace.registry.promotion import promote, roll_back, settle
 from headrace.schema import DatasetSchema
 from headrace.stage import plan_run, run_stage
 from headrace.train.challenger import TrainChallenger, due, how_far_behind, newest_from_nothing
@@ -158,6 +158,26 @@ def test_the_next_day_starts_from_the_better_of_both(home: Workspace, before: Ma
         assert find_warm_start(home, gated, "2026-01-12", schema) == expected
         assert find_warm_start(home, gated, "2026-01-12", schema, [alone.input]) == alone
 
+    # Nor is a challenger that it has refused; one that became champion is, whoever was behind.
+    shutil.copytree(home.locate(own).local_path(), home.locate(other).local_path())
+    both = spec_of(gate={})
+    for behind, verdict, expected in (
+        (0.5, {"verdict": "passed", "becomes_champion": False}, other),
+        (0.5, {"verdict": "refused", "becomes_champion": False}, own),
+        (-0.3, {"verdict": "passed", "becomes_champion": False}, own),
+        (-0.3, {"verdict": "passed", "becomes_champion": True}, other),
+    ):
+        trained(home, "2026-01-10", "challenger", other, due="it was", behind=behind)
+        model = {"verdict": "passed", "model": {"key": alone.version}}
+        facts = model | {"challenger": {"key": "challenger-2026-01-10", **verdict}}
+        Manifest(stage="gate", pipeline="clicks", ds="2026-01-10", key="g", spec_hash="", facts=facts).save(
+            home.manifest("clicks", "2026-01-10", "gate")
+        )
+        found = find_warm_start(home, both, "2026-01-12", schema)
+        assert found is not None
+        assert found.name == expected
+    shutil.rmtree(home.locate(other).local_path())
+
     # Nor is what was rolled back, with or without a gate.
     for ds, name in (("2026-01-09", other), ("2026-01-10", own)):
         home.locate(name).make_dir()
@@ -233,3 +253,72 @@ def test_the_day_of_forgetting_changes_no_key(ws: Workspace, make_dataset: Calla
     keys = [plan_run(Train(), spec, ws, "2026-01-12").ctx.key for spec in (plain, other)]
     make_dataset(ws, train=100, valid=30, ds="2026-01-10", seed=1)
     assert {*keys, plan_run(Train(), other, ws, "2026-01-12").ctx.key} == {keys[0]}
+
+
+def test_a_refused_day_is_skipped_by_the_key_of_the_next(ws: Workspace, make_dataset: Callable[..., Manifest]) -> None:
+    """Which model a day starts from is in its key, so that a verdict that turns later makes the day stale."""
+    gated, now = spec_of(challenger=None, gate={}), "2026-01-12"
+    make_dataset(ws, train=400, valid=100, users=60, ds=now)
+    first = make_dataset(ws, train=400, valid=100, users=60, ds="2026-01-08")
+    job = job_of(ws, first, "start", TRAIN.model_copy(update={"epochs": 1, "max_steps": 1}), gated.model)
+    run_ranks(1, lambda c: train(job, c))
+    for day in ("2026-01-08", "2026-01-09"):
+        name = f"models/clicks/{day}/train/model"
+        shutil.copytree(job.saved_model.local_path(), ws.locate(name).local_path())
+        version = registry.register(ws, "clicks", ws.locate(name), {}, f"train-{day}", ds=day)
+        trained(ws, day, registered={"name": "clicks", "version": version})
+    settle(ws, "clicks", "1")
+
+    def judge(verdict: str, key: str = "train-2026-01-09") -> None:
+        facts = {"verdict": verdict, "model": {"key": key}}
+        gate = Manifest(stage="gate", pipeline="clicks", ds="2026-01-09", key="g", spec_hash="", facts=facts)
+        gate.save(ws.manifest("clicks", "2026-01-09", "gate"))
+
+    def plan() -> tuple[str, str, str | None]:
+        """The key of the day's training, the model that it starts from, why it would be done now."""
+        found = plan_run(Train(), gated, ws, now, verify=False)
+        (start,) = (i.version for i in found.inputs if i.kind == "model")
+        return found.ctx.key, start, found.reason
+
+    def finish() -> None:
+        found = plan_run(Train(), gated, ws, now)
+        output = Output(kind="model", name="models/clicks/today", version="today")
+        done = Manifest(
+            stage="train",
+            pipeline="clicks",
+            ds=now,
+            key=found.ctx.key,
+            spec_hash=found.spec_hash,
+            inputs=found.inputs,
+            outputs=(output,),
+        )
+        done.save(ws.manifest("clicks", now, "train"))
+
+    judge("refused")
+    key, start, reason = plan()
+    assert (start, reason) == ("train-2026-01-08", "not yet run for this date")
+    finish()
+    assert plan() == (key, start, None)
+    # The refused day trained and refused again: the same start, nothing to do.
+    again = "models/clicks/2026-01-09/other/model"
+    trained(ws, "2026-01-09", model=again, registered={"name": "clicks", "version": "2"})
+    shutil.copytree(job.saved_model.local_path(), ws.locate(again).local_path())
+    assert plan() == (key, start, None)
+    # Its verdict turned by other rules, or overruled: the next day is to be done again, from it.
+    judge("passed")
+    changed = "its inputs or its part of the spec have changed"
+    other, start_of_other, why = plan()
+    assert (other != key, start_of_other, why) == (True, "train-2026-01-09", changed)
+    judge("refused")
+    trained(ws, "2026-01-09", registered={"name": "clicks", "version": "2"})
+    settle(ws, "clicks", "2", passed=False)
+    assert plan() == (key, start, None)
+    promote(ws, "clicks", "2", "the labels were late")
+    overruled, start_of_other, why = plan()
+    assert (overruled != key, start_of_other, why) == (True, "train-2026-01-09", changed)
+    finish()
+    # Rolled back once the next day has begun with it: that one stands; a new training would not start from it.
+    roll_back(ws, "clicks")
+    assert plan() == (overruled, "train-2026-01-09", None)
+    ws.manifest("clicks", now, "train").local_path().unlink()
+    assert plan()[:2] == (key, "train-2026-01-08")

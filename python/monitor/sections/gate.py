@@ -34,6 +34,7 @@ def gate(day: Day) -> Section:
     slices = facts.records(evaluated.get("slices"))
     if slices:
         blocks.append(_slices(slices))
+    blocks += _challenger(facts.mapping(found.get("challenger")), facts.mapping(evaluated.get("challenger")), model)
     rows = f"{facts.count(found.get('rows'))} rows of the split {found.get('split')}"
     note = f"Both models predict the same {rows}, each by its own workflow; intervals are paired, over users."
     return Section("gate", "Gate", tuple(blocks), note)
@@ -48,6 +49,34 @@ def _verdict(found: Mapping[str, Any]) -> Text:
     told = f"{broken} of {len(rules)} rules are broken" if refused else f"none of {len(rules)} rules is broken"
     text = f"Version {model.get('version')} was {found.get('verdict')}{beside}: {told}."
     return Text(text, "bad" if refused else "good")
+
+
+def _challenger(judged: Mapping[str, Any], evaluated: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[Block, ...]:
+    """The verdict on the day's challenger, the rules that it breaks, and its metrics beside the day's model."""
+    if note := str(evaluated.get("note") or ""):
+        return (Text(f"The challenger cannot predict the day's rows: {note}", "bad"),)
+    if not judged:
+        return ()
+    becomes = ", and becomes champion" if judged.get("becomes_champion") else ""
+    refused = judged.get("verdict") == "refused"
+    text = Text(f"The challenger, version {judged.get('version')}, was {judged.get('verdict')}{becomes}.")
+    told = [r for r in facts.records(judged.get("rules")) if r.get("passed") is False]
+    headings = ("Rule", "", "Figure", ">value", ">limit", ">margin")
+    title = f"Rules that the challenger {'breaks' if refused else 'does not meet'}"
+    broken = (Table(headings, tuple(_rule(r) for r in told), title, wide=True),) if told else ()
+    mine, other = facts.mapping(evaluated.get("metrics")), facts.mapping(model.get("metrics"))
+    differences = facts.mapping(evaluated.get("beside_model"))
+    rows = tuple(
+        (
+            metric_name(str(name)),
+            facts.decimals(value),
+            facts.decimals(other.get(name)),
+            *_difference(facts.mapping(differences.get(name))),
+        )
+        for name, value in mine.items()
+    )
+    columns = ("Metric", f">version {judged.get('version')}", f">version {model.get('version')}", ">difference")
+    return text, *broken, Table((*columns, ">interval of that"), rows, "The challenger beside the day's model")
 
 
 def _rule(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,12 +79,8 @@ def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifes
 def _taken_back(ws: Workspace, spec: Spec, manifest: Manifest) -> str:
     """Whether a model was refused and nobody has overruled it, or was rolled back; empty where neither is."""
     registered = manifest.facts.get("registered")
-    gate = None if spec.gate is None else Manifest.load(ws.manifest(spec.pipeline, manifest.ds, "gate"))
-    refused = (
-        gate is not None
-        and gate.facts["verdict"] == "refused"
-        and gate.facts["model"]["key"] == manifest.output("model").version
-    )
+    verdict = _verdict_on(_gate(ws, spec, manifest.ds), manifest.output("model").version)
+    refused = verdict.get("verdict") == "refused"
     log_of_moves = ws.promotions(spec.pipeline)
     rolled_back = log_of_moves.is_file() and b'"rollback"' in log_of_moves.read_bytes()
     if not refused and not (rolled_back and registered):
@@ -96,13 +92,30 @@ def _taken_back(ws: Workspace, spec: Spec, manifest: Manifest) -> str:
     return "the gate has refused it" if refused and status != OVERRIDDEN else ""
 
 
+def _gate(ws: Workspace, spec: Spec, day: str) -> Manifest | None:
+    return None if spec.gate is None else Manifest.load(ws.manifest(spec.pipeline, day, "gate"))
+
+
+def _verdict_on(gate: Manifest | None, key: str) -> Mapping[str, Any]:
+    """What a day's gate has said of the model of a key, the day's own or its challenger; empty: nothing."""
+    if gate is None:
+        return {}
+    if gate.facts["model"]["key"] == key:
+        return gate.facts
+    challenger: Mapping[str, Any] = gate.facts.get("challenger") or {}
+    return challenger if challenger.get("key") == key else {}
+
+
 def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
-    """What trained a day's models, the better first: the challenger where the day's model had fallen behind it."""
+    """What trained a day's models, the better first: the challenger where the day's model had fallen behind it, and
+    where it became champion.
+    """
     found = [Manifest.load(ws.manifest(spec.pipeline, day, "train"))]
-    if spec.challenger is not None:
-        challenger = Manifest.load(ws.manifest(spec.pipeline, day, "challenger"))
-        behind = None if challenger is None else challenger.facts.get("behind")
-        if behind is not None and behind > spec.challenger.behind:
+    challenger = None if spec.challenger is None else Manifest.load(ws.manifest(spec.pipeline, day, "challenger"))
+    if spec.challenger is not None and challenger is not None and challenger.outputs:
+        behind = challenger.facts.get("behind")
+        verdict = _verdict_on(_gate(ws, spec, day), challenger.output("model").version)
+        if verdict.get("becomes_champion") or (behind is not None and behind > spec.challenger.behind):
             found.insert(0, challenger)
     return [manifest for manifest in found if manifest is not None]
 

@@ -1,0 +1,153 @@
+"""The verdict on a challenger: the rules of the day's model, and when it becomes the champion instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config import Gate, load_spec
+from headrace.errors import UserError
+from headrace.gate.challenger import BEHIND, better_rule, judge_challenger, verdict_on_challenger
+from headrace.gate.rules import PASSED, REFUSED, judge
+from headrace.gate.stage import JudgeModel
+from headrace.manifest import Manifest
+from headrace.stage import run_stage
+from headrace.workspace import Workspace
+
+
+def model(version: str, auc: float, log_loss: float = 0.4) -> dict[str, Any]:
+    return {
+        "version": version,
+        "key": f"k{version}",
+        "name": f"models/{version}",
+        "metrics": {"auc": auc, "log_loss": log_loss},
+        "own_metrics": {},
+        "finite": 100,
+        "known": {},
+        "bytes": 10,
+        "batch_ms": 1.0,
+        "rows_per_second": 1e5,
+    }
+
+
+def minus(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    of = {m: one["metrics"][m] - other["metrics"][m] for m in one["metrics"]}
+    return {m: {"value": v, "low": v - 0.001, "high": v + 0.001, "p": 0.1} for m, v in of.items()}
+
+
+def evaluated(today: float, champion: float | None, challenger: float, **losses: float) -> dict[str, Any]:
+    """Facts of the stage evaluate, by AUC."""
+    day, third = model("2", today, losses.get("loss_today", 0.4)), model("3", challenger, losses.get("loss", 0.4))
+    facts: dict[str, Any] = {"split": "test", "registered": "clicks", "model": day, "champion": None, "note": ""}
+    third |= {"note": "", "beside_model": minus(third, day), "beside_champion": None}
+    if champion is not None:
+        facts["champion"] = model("1", champion)
+        facts |= {"differences": minus(day, facts["champion"]), "slices": [], "score_psi": 0.1}
+        own = {"differences": minus(third, facts["champion"]), "slices": [], "score_psi": 0.3}
+        third["beside_champion"] = own
+    return {**facts, "rows": 100, "challenger": third}
+
+
+def test_its_rules_are_those_of_a_day_model_with_its_figures() -> None:
+    gate = Gate.model_validate(
+        {"metrics": {"auc": {"min": 0.7}}, "champion": {"auc": 0.02}, "drift": {"max_score_psi": 0.2}}
+    )
+    found = evaluated(0.71, 0.72, 0.69)
+    of_day = {r.key: r for r in judge(gate, found, None)}
+    mine = {r.key: r for r in judge_challenger(gate, found, None)}
+    assert of_day.keys() == mine.keys()
+    assert [r.passed for r in of_day.values()] == [True, True, True, True]
+    # As if it were the day's model: what it was held against is the same champion.
+    alone = {**found, "model": found["challenger"], **found["challenger"]["beside_champion"]}
+    assert list(mine.values()) == judge(gate, alone, None)
+    assert {k: r.passed for k, r in mine.items()} == {
+        "gate.metrics.auc.min": False,
+        "gate.champion.auc": False,
+        "gate.coverage.min_finite": True,
+        "gate.drift.max_score_psi": False,
+    }
+    unmeasured = evaluated(0.71, None, 0.69)
+    assert {r.passed for r in judge_challenger(gate, unmeasured, None) if "champion" in r.key} == {None}
+
+
+auc = st.floats(0.5, 0.9)
+
+
+@given(auc, st.none() | auc, auc, st.floats(0, 0.1), st.sampled_from(["report", "promote"]))
+def test_it_becomes_champion_where_it_is_better_than_who_would_be(
+    today: float, champion: float | None, challenger: float, behind: float, mode: Any
+) -> None:
+    """By the plain rule: of those that pass, the one that would be champion without it must be beaten by `behind`."""
+    gate = Gate.model_validate({"metrics": {"auc": {"min": 0.7}}, "challenger": mode})
+    verdict = PASSED if today >= 0.7 else REFUSED
+    facts = evaluated(today, champion, challenger)
+    found = verdict_on_challenger(gate, facts, None, verdict, "auc", behind)
+    assert found["verdict"] == (PASSED if challenger >= 0.7 else REFUSED)
+    without = today if verdict == PASSED else champion
+    beats = without is None or challenger - without > behind
+    assert found["becomes_champion"] == (mode == "promote" and challenger >= 0.7 and beats)
+    told = [r for r in found["rules"] if r["key"] == BEHIND]
+    assert len(told) == (mode == "promote" and without is not None)
+
+
+def test_losses_are_better_where_they_are_lower() -> None:
+    found = evaluated(0.7, 0.7, 0.7, loss_today=0.40, loss=0.39)
+    rule = better_rule(found, PASSED, "log_loss", 0.001)
+    assert rule is not None
+    assert (rule.value, rule.low, rule.high) == pytest.approx((0.01, 0.009, 0.011))
+    assert (rule.passed, rule.margin) == (True, pytest.approx(0.009))
+    assert "log_loss beside that of version 2: better by +0.01" in rule.text
+    unknown = better_rule(found, PASSED, "ndcg_at_k", 0.0)
+    assert unknown is not None
+    assert (unknown.passed, "was not measured" in unknown.text) == (False, True)
+
+
+def judged(ws: Workspace, facts: dict[str, Any], *more: str) -> Manifest:
+    rows = facts.pop("rows")
+    manifest = Manifest(stage="evaluate", pipeline="clicks", ds="2026-01-10", key="e", spec_hash="")
+    manifest.model_copy(update={"facts": facts, "rows": {"rows": rows}}).save(
+        ws.manifest("clicks", "2026-01-10", "evaluate")
+    )
+    sections = ("gate={metrics: {auc: {min: 0.7}}}", "challenger={behind: 0.01}", "train.monitor=auc")
+    spec = load_spec("clicks", [*sections, *more])
+    return run_stage(JudgeModel(), spec, ws, "2026-01-10").manifest
+
+
+def test_the_verdict_on_it_decides_nothing_about_the_days_model(ws: Workspace) -> None:
+    """A pipeline without a challenger has the manifest that it had."""
+    without = judged(ws, {k: v for k, v in evaluated(0.72, None, 0.5).items() if k != "challenger"})
+    assert "challenger" not in without.facts
+    reported = judged(ws, evaluated(0.72, None, 0.5))
+    assert reported.key == without.key
+    ws.manifest("clicks", "2026-01-10", "gate").local_path().unlink()
+    refused = judged(ws, evaluated(0.72, None, 0.5))
+    assert {k: v for k, v in refused.facts.items() if k != "challenger"} == without.facts
+    assert (refused.facts["challenger"]["verdict"], refused.rows) == (REFUSED, without.rows)
+    promoted = judged(ws, evaluated(0.72, None, 0.74), "gate.challenger=promote")
+    told = promoted.facts["challenger"]
+    assert (told["version"], told["key"], told["name"]) == ("3", "k3", "models/3")
+    assert (told["verdict"], told["becomes_champion"]) == (PASSED, True)
+    # How much better it must be is what the verdict depends on.
+    other = judged(ws, evaluated(0.72, None, 0.74), "gate.challenger=promote", "challenger.behind=0.05")
+    assert other.key != promoted.key
+    assert other.facts["challenger"]["becomes_champion"] is False
+    cannot = evaluated(0.72, None, 0.74)
+    cannot["challenger"] = {name: cannot["challenger"][name] for name in ("version", "key", "name")} | {"note": "gone"}
+    ws.manifest("clicks", "2026-01-10", "gate").local_path().unlink()
+    assert "challenger" not in judged(ws, cannot, "gate.challenger=promote").facts
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["gate.challenger=promote"], "there is no section `challenger`"),
+        (["gate.challenger=promote", "gate.model=baseline", "score.model=baseline", "challenger={}"], "'baseline'"),
+    ],
+)
+def test_only_a_neural_challenger_is_promoted(more: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_spec("clicks", ["gate={}", *more])
+    assert "challenger" not in load_spec("clicks", ["gate={}"]).model_dump()["gate"]
