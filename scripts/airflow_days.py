@@ -2,7 +2,7 @@
 
     .venv/bin/python -m scripts.airflow_days [--days 5]
 
-Airflow's four processes, its SQLite database and the embedded PostgreSQL run on this machine, in a temporary folder.
+Airflow's four processes, its database and the embedded PostgreSQL run on this machine, in a temporary folder.
 The stages take no time (tests/dags/stub.py); what `publish` does is real: staging and the swap of a day, while a reader
 asks for the newest day all the time. On the bad day the data are late, the training's process is killed, the machine of
 the scheduler goes while the model is trained again, and the gate refuses the model. Prints a line for each task as it

@@ -13,7 +13,7 @@ from headrace.errors import UserError, nearest
 from headrace.workspace import checkout
 
 #: All parts, in the page's order: modules of this package.
-NAMES = ("movielens", "beauty", "gowalla", "adult", "talkingdata", "open_bandit", "generated")
+NAMES = ("movielens", "leave_one_out", "beauty", "gowalla", "adult", "talkingdata", "open_bandit", "generated")
 
 
 @dataclass(frozen=True)

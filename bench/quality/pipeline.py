@@ -73,11 +73,11 @@ def pipeline_case(
         place = ["--home", str(ws.home)]
         sets = [argument for override in given for argument in ("--set", override)]
         if generate:
-            _headrace("generate", pipeline, *place, "--until", day, *sets)
-        _headrace("run", pipeline, *place, "--ds", day, "--to", "features", *sets)
+            run_headrace("generate", pipeline, *place, "--until", day, *sets)
+        run_headrace("run", pipeline, *place, "--ds", day, "--to", "features", *sets)
         record = ws.manifest(spec.pipeline, day, stage)
         earlier = Manifest.load(record)
-        peak = _headrace(stage, pipeline, *place, "--ds", day, *sets)
+        peak = run_headrace(stage, pipeline, *place, "--ds", day, *sets)
         manifest = Manifest.load(record)
         assert manifest is not None
         if (
@@ -119,8 +119,8 @@ def recorded(manifest: Manifest) -> tuple[dict[str, float], dict[str, list[float
     return values, intervals
 
 
-def _headrace(*arguments: str) -> float:
-    """Run a command to its end; its peak memory, MiB, JVM and ranks included.
+def run_headrace(*arguments: str) -> float:
+    """Run a command of `headrace` to its end; its peak memory, MiB, JVM and ranks included.
 
     Raises:
         UserError: it failed.

@@ -1,4 +1,8 @@
-"""A whole Airflow on this machine: API server, scheduler, DAG processor, triggerer; SQLite, and tasks as processes."""
+"""A whole Airflow on this machine: API server, scheduler, DAG processor, triggerer, and tasks as processes.
+
+Its database is a PostgreSQL of its own, as Airflow's documentation asks for: SQLite has one writer at a time, and on a
+busy machine a scheduler that finds it locked ends.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.workspace import checkout
+from headrace.publish.embedded import roles, server
+from headrace.workspace import Workspace, checkout
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "airflow"
 DAGS = checkout() / "airflow_dags"
@@ -41,6 +46,7 @@ class Service:
 
     def __init__(self, home: Path, env: Mapping[str, str]) -> None:
         self.home, self._port = home, free_port()
+        self._database = Workspace(home / "database")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = ""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "HEADRACE", "PYTHONPATH"))}
@@ -71,6 +77,12 @@ class Service:
 
     def start(self) -> None:
         """Make the database and the pools, start the processes, wait until the API answers."""
+        port = server.start(self._database, database="airflow", user="airflow").port
+        place = f"airflow:{roles.password(self._database)}@127.0.0.1:{port}/airflow"
+        self.env |= {
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{place}",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{place}",
+        }
         for words in (("db", "migrate"), ("pools", "import", str(DAGS / "pools.json"))):
             subprocess.run([AIRFLOW, *words], env=self.env, check=True, capture_output=True)
         for name in ("api-server", "dag-processor", "triggerer", "scheduler"):
@@ -108,6 +120,7 @@ class Service:
             except subprocess.TimeoutExpired:
                 self.kill(name)
         self._processes.clear()
+        server.stop(self._database)
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
         """Ask the REST API.
@@ -118,17 +131,9 @@ class Service:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         data = None if body is None else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self._port}{path}"
-        end = time.monotonic() + 60
-        while True:
-            try:
-                request = urllib.request.Request(url, data, headers, method=method)
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    return json.load(answer)
-            except urllib.error.HTTPError as e:
-                # SQLite has one writer at a time: on a busy machine a request may wait for too long.
-                if e.code < 500 or time.monotonic() > end:
-                    raise
-                time.sleep(1)
+        request = urllib.request.Request(url, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
 
     def trigger(self, dag_id: str, conf: Mapping[str, str], run_id: str) -> None:
         """Start a run by hand, of a DAG that is unpaused where it was paused."""

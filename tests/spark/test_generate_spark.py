@@ -28,7 +28,7 @@ def test_spark_writes_what_the_local_writer_writes(
     def never(*args: object) -> None:
         raise AssertionError("written by the driver")
 
-    monkeypatch.setattr("headrace.generate.landing_files._write_gzip", never)
+    monkeypatch.setattr("headrace.generate.landing_files.write_gzip", never)
     seen: list[Progress] = []
     truths: list[DayTruth] = generate(spec, by_spark, DAYS, spark=True, progress=seen.append)
     for truth, ds in zip(truths, DAYS, strict=True):

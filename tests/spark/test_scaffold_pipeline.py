@@ -60,7 +60,7 @@ def by_spark(spark: SparkSession, data: pd.DataFrame, folder: Path, form: str) -
     times = data.astype({"ts": "datetime64[us, UTC]"})
     frame = spark.createDataFrame(pa.Table.from_pandas(times, preserve_index=False))
     frame = frame.selectExpr("*", "named_struct('price', item_price, 'slot', slot) AS shown").drop("item_price", "slot")
-    table = f"delta.`{folder}`" if form == "delta" else f"lake.`{folder.parent.name}`.`{folder.name}`"
+    table = f"delta.`{folder}`" if form == "delta" else f"by_hand.`{folder.parent.name}`.`{folder.name}`"
     frame.coalesce(1).createOrReplaceTempView("rows")
     mapped = "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
     mapped += "'delta.enableChangeDataFeed' = 'false'"
@@ -77,10 +77,11 @@ def test_a_table_with_other_names_than_its_files(spark: SparkSession, ws: Worksp
     if form == "iceberg" and not iceberg_jars():
         pytest.skip("Iceberg's jar is not here: run `make iceberg`")
     data, folder = clicks(1_200, 3).assign(ts=lambda d: pd.to_datetime(d["ts"])), tmp_path / "events"
+    # A name of its own: Spark keeps a catalog's settings as long as the session.
     catalog = {
-        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.lake.type": "hadoop",
-        "spark.sql.catalog.lake.warehouse": str(tmp_path.parent),
+        "spark.sql.catalog.by_hand": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.by_hand.type": "hadoop",
+        "spark.sql.catalog.by_hand.warehouse": str(tmp_path.parent),
     }
     with spark_settings(spark, catalog if form == "iceberg" else {}):
         by_spark(spark, data, folder, form)

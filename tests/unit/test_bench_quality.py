@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.quality import __main__ as command
 from bench.quality import part as parts
 from bench.quality import results as results_module
 from bench.quality.generated import ceiling_share
+from bench.quality.leave_one_out import popularity, write_split
 from bench.quality.page import page
 from bench.quality.part import NAMES, Case, CaseResult, Goal, Part, Published, load_parts
 from bench.quality.pipeline import pipeline_case, recorded
@@ -211,3 +215,30 @@ def test_a_model_above_the_ceiling_fails(below: Path) -> None:
     assert ceiling_share(of(0.8465), ws) == {"ceiling_share": pytest.approx(0.99)}
     with pytest.raises(UserError, match=r"AUC 0\.8510 is above the ceiling, 0\.8500"):
         ceiling_share(of(0.851), ws)
+
+
+def test_one_item_is_left_out_among_items_that_the_user_never_had(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    # Items of low numbers are popular: a left-out one is sometimes among the first.
+    drawn = {user: np.minimum(rng.geometric(0.05, 40), 199) for user in range(1, 40)}
+    had = {user: list(dict.fromkeys(items.tolist()))[: 3 + user % 5] for user, items in drawn.items()} | {40: [199, 0]}
+    lines = [f"{user} {item}\n" for user, items in had.items() for item in items]
+    (tmp_path / "all.txt").write_text("".join(lines))
+    write_split(tmp_path / "all.txt", tmp_path, "x")
+    train = [tuple(map(int, line.split()[:2])) for line in (tmp_path / "x.train.rating").read_text().splitlines()]
+    assert sorted(train) == sorted((user, item) for user, items in had.items() for item in items[:-1])
+    tests = [tuple(map(int, line.split()[:2])) for line in (tmp_path / "x.test.rating").read_text().splitlines()]
+    assert tests == [(user, items[-1]) for user, items in had.items()]
+    counts = Counter(item for _, item in train)
+    found, gain = 0, 0.0
+    for (user, own), line in zip(tests, (tmp_path / "x.test.negative").read_text().splitlines(), strict=True):
+        head, *rest = line.split("\t")
+        assert head == f"({user},{own})"
+        others = {int(item) for item in rest}
+        assert len(others) == len(rest) == 99
+        assert not others & set(had[user])
+        place = sum(counts[item] >= counts[own] for item in others)
+        found += place < 10
+        gain += 1 / math.log2(place + 2) if place < 10 else 0.0
+    assert popularity(tmp_path, "x") == pytest.approx((found / len(tests), gain / len(tests)))
+    assert 0 < found < len(tests)

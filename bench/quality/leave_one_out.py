@@ -1,0 +1,131 @@
+"""Amazon Beauty as files of the form `*.train.rating`, `*.test.rating`, `*.test.negative`: not MovieLens-1M's.
+
+Nothing of the pipeline differs but `source.path`; the settings are MovieLens's, or those that `headrace tune` finds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.quality.part import Case, CaseResult, Part, data_folder
+from bench.quality.pipeline import pipeline_case, run_headrace
+from headrace.config import load_overlay, load_spec
+from headrace.storage import local
+from headrace.workspace import checkout
+
+#: What the search may take: seconds of its trials, of one process with as many threads as the spec says.
+SEARCH_SECONDS = 1800
+_NEGATIVES = 99
+_METRICS = ("hr_at_k", "ndcg_at_k")
+_NEUMF = ("neumf.yaml",)
+
+
+def write_split(sequences: Path, folder: Path, stem: str, seed: int = 1) -> None:
+    """Leave the last item of each user out, beside 99 items that the user never had, drawn uniformly without repeats.
+
+    Args:
+        sequences: lines `user item`, a user's in the order of time.
+        folder: of the three files.
+        stem: their names' first part.
+        seed: of the draw.
+    """
+    pairs = np.loadtxt(sequences, dtype=np.int64)
+    items = int(pairs[:, 1].max()) + 1
+    rng = np.random.default_rng(seed)
+    train, test, negatives = [], [], []
+    order = np.argsort(pairs[:, 0], kind="stable")
+    users, starts = np.unique(pairs[order, 0], return_index=True)
+    for user, had in zip(users.tolist(), np.split(pairs[order, 1], starts[1:]), strict=True):
+        train += [f"{user}\t{item}\t1\n" for item in had[:-1].tolist()]
+        test.append(f"{user}\t{had[-1]}\t1\n")
+        drawn = rng.choice(items, size=_NEGATIVES + len(had), replace=False)
+        never = drawn[~np.isin(drawn, had)][:_NEGATIVES]
+        negatives.append("\t".join([f"({user},{had[-1]})", *map(str, never.tolist())]) + "\n")
+    for name, lines in (("train.rating", train), ("test.rating", test), ("test.negative", negatives)):
+        local(folder / f"{stem}.{name}").put_text("".join(lines))
+
+
+def popularity(folder: Path, stem: str, k: int = 10) -> tuple[float, float]:
+    """HR@k and NDCG@k of items by their training rows; of equal counts the left-out item stands last."""
+    train = np.loadtxt(folder / f"{stem}.train.rating", dtype=np.int64)
+    lines = (folder / f"{stem}.test.negative").read_text(encoding="utf-8").splitlines()
+    counts = np.bincount(train[:, 1], minlength=int(1e6))
+    places = []
+    for line in lines:
+        first, *others = line.split("\t")
+        own = int(first.strip("()").split(",")[1])
+        places.append(int((counts[[int(item) for item in others]] >= counts[own]).sum()))
+    place = np.array(places)
+    return float((place < k).mean()), float(np.where(place < k, 1 / np.log2(place + 2), 0).mean())
+
+
+def _source() -> str:
+    return f"source.path={_split_folder() / 'beauty.t*'}"
+
+
+def _split_folder() -> Path:
+    return checkout() / "build" / "quality" / "work" / "leave_one_out" / "split"
+
+
+def _made() -> Path:
+    """The folder of the three files; they are made where they are not there."""
+    folder = _split_folder()
+    if not (folder / "beauty.test.negative").is_file():  # written last
+        folder.mkdir(parents=True, exist_ok=True)
+        write_split(data_folder() / "beauty" / "beauty.txt", folder, "beauty")
+    return folder
+
+
+def _as_movielens(seed: int, folder: Path) -> CaseResult:
+    split = _made()
+    found = pipeline_case("", "movielens", overlays=_NEUMF, overrides=(_source(),), metrics=_METRICS).run(seed, folder)
+    hr, ndcg = popularity(split, "beauty")
+    told = f"HR@10 {hr:.4f}, NDCG@10 {ndcg:.4f}"
+    return CaseResult(
+        found.metrics, found.seconds, found.peak_mib, found.intervals, {"items by their number of training rows": told}
+    )
+
+
+def _tuned(seed: int, folder: Path) -> CaseResult:
+    """Search once (a search that is there goes on or is taken as it is), then train with what was found."""
+    _made()
+    neumf, search = (checkout() / "conf" / "overlays" / f"{name}.yaml" for name in ("neumf", "neumf_search"))
+    spec = load_spec("movielens", [*load_overlay(neumf), _source()])
+    assert spec.ds is not None
+    best = folder / "best.yaml"
+    given = ["movielens", "--home", str(folder / "home"), "--ds", spec.ds, "--overlay", str(neumf), "--set", _source()]
+    run_headrace("run", *given, "--to", "features")
+    run_headrace("tune", *given, "--overlay", str(search), "--seconds", str(SEARCH_SECONDS), "--out", str(best))
+    overrides = [*load_overlay(neumf), _source(), *(load_overlay(best) if best.is_file() else [])]
+    found = pipeline_case("", "movielens", overrides=overrides, metrics=_METRICS).run(seed, folder)
+    chosen = ", ".join(load_overlay(best)) if best.is_file() else "none better than those given"
+    return CaseResult(found.metrics, found.seconds, found.peak_mib, found.intervals, {"settings found": chosen})
+
+
+def _settings(tuned: bool) -> dict[str, Any]:
+    neumf = checkout() / "conf" / "overlays" / "neumf.yaml"
+    spec = load_spec("movielens", [*load_overlay(neumf), "source.path=beauty.t*"])
+    left_out = {"train": {"ranks", "threads", "seed", "search"}, "description": True}
+    told = spec.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+    return {"spec": told, "split": 1, "search_seconds": SEARCH_SECONDS if tuned else None}
+
+
+PART = Part(
+    title="Amazon Beauty, one item left out among 99",
+    data=("beauty",),
+    protocol="""
+Another split of the form that MovieLens-1M has above: the last item of each of 40,226 users among 99 items that the
+user never had, drawn uniformly (seed 1, `bench.quality.leave_one_out.write_split`); 54,542 items, 313,736 training
+rows. HR@10 and NDCG@10 as above. Nothing of the pipeline `movielens` but `source.path` differs: first with the
+settings that were chosen for MovieLens-1M, then with what `headrace tune` finds by one held-out training item of each
+user within 1,800 seconds (`conf/overlays/neumf_search.yaml`); neither looks at a left-out item before its model is
+finished.
+""",
+    cases=(
+        Case("NeuMF, settings of MovieLens-1M", _as_movielens, lambda: _settings(tuned=False), metrics=_METRICS),
+        Case("NeuMF, settings of `headrace tune`", _tuned, lambda: _settings(tuned=True), metrics=_METRICS),
+    ),
+)
