@@ -20,6 +20,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psycopg
+from psycopg import sql
+
 from headrace.publish.embedded import roles, server
 from headrace.workspace import Workspace, checkout
 
@@ -121,6 +124,17 @@ class Service:
                 self.kill(name)
         self._processes.clear()
         server.stop(self._database)
+
+    def database_rows(self) -> dict[str, bytes]:
+        """The rows of each table of Airflow's database, as PostgreSQL's COPY writes them."""
+        found: dict[str, bytes] = {}
+        place = {"host": "127.0.0.1", "port": server.status(self._database).port, "dbname": "airflow"}
+        with psycopg.connect(user="airflow", password=roles.password(self._database), **place) as conn:
+            for (table,) in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
+                statement = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(table))
+                with conn.cursor() as cursor, cursor.copy(statement) as copy:
+                    found[table] = b"".join(copy)
+        return found
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
         """Ask the REST API.
