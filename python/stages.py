@@ -67,6 +67,16 @@ _ENTRIES = (
         imports=("headrace.outcomes.stage",),
     ),
     StageEntry(
+        "experiments",
+        "Compare the arms of experiments by their outcomes; stop losing ones where the spec says so.",
+        "headrace.experiments.stage:JudgeExperiments",
+        dag="retrain",
+        section="experiments",
+        spark=False,
+        hours=0.5,
+        counts=("running", "stopped"),
+    ),
+    StageEntry(
         "features",
         "Fit the features on the training days and write the day's dataset.",
         "headrace.jobs.stages:features_stage",

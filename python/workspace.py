@@ -111,6 +111,10 @@ class Workspace:
         """When a registered model's alias `champion` moved, by whom and why: lines of JSON, oldest first."""
         return self.store / "promotions" / f"{model}.jsonl"
 
+    def stopped_arm(self, pipeline: str, experiment: str, arm: str) -> Location:
+        """That an arm of an experiment was stopped, by whom and why: JSON."""
+        return self.store / "experiments" / pipeline / experiment / f"{arm}.json"
+
     def locks(self, pipeline: str, own: str | None = None) -> list[Location]:
         """Whose leases say who is at work on a pipeline.
 

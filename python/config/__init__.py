@@ -13,6 +13,7 @@ from headrace.config.compare import Compare, ModelVariant
 from headrace.config.complete import Complete, ControlFile, Watermark, parse_duration
 from headrace.config.drift import Drift, DriftColumn
 from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
+from headrace.config.experiments import Experiment, ExperimentArm
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
 from headrace.config.gate import Gate
@@ -74,6 +75,8 @@ __all__ = [
     "Entity",
     "Evaluation",
     "Expectations",
+    "Experiment",
+    "ExperimentArm",
     "Features",
     "FullRanking",
     "Gate",

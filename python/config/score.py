@@ -48,6 +48,14 @@ class Entity(Section):
 
 #: A version of the registered model, or `@` and an alias.
 RegisteredModel = Annotated[str, Field(pattern=r"^(@[A-Za-z][\w-]*|[1-9][0-9]*)$")]
+#: One of the day's models, or one of the registry; see `Score.model`.
+ModelChoice = Literal["neural", "baseline", "best", "second_stage", "today"] | RegisteredModel
+
+
+def version_as_text(value: Any) -> Any:
+    """A version of the registry that was written as a number, as text."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
 
 #: Columns of items that candidates are made with; and of the scores where there are candidates.
 _OF_CANDIDATES = ("item_row", "events", "first_event")
@@ -69,7 +77,7 @@ class Score(Section):
     #: second_stage: XGBoost behind the neural one (the section `second_stage`). With a gate, the champion of that kind
     #: in place of the day's own, and `today` the day's own, whatever its verdict. Or one of the registry, whichever day
     #: it was trained for: its version (`"7"`), or an alias (`"@champion"`).
-    model: Literal["neural", "baseline", "best", "second_stage", "today"] | RegisteredModel = "neural"
+    model: ModelChoice = "neural"
     #: best: the metric by which, of those that both are measured by (`train.evaluation.metrics`, HR and NDCG of
     #: `train.rank_group`); errors and losses are better where they are lower.
     metric: str = "auc"
@@ -89,10 +97,7 @@ class Score(Section):
     #: Lists by more than scores: diversity, fresh and new items, caps, exploration; null: the best by score.
     rerank: Rerank | None = None
 
-    @field_validator("model", mode="before")
-    @classmethod
-    def _version_as_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    _text = field_validator("model", mode="before")(version_as_text)
 
     @field_validator("metric")
     @classmethod

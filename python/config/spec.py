@@ -6,12 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from headrace.config.baseline import Baseline, Trees
 from headrace.config.candidate_checks import check_score_sources
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
+from headrace.config.experiment_checks import check_experiments
+from headrace.config.experiments import Experiment
 from headrace.config.features import Features
 from headrace.config.gate import Gate
 from headrace.config.gate_checks import check_gate
@@ -56,6 +65,8 @@ class Spec(Section):
     features: Features
     #: What users did with the lists of earlier days; without it there is no stage `outcomes`.
     outcomes: Outcomes | None = None
+    #: Models beside each other for parts of the users; without it there is no stage `experiments`.
+    experiments: Mapping[str, Experiment] | None = Field(default=None, min_length=1)
     #: Counts columns by day and judges them; without it there is no stage `drift`.
     drift: Drift | None = None
     #: The neural model.
@@ -184,6 +195,9 @@ class Spec(Section):
         if self.outcomes:
             main = NamedSource(source=self.source, table=self.table)
             check_outcomes(self.outcomes, self.score, main, self.sources, self.features.label, self.train.tasks)
+        if self.experiments is not None:
+            check_experiments(self.experiments, self.score, self.outcomes)
+            self._check_models_of_arms(self.experiments)
         window = self.features.window_days if self.features.split.by == "time" else 0
         sources = {name: (named.source, named.table) for name, named in self.sources.items()}
         served = self.served_days_read if self.outcomes else 0
@@ -225,6 +239,29 @@ class Spec(Section):
         if self.challenger.train:
             train = with_keys(train, self.challenger.train, over_defaults=True)
         return self.model_copy(update={"train": train})
+
+    def _check_models_of_arms(self, experiments: Mapping[str, Experiment]) -> None:
+        """Each arm's model could score the pipeline alone."""
+        for name, experiment in experiments.items():
+            for arm, given in experiment.arms.items():
+                if given.model is not None:
+                    try:
+                        self.scored_by(given.model)
+                    except ValueError as e:
+                        raise ValueError(f"experiments.{name}.arms.{arm}.model: {e}") from None
+
+    def scored_by(self, model: str) -> Spec:
+        """The pipeline whose scores are all of one model, as `score.model` names it.
+
+        Raises:
+            ValueError: the pipeline has no such model.
+        """
+        assert self.score is not None
+        sections = {name: getattr(self, name) for name in self.model_fields_set - {"experiments"}}
+        try:
+            return Spec.model_validate(sections | {"score": with_keys(self.score, {"model": model})})
+        except ValidationError as e:
+            raise ValueError("; ".join(str(f["msg"]).removeprefix("Value error, ") for f in e.errors())) from None
 
     def _check_search(self, search: Search) -> None:
         _check_parameters(search.parameters, "train.search.parameters", self.model.kind)
@@ -353,7 +390,7 @@ class Spec(Section):
     def _without_later_sections(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fingerprints of specs without these sections are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
-        for name in ("compare", "second_stage", "gate", "retrain", "challenger", "outcomes"):
+        for name in ("compare", "second_stage", "gate", "retrain", "challenger", "outcomes", "experiments"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
         if self.housekeeping == Housekeeping():

@@ -6,21 +6,22 @@ takes part and which arm he has are hashes of their own: who took part at 10 % t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.config.experiments import PARTS
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 I64 = npt.NDArray[np.int64]
-#: Shares are multiples of 1 / BUCKETS.
-BUCKETS = 10_000
+#: What is hashed behind an experiment's salt: for the arm, and for whether a user takes part.
+ARM, PART = "arm", "part"
 
 
 def bucket(users: pa.Array, salt: str) -> I64:
-    """The place of each user in [0, BUCKETS): `pmod(xxhash64(salt, user), BUCKETS)` of Spark.
+    """The place of each user in [0, PARTS): `pmod(xxhash64(salt, user), PARTS)` of Spark.
 
     Args:
         users: whole numbers or texts without nulls, [n].
@@ -28,11 +29,11 @@ def bucket(users: pa.Array, salt: str) -> I64:
     """
     seed = np.repeat(xxhash64_strings(pa.array([salt])), len(users))
     if pa.types.is_integer(users.type):
-        return xxhash64_integers(users.cast(pa.int64()).to_numpy(), seed) % BUCKETS
-    return xxhash64_strings(users.cast(pa.string()), seed) % BUCKETS
+        return xxhash64_integers(users.cast(pa.int64()).to_numpy(), seed) % PARTS
+    return xxhash64_strings(users.cast(pa.string()), seed) % PARTS
 
 
-def arms(users: pa.Array, salt: str, shares: Mapping[str, float], percent: float) -> npt.NDArray[np.int64]:
+def arms(users: pa.Array, salt: str, shares: Mapping[str, float], percent: float) -> I64:
     """The position of each user's arm in `shares`, -1 of those who take no part. int64 [n].
 
     Args:
@@ -41,12 +42,16 @@ def arms(users: pa.Array, salt: str, shares: Mapping[str, float], percent: float
         shares: of the arms among those who take part, above 0; their sum is 1.
         percent: of all users who take part, in [0, 100]. Raising it takes nobody out of his arm.
     """
-    edges = np.round(np.cumsum(list(shares.values())) * BUCKETS).astype(np.int64)
-    found = np.searchsorted(edges[:-1], bucket(users, f"{salt}/arm"), side="right")
-    takes_part = bucket(users, f"{salt}/part") < round(percent * BUCKETS / 100)
-    return np.where(takes_part, found, -1)
+    found = np.searchsorted(edges(shares)[:-1], bucket(users, f"{salt}/{ARM}"), side="right")
+    return np.where(bucket(users, f"{salt}/{PART}") < parts_of(percent), found, -1)
 
 
-def text_of(arms_of_user: Sequence[tuple[str, str]]) -> str:
-    """The column `arms` of a score: `experiment=arm`, several with commas between."""
-    return ",".join(f"{name}={arm}" for name, arm in arms_of_user)
+def edges(shares: Mapping[str, float]) -> I64:
+    """The places at which the arms end, by their shares. int64 [arms]."""
+    found: I64 = np.round(np.cumsum(list(shares.values())) * PARTS).astype(np.int64)
+    return found
+
+
+def parts_of(percent: float) -> int:
+    """How many of the PARTS places a percentage is."""
+    return round(percent * PARTS / 100)

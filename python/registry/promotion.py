@@ -7,7 +7,6 @@ alias that was moved in MLflow's own page is obeyed: a stage gives it to a model
 
 from __future__ import annotations
 
-import getpass
 import json
 import logging
 from collections.abc import Collection, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from headrace.account import user_name
 from headrace.errors import UserError
 from headrace.registry.client import Client, alias_holder, quoted
 from headrace.registry.store import store_file
@@ -271,7 +271,7 @@ def _log_move(
     ws: Workspace, name: str, before: str | None, version: str | None, said: Mapping[str, Any], user: str | None = None
 ) -> None:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    record = {"at": at, "by": user or _user(), "model": name, "from": before, "to": version, **said}
+    record = {"at": at, "by": user or user_name(), "model": name, "from": before, "to": version, **said}
     file = ws.promotions(name)
     file.parent.make_dir()
     file.append(json.dumps(record).encode() + b"\n")
@@ -280,7 +280,7 @@ def _log_move(
 
 def _decide(client: MlflowClient, name: str, version: str, status: str, reason: str, user: str | None) -> None:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    for tag, value in ((BY, user or _user()), (AT, at), (REASON, reason)):
+    for tag, value in ((BY, user or user_name()), (AT, at), (REASON, reason)):
         client.set_model_version_tag(name, version, tag, value)
     _set_status(client, name, version, status)
 
@@ -324,10 +324,3 @@ def _check_folder(client: MlflowClient, name: str, found: Any) -> None:
     version = version_of(client, name, found)
     if not version.source.is_dir():
         raise UserError(f"{version.source}, version {version.version} of model '{name}', is gone: choose another one")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return "unknown"

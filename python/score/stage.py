@@ -4,55 +4,50 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import IntegralType
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
+from headrace.experiments.live import Live, live_experiments, pinned
 from headrace.features.build.events import pinned_table
-from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
-from headrace.features.table_ops.external import ExternalReader, pin
-from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.lake.arrow_batches import bounded_batches
-from headrace.lake.assigned_gpu import gpu_profile
+from headrace.features.table_ops.external import pin
 from headrace.lake.delta.frame import read_version
 from headrace.lake.session import session
-from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
-from headrace.models.predictor import maps_of, read_meta
-from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
-from headrace.score.candidates.source import SourceContext, stored
+from headrace.models.predictor import read_meta
+from headrace.score.arms import OF_EXPERIMENTS, Assigned, ModelOfRun, models_of_run
 from headrace.score.candidates.table import tables_of_score
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active, seen, with_activity
-from headrace.score.incremental import users_to_score, write_hashes
+from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
-from headrace.score.rank.blocks import SEEN, TaskInputs
-from headrace.score.rank.item_features import ItemFeatures
-from headrace.score.rank.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
+from headrace.score.model_lists import RunInputs, forget_other_maps, lists_of_model
+from headrace.score.rank.blocks import SEEN
+from headrace.score.rank.pair_features import check_columns
 from headrace.score.rerank.columns import check_rule_columns
-from headrace.score.rerank.item_vectors import ModelItemVectors
-from headrace.score.rerank.reranker import RuleReranker
 from headrace.score.rerank.unmet_by_task import UnmetByTask
 from headrace.score.revisions import revisions
-from headrace.score.scored import OF_CANDIDATES, OF_RERANK, score_columns, scored_rows
-from headrace.score.scoring_model import ScoringModel, pinned_model, scoring_model
+from headrace.score.scored import OF_CANDIDATES, OF_RERANK
+from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")
 
 _SAMPLE_ROWS = 10
-#: Users, and items, whose pairs' features are compared.
-_CHECKED = 8
 
 
 class ScoreCandidates(Stage):
@@ -71,14 +66,20 @@ class ScoreCandidates(Stage):
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events at ingest's version, and the model. Raises UserError where columns or the model are missing."""
+        """The events at ingest's version, the models, and who gets which.
+
+        Raises:
+            UserError: columns or a model are missing.
+        """
         assert ctx.spec.score is not None
         check_columns(ctx.spec, ctx.spec.score)
         check_rule_columns(ctx.spec)
         events = pinned_table(ctx)
+        experiments = live_experiments(ctx.ws, ctx.spec, ctx.ds)
         return (
             Input(kind=events.kind, name=events.name, version=events.version),
-            scoring_model(ctx).input,
+            *dict.fromkeys(model.chosen.input for model in models_of_run(ctx, experiments, scoring_model)),
+            *pinned(ctx.spec.pipeline, experiments),
             *pin(ctx.ws, tables_of_score(ctx.spec.score)),
         )
 
@@ -88,11 +89,15 @@ class ScoreCandidates(Stage):
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
-        chosen = pinned_model(ctx)
-        read_meta(ctx.ws.locate(chosen.output.name))
+        experiments = live_experiments(ctx.ws, ctx.spec, ctx.ds)
+        if any(of not in ctx.inputs for of in pinned(ctx.spec.pipeline, experiments)):
+            raise UserError(f"an arm of an experiment was stopped since the run of {ctx.ds} began; run it again")
+        models = models_of_run(ctx, experiments, pinned_model)
+        for model in models:
+            read_meta(ctx.ws.locate(model.chosen.output.name))
         _check_table(ctx)
         with session(ctx.spec.spark, ctx.ws, f"score {ctx.spec.pipeline} {ctx.ds}") as spark:
-            return _run(ctx, chosen, spark)
+            return _run(ctx, models, experiments, spark)
 
 
 def _check_table(ctx: Context) -> None:
@@ -100,121 +105,100 @@ def _check_table(ctx: Context) -> None:
     assert spec.score is not None
     keys = key_types(spec, spec.score)
     wanted = {"ds": "string", **keys, "rank": "integer", "score": "float", "model_version": "string"}
-    more = {**OF_CANDIDATES, **OF_RERANK}
+    more = {**OF_CANDIDATES, **OF_RERANK, **OF_EXPERIMENTS}
     check_table_columns(ctx.ws.table(spec.pipeline, "scores"), wanted, "its keys were others", more)
 
 
-def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
+def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live], spark: SparkSession) -> Result:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    folder = ctx.ws.locate(chosen.output.name)
-    maps = maps_of(folder, ctx.ws.mapped(spec.pipeline))
-    for other in maps.parent.entries():
-        if other != maps:  # of models that have scored before; who maps them now keeps what is open
-            other.remove_quietly()
-    features = PairFeatures(
-        (score.user.key, *score.user.columns),
-        (score.item.key, *score.item.columns),
-        context_scalars(spec, score),
-        FittedWorkflow.load(folder / "workflow", maps=maps / "vocabularies"),
-    )
+    forget_other_maps(models)
     active = Active.of(ctx, spark)
     # Workers keep what they have mapped: the files of another run have other names.
-    scratch = ctx.ws.spark_local / "score" / spec.pipeline / ctx.key
-    with _users_and_items(active, score) as (users, found), _scratch(scratch.parent):
-        items = ItemTable.write(ctx, spark, found, scratch / "items")
-        n_users, n_items = users.count(), items.rows
+    scratch = ctx.ws.spark_local / "score" / spec.pipeline
+    with _users_and_items(active, score) as (users, found), _scratch(scratch):
+        items = ItemTable.write(ctx, spark, found, scratch / ctx.key / "items")
+        n_users = users.count()
         active.reader.check_unchanged()
-        if not n_users or not n_items:
+        if not n_users or not items.rows:
             empty = score.user.key if not n_users else score.item.key
             raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")
-        of_items = ItemFeatures.write(items, folder / "workflow", features, scratch / "item_features", spark)
-        _check_pair_features(features, users, items, of_items)
-        log.info(
-            "score: %s users x %s items = %s pairs with the %s model",
-            f"{n_users:,}",
-            f"{n_items:,}",
-            f"{n_users * n_items:,}",
-            _kind(chosen),
-        )
-        threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
-        gpu = chosen.stage != "baseline" and gpu_profile(spark) is not None
-        task = TaskInputs(
-            model=folder,
-            threads=threads,
-            output=score.output,
-            top_k=score.top_k if score.rerank is None else score.ranked,
-            rank_depth=score.ranked,
-            rerank=_reranker(ctx, folder, threads, of_items, gpu),
-            user_key=score.user.key,
-            items=items,
-            item_features=of_items,
-            user_columns=features.user,
-            item_names=features.item,
-            context=dict(features.context),
-            maps=ctx.ws.mapped(spec.pipeline),
-            gpu=gpu,
-        )
-        peak = worker_peak_memory(spark.sparkContext)
-        with _candidates(ctx, chosen, spark, active, users, items) as found_candidates:
-            pairs, sources = n_users * n_items, None
-            if found_candidates is not None:
-                users, n_users = found_candidates.frame, found_candidates.facts["users"]
-                pairs, sources = found_candidates.facts["candidates"], found_candidates.names
+        dealt = _dealt(users, n_users, score.user.key, experiments, models)
+        peak, unmet = worker_peak_memory(spark.sparkContext), UnmetByTask.of(spark.sparkContext)
+        run = RunInputs(spark, active, items, scratch, peak, unmet)
+        with ExitStack() as made:
+            lists = [
+                made.enter_context(lists_of_model(model, run, mine, count))
+                for model, (mine, count) in zip(models, dealt.users, strict=True)
+                if count
+            ]
             tick = time.perf_counter()
+            written = reduce(DataFrame.unionByName, [of.frame for of in lists])
+            if dealt.arms is not None:
+                at = written.columns.index("model_version") + 1
+                columns = [col(c) for c in written.columns]
+                written = written.select(*columns[:at], dealt.arms.alias("arms"), *columns[at:])
             table = ctx.ws.table(spec.pipeline, "scores")
-            unmet = UnmetByTask.of(spark.sparkContext)
-            measures = peak, unmet
-            with users_to_score(ctx, spark, task, users, (n_users, pairs), score_columns(score)) as part:
-                pairs = part.pairs
-                with scored_rows(ctx, spark, task, part, chosen.output.version, measures, sources) as scored:
-                    # Rows of items that filters leave out must never be in the table: counted before the commit.
-                    written = scored if found_candidates is None else stored(spark, scored, scratch / "scores")
-                    of_candidates = _check_filters(ctx, found_candidates, written)
-                    version = write_day(written, table, stage="score", ds=ctx.ds, key=ctx.key)
-                hashes = () if part.hashed is None else (write_hashes(ctx, part.hashed),)
-            seconds = time.perf_counter() - tick
+            version = write_day(written, table, stage="score", ds=ctx.ds, key=ctx.key)
+            hashed = [of.part.hashed for of in lists if of.part.hashed is not None]
+            hashes = (write_hashes(ctx, reduce(DataFrame.unionByName, hashed)),) if hashed else ()
+            seconds = time.perf_counter() - tick + sum(of.seconds for of in lists)
+    pairs = sum(of.part.pairs for of in lists)
     log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
     rows = rows_of_day(table, version, ctx.ds)
     output = Output(kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows)
+    scored, kept = (sum(getattr(of.part, name) for of in lists) for name in ("scored", "kept_users"))
     return Result(
         outputs=(output, *hashes),
         rows={
-            "users": n_users,
-            "candidates": n_items,
+            "users": sum(of.users for of in lists),
+            "candidates": items.rows,
             "pairs": pairs,
             "scores": rows,
-            **({"users_scored": part.scored, "users_kept": part.kept_users} if score.incremental else {}),
+            **({"users_scored": scored, "users_kept": kept} if score.incremental else {}),
         },
         facts={
-            "model": {
-                "stage": chosen.stage,
-                "kind": _kind(chosen),
-                "name": chosen.output.name,
-                "version": chosen.output.version,
-                "registered": chosen.facts.get("registered"),
-                "auc": chosen.facts["metrics"].get("auc"),
-                "asked": score.model,
-                **({} if score.output is None else {"output": score.output}),
-            },
+            "model": lists[0].facts,
             "pairs_per_second": round(pairs / seconds),
-            **of_candidates,
+            **lists[0].candidates,
             **({} if score.rerank is None else {"unmet_rules": unmet.by_rule()}),
-            **({"incremental": dict(part.facts)} if score.incremental else {}),
+            **({"incremental": dict(lists[0].part.facts)} if score.incremental else {}),
+            **({"models": [of.facts | {"users": of.users} for of in lists]} if experiments else {}),
+            **({"experiments": dealt.facts} if experiments else {}),
             "sample": _sample(ctx, spark, table, version),
         },
         peak_memory_mib={"worker": peak.value},
     )
 
 
-def _reranker(ctx: Context, folder: Location, threads: int, of_items: ItemFeatures, gpu: bool) -> RuleReranker | None:
-    score = ctx.spec.score
-    if score is None or score.rerank is None:
-        return None
-    sources = () if score.candidates is None else tuple(score.candidates.sources)
-    maps = ctx.ws.mapped(ctx.spec.pipeline)
-    vectors = ModelItemVectors(folder, threads, score.output, maps, of_items, gpu)
-    return RuleReranker(score.rerank, score.top_k, ctx.ds, sources, vectors)
+@dataclass(frozen=True)
+class _Dealt:
+    """A run's users by model."""
+
+    #: Of each model its users, and how many they are.
+    users: list[tuple[DataFrame, int]]
+    #: The column `arms`; None: there are no experiments.
+    arms: Column | None = None
+    #: Users by experiment and arm.
+    facts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def _dealt(users: DataFrame, count: int, key: str, experiments: Sequence[Live], models: Sequence[ModelOfRun]) -> _Dealt:
+    if not experiments:
+        return _Dealt([(users, count)])
+    places = {asked: i for i, model in enumerate(models) for asked in model.asked}
+    is_integer = isinstance(users.schema[key].dataType, IntegralType)
+    assigned = Assigned.of(col(key), is_integer, experiments, places)
+    counts = users.groupBy(assigned.model.alias("model"), assigned.arms.alias("arms")).count().collect()
+    of_model = [sum(row["count"] for row in counts if row["model"] == i) for i in range(len(models))]
+    facts: dict[str, Counter[str]] = {of.name: Counter() for of in experiments}
+    for row in counts:
+        for part in (row["arms"] or "").split(","):
+            name, _, arm = part.partition("=")
+            if arm:
+                facts[name][arm] += row["count"]
+    parts = [(users.where(assigned.model == i), n) for i, n in enumerate(of_model)]
+    return _Dealt(parts, assigned.arms, {name: dict(sorted(found.items())) for name, found in facts.items()})
 
 
 @contextmanager
@@ -236,36 +220,6 @@ def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, 
 
 
 @contextmanager
-def _candidates(
-    ctx: Context, chosen: ScoringModel, spark: SparkSession, active: Active, users: DataFrame, items: ItemTable
-) -> Iterator[UserCandidates | None]:
-    """What `score.candidates` gives each user; None where all items are ranked."""
-    score = ctx.spec.score
-    assert score is not None
-    if score.candidates is None:
-        yield None
-        return
-    reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
-    context = SourceContext(ctx, spark, active, users, items.frame(spark), reader, chosen)
-    # Users come with lists of their items.
-    with bounded_batches(spark), ExitStack() as made:
-        with worker_errors():  # of the making alone
-            found = made.enter_context(candidates_of_users(context))
-        reader.check_unchanged()
-        yield found
-
-
-def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFrame) -> dict[str, Any]:
-    """The facts of candidates, when the rows to be written have been counted against all filters."""
-    if candidates is None:
-        return {}
-    violations = candidates.violations(rows)
-    if violations:
-        raise RuntimeError(f"{violations} of the scores of {ctx.ds} are of items that score.filters leave out")
-    return {"candidates": {**candidates.facts, "violations": violations}}
-
-
-@contextmanager
 def _scratch(folder: Location) -> Iterator[None]:
     """What runs of the pipeline write there goes at the end; what a killed one left there, before."""
     folder.remove()
@@ -273,17 +227,6 @@ def _scratch(folder: Location) -> Iterator[None]:
         yield
     finally:
         folder.remove_quietly()
-
-
-def _kind(chosen: ScoringModel) -> str:
-    return {"train": "neural"}.get(chosen.stage, chosen.stage)
-
-
-def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTable, of_items: ItemFeatures) -> None:
-    """The shortcut's proof, on a few pairs of this very run."""
-    few = one_batch(users.drop(SEEN).limit(_CHECKED).toArrow())
-    first = one_batch(items.open().select(list(dict.fromkeys(features.item))).slice(0, _CHECKED))
-    check_pair_features(features, few, first, of_items.open())
 
 
 def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) -> list[dict[str, Any]]:

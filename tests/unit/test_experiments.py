@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from headrace.experiments.assign import arms, bucket, text_of
+from headrace.experiments.assign import arms, bucket
 from headrace.experiments.difference import Arm, Difference, difference
 from headrace.experiments.ratio import chi_square_tail, sample_ratio_p
 from headrace.experiments.sequential import always_valid_interval, always_valid_p
@@ -50,7 +50,6 @@ def test_places_are_those_of_sparks_hash_of_both_columns() -> None:
     ]
     texts = pa.array(["u1", "u2", "é"])
     assert bucket(texts, "salt").tolist() == [int(h) % 10_000 for h in xxhash64_strings(texts, seed)]
-    assert text_of([("look", "b"), ("price", "a")]) == "look=b,price=a"
 
 
 @given(st.floats(0, 500), st.integers(1, 30))

@@ -1,0 +1,214 @@
+"""The lists that one model of a run makes: its features of items, its users' candidates, their best items."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import Accumulator
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.config import Score
+from headrace.features.functions.arrays import one_batch
+from headrace.features.table_ops.external import ExternalReader
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.arrow_batches import bounded_batches
+from headrace.lake.assigned_gpu import gpu_profile
+from headrace.lake.worker_errors import worker_errors
+from headrace.models.predictor import maps_of
+from headrace.score.arms import ModelOfRun
+from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
+from headrace.score.candidates.source import SourceContext, stored
+from headrace.score.candidates.table import tables_of_score
+from headrace.score.entities import Active
+from headrace.score.incremental import UsersToScore, users_to_score
+from headrace.score.items import ItemTable
+from headrace.score.rank.blocks import SEEN, TaskInputs
+from headrace.score.rank.item_features import ItemFeatures
+from headrace.score.rank.pair_features import PairFeatures, check_pair_features, context_scalars
+from headrace.score.rerank.item_vectors import ModelItemVectors
+from headrace.score.rerank.reranker import RuleReranker
+from headrace.score.rerank.unmet_by_task import UnmetByTask
+from headrace.score.scored import score_columns, scored_rows
+from headrace.stage import Context
+from headrace.storage import Location
+
+log = logging.getLogger("headrace.score")
+
+#: Users, and items, whose pairs' features are compared.
+_CHECKED = 8
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What all models of a run share."""
+
+    spark: SparkSession
+    active: Active
+    items: ItemTable
+    #: Below it each run has a folder, and each further model of a run one of its own.
+    scratch: Location
+    #: The workers' memory; rules that lists of those who are scored now could not keep.
+    peak: Accumulator[float]
+    unmet: UnmetByTask
+
+
+@dataclass(frozen=True)
+class ModelLists:
+    """The lists of one model's users."""
+
+    model: ModelOfRun
+    #: The rows of the table, computed when they are read.
+    frame: DataFrame
+    #: Users with candidates.
+    users: int
+    part: UsersToScore
+    #: That were worked for them already; the rest takes whoever reads the rows.
+    seconds: float
+    #: For the manifest.
+    candidates: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The model, as the manifest tells it."""
+        chosen, (first, *_) = self.model.chosen, self.model.asked
+        score = self.model.ctx.spec.score
+        assert score is not None
+        return {
+            "stage": chosen.stage,
+            "kind": kind(chosen.stage),
+            "name": chosen.output.name,
+            "version": chosen.output.version,
+            "registered": chosen.facts.get("registered"),
+            "auc": chosen.facts["metrics"].get("auc"),
+            "asked": first or score.model,
+            **({} if score.output is None else {"output": score.output}),
+        }
+
+
+@contextmanager
+def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users: int) -> Iterator[ModelLists]:
+    """What a model makes of some users, to be computed within the block.
+
+    Args:
+        model: the model.
+        run: what it shares with the others of the run.
+        users: its users; how many is `n_users`.
+        n_users: at least one.
+    """
+    ctx, chosen, spark, items = model.ctx, model.chosen, run.spark, run.items
+    spec, score = ctx.spec, ctx.spec.score
+    assert score is not None
+    folder, scratch = ctx.ws.locate(chosen.output.name), run.scratch / ctx.key
+    maps = maps_of(folder, ctx.ws.mapped(spec.pipeline))
+    features = PairFeatures(
+        (score.user.key, *score.user.columns),
+        (score.item.key, *score.item.columns),
+        context_scalars(spec, score),
+        FittedWorkflow.load(folder / "workflow", maps=maps / "vocabularies"),
+    )
+    of_items = ItemFeatures.write(items, folder / "workflow", features, scratch / "item_features", spark)
+    _check_pair_features(features, users, items, of_items)
+    log.info(
+        "score: %s users x %s items = %s pairs with the %s model",
+        f"{n_users:,}",
+        f"{items.rows:,}",
+        f"{n_users * items.rows:,}",
+        kind(chosen.stage),
+    )
+    threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
+    gpu = chosen.stage != "baseline" and gpu_profile(spark) is not None
+    task = TaskInputs(
+        model=folder,
+        threads=threads,
+        output=score.output,
+        top_k=score.top_k if score.rerank is None else score.ranked,
+        rank_depth=score.ranked,
+        rerank=_reranker(ctx, folder, threads, of_items, gpu),
+        user_key=score.user.key,
+        items=items,
+        item_features=of_items,
+        user_columns=features.user,
+        item_names=features.item,
+        context=dict(features.context),
+        maps=ctx.ws.mapped(spec.pipeline),
+        gpu=gpu,
+    )
+    with _candidates(model, run, users) as found:
+        pairs, sources = n_users * items.rows, None
+        if found is not None:
+            users, n_users = found.frame, found.facts["users"]
+            pairs, sources = found.facts["candidates"], found.names
+        tick = time.perf_counter()
+        with users_to_score(ctx, spark, task, users, (n_users, pairs), score_columns(score)) as part:
+            measures = run.peak, run.unmet
+            with scored_rows(ctx, spark, task, part, chosen.output.version, measures, sources) as scored:
+                # Rows of items that filters leave out must never be in the table: counted before the commit.
+                written = scored if found is None else stored(spark, scored, scratch / "scores")
+                of_candidates = _check_filters(ctx, found, written)
+                yield ModelLists(model, written, n_users, part, time.perf_counter() - tick, of_candidates)
+
+
+def kind(stage: str) -> str:
+    """What people call the models of a stage."""
+    return {"train": "neural"}.get(stage, stage)
+
+
+def forget_other_maps(models: Sequence[ModelOfRun]) -> None:
+    """Remove what was mapped of models that have scored before; who maps them now keeps what is open."""
+    first = models[0].ctx
+    maps = first.ws.mapped(first.spec.pipeline)
+    mine = {maps_of(first.ws.locate(m.chosen.output.name), maps) for m in models}
+    for other in maps.entries():
+        if other not in mine:
+            other.remove_quietly()
+
+
+def _reranker(ctx: Context, folder: Location, threads: int, of_items: ItemFeatures, gpu: bool) -> RuleReranker | None:
+    score = ctx.spec.score
+    if score is None or score.rerank is None:
+        return None
+    sources = () if score.candidates is None else tuple(score.candidates.sources)
+    maps = ctx.ws.mapped(ctx.spec.pipeline)
+    vectors = ModelItemVectors(folder, threads, score.output, maps, of_items, gpu)
+    return RuleReranker(score.rerank, score.top_k, ctx.ds, sources, vectors)
+
+
+@contextmanager
+def _candidates(model: ModelOfRun, run: RunInputs, users: DataFrame) -> Iterator[UserCandidates | None]:
+    """What `score.candidates` gives each user; None where all items are ranked."""
+    ctx, spark = model.ctx, run.spark
+    score: Score | None = ctx.spec.score
+    assert score is not None
+    if score.candidates is None:
+        yield None
+        return
+    reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
+    context = SourceContext(ctx, spark, run.active, users, run.items.frame(spark), reader, model.chosen)
+    # Users come with lists of their items.
+    with bounded_batches(spark), ExitStack() as made:
+        with worker_errors():  # of the making alone
+            found = made.enter_context(candidates_of_users(context))
+        reader.check_unchanged()
+        yield found
+
+
+def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFrame) -> dict[str, Any]:
+    """The facts of candidates, when the rows to be written have been counted against all filters."""
+    if candidates is None:
+        return {}
+    violations = candidates.violations(rows)
+    if violations:
+        raise RuntimeError(f"{violations} of the scores of {ctx.ds} are of items that score.filters leave out")
+    return {"candidates": {**candidates.facts, "violations": violations}}
+
+
+def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTable, of_items: ItemFeatures) -> None:
+    """The shortcut's proof, on a few pairs of this very run."""
+    few = one_batch(users.drop(SEEN).limit(_CHECKED).toArrow())
+    first = one_batch(items.open().select(list(dict.fromkeys(features.item))).slice(0, _CHECKED))
+    check_pair_features(features, few, first, of_items.open())

@@ -1,0 +1,287 @@
+"""What is known of an experiment from the outcomes' table, against pandas; losing arms are stopped by rule, once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from scipy import stats
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.config import Spec, load_spec
+from headrace.experiments.figures import figures
+from headrace.experiments.live import live_experiments, pinned
+from headrace.experiments.stage import JudgeExperiments
+from headrace.experiments.stops import RULE, stopped
+from headrace.experiments.totals import Totals, first_day, served_outcomes
+from headrace.manifest import Manifest, Output
+from headrace.monitor.report import page
+from headrace.monitor.sections.day import Day
+from headrace.stage import Outcome, run_stage
+from headrace.workspace import Workspace
+
+FIRST = date(2026, 1, 1)
+USERS = 900
+EXPERIMENT: dict[str, Any] = {
+    "arms": {"champion": {"share": 0.5}, "weak": {"model": "baseline", "share": 0.25}, "same": {"share": 0.25}},
+    "start": "2026-01-03",
+    "before_days": 2,
+    "min_users": 50,
+    "stop": {"worse_than": 0.01, "min_days": 2},
+}
+
+
+def day(number: int) -> str:
+    return (FIRST + timedelta(days=number)).isoformat()
+
+
+def make_spec(**changes: Any) -> Spec:
+    return load_spec(
+        "clicks", ["table.late_days=0", "outcomes={}", f"experiments={json.dumps({'ranker': EXPERIMENT | changes})}"]
+    )
+
+
+@dataclass
+class Log:
+    """Rows of the outcomes' table: all of a served day's labels are there a day later."""
+
+    rows: pd.DataFrame
+
+    @staticmethod
+    def make(days: int, weak: float = -0.12) -> Log:
+        rng = np.random.default_rng(5)
+        rate = rng.beta(3, 9, USERS)
+        arm = rng.choice(["champion", "champion", "weak", "same"], USERS)
+        made = []
+        for number in range(days):
+            for user in np.flatnonzero(rng.random(USERS) < 0.7).tolist():
+                live = number >= 2
+                effect = weak if live and arm[user] == "weak" else 0.0
+                shown = int(rng.integers(1, 9))
+                clicks = rng.random(shown) < np.clip(rate[user] + effect, 0, 1)
+                text = f"other=x,ranker={arm[user]}" if live else None
+                made += [(day(number), user, text, int(c)) for c in clicks]
+        return Log(pd.DataFrame(made, columns=["served_ds", "user_id", "arms", "click"]))
+
+    def land(self, ws: Workspace, spec: Spec, number: int, looks_back: int = 3) -> None:
+        """The stage `outcomes` of a day: its partition has some days before it, of the newest not yet all labels."""
+        rows = self.rows[(self.rows.served_ds < day(number)) & (self.rows.served_ds >= day(number - looks_back))].copy()
+        table = ws.table(spec.pipeline, "outcomes")
+        rows.insert(0, "ds", day(number))
+        types = [
+            ("ds", "string"),
+            ("served_ds", "string"),
+            ("user_id", "int64"),
+            ("arms", "string"),
+            ("click", "int32"),
+        ]
+        written = pa.Table.from_pandas(rows, pa.schema([(n, pa.type_for_alias(t)) for n, t in types]), False)
+        write_deltalake(str(table), written, partition_by=["ds"], mode="append")
+        version, name = DeltaTable(str(table)).version(), ws.name_of(table)
+        facts = {"days": [{"served_ds": ds} for ds in sorted(set(rows.served_ds))]}
+        outputs = (
+            Output(kind="delta", name=name, version=str(version), rows=len(rows)),
+            Output(kind="delta", name=f"{name.removesuffix('outcomes')}outcome_metrics", version="0", rows=0),
+        )
+        manifest = Manifest(
+            stage="outcomes", pipeline=spec.pipeline, ds=day(number), key=f"k{number}", spec_hash="", outputs=outputs
+        )
+        manifest.model_copy(update={"facts": facts}).save(ws.manifest(spec.pipeline, day(number), "outcomes"))
+
+
+@pytest.fixture(scope="module")
+def log() -> Log:
+    return Log.make(8)
+
+
+@pytest.fixture
+def ws(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def judge(spec: Spec, ws: Workspace, number: int) -> Outcome:
+    return run_stage(JudgeExperiments(), spec, ws, day(number))
+
+
+def test_figures_are_those_of_pandas(ws: Workspace, log: Log) -> None:
+    spec = make_spec()
+    for number in range(1, 7):
+        log.land(ws, spec, number)
+    assert spec.experiments is not None
+    experiment = spec.experiments["ranker"]
+    served = served_outcomes(ws, spec, day(6), first_day(experiment))
+    # Each served day by the newest run that looked at it.
+    assert {of.served_ds: of.run_ds for of in served} == {day(d): day(min(d + 3, 6)) for d in range(6)}
+    found = figures(spec, "ranker", experiment, Totals.read(ws, spec, "ranker", experiment, served), day(6), {})
+    rows = log.rows[log.rows.served_ds < day(6)]
+    rows = rows.assign(arm=rows.arms.str.extract("ranker=(\\w+)")[0])
+    live = rows[rows.arm.notna()]
+    assert found["ripe_days"] == found["days"] == [day(d) for d in range(2, 6)]
+    for arm, told in found["arms"].items():
+        mine = live[live.arm == arm]
+        assert (told["users"], told["rows"]) == (mine.user_id.nunique(), len(mine))
+        assert told["value"] == pytest.approx(mine.click.mean())
+    users = live.groupby("arm").user_id.nunique()
+    assert found["sample_ratio"]["users"] == users.to_dict()
+    expected = np.array([0.5, 0.25, 0.25]) * users.sum()
+    assert found["sample_ratio"]["p"] == pytest.approx(
+        stats.chisquare(users[["champion", "weak", "same"]], expected).pvalue
+    )
+    # CUPED by least squares: of each user's linearised rate on what the user had done before, with a mean for each arm.
+    told = found["differences"]["weak"]
+    both = live[live.arm.isin(["champion", "weak"])]
+    of_user = both.groupby(["user_id", "arm"]).click.agg(["sum", "count"]).reset_index()
+    before = rows[rows.served_ds < day(2)].groupby("user_id").click.agg(["sum", "count"])
+    ratio = before["sum"].sum() / before["count"].sum()
+    linear = {}
+    for arm, part in of_user.groupby("arm"):
+        rate = part["sum"].sum() / part["count"].sum()
+        linear[arm] = (rate, rate + (part["sum"] - rate * part["count"]) / part["count"].mean(), part.user_id)
+    known = {
+        arm: before.reindex(ids).fillna(0).pipe(lambda b: b["sum"] - ratio * b["count"]).to_numpy()
+        for arm, (_, _, ids) in linear.items()
+    }
+    y = np.concatenate([linear[a][1] - linear[a][1].mean() for a in ("champion", "weak")])
+    x = np.concatenate([known[a] - known[a].mean() for a in ("champion", "weak")])
+    slope = np.linalg.lstsq(x[:, None], y, rcond=None)[0][0]
+    plain = linear["weak"][0] - linear["champion"][0]
+    assert told["plain"]["estimate"] == pytest.approx(plain)
+    assert told["estimate"] == pytest.approx(plain - slope * (known["weak"].mean() - known["champion"].mean()))
+    variance = sum(np.var(linear[a][1].to_numpy() - slope * known[a], ddof=1) / len(known[a]) for a in linear)
+    assert told["high"] - told["estimate"] == pytest.approx(1.959964 * np.sqrt(variance), rel=1e-5)
+    assert told["variance_ratio"] < 0.97
+    assert found["expected_effect"] == pytest.approx(0.1 * ratio)
+    assert told["conclusion"] == "worse"
+    assert told["sequential"]["confidence"] == pytest.approx(0.975)
+    assert told["sequential"]["p"] < 0.05
+    assert found["differences"]["same"]["conclusion"] == "undecided"
+    one = found["by_day"][1]
+    assert one["arms"]["same"]["value"] == pytest.approx(
+        live[(live.served_ds == day(3)) & (live.arm == "same")].click.mean()
+    )
+    assert found["moved_users"] == 0
+
+
+def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: Workspace, log: Log) -> None:
+    spec = make_spec()
+    decided = []
+    for number in range(1, 7):
+        log.land(ws, spec, number)
+        outcome = judge(spec, ws, number)
+        (told,) = outcome.manifest.facts["experiments"]
+        decided.append(told["stopped_now"])
+        assert judge(spec, ws, number).skipped
+    first = next(i for i, arms in enumerate(decided) if arms)
+    assert decided == [[]] * first + [["weak"]] + [[]] * (5 - first)
+    assert first + 1 >= 4  # two ripe days of the arm
+    stop = stopped(ws, "clicks", "ranker", "weak")
+    assert stop is not None
+    assert (stop.ds, stop.by) == (day(first + 1), RULE)
+    assert "surely worse than champion by more than 0.01" in stop.reason
+    # The day that decided is done again: the same verdict, the same record.
+    ws.manifest("clicks", stop.ds, "experiments").remove()
+    again = judge(spec, ws, first + 1)
+    assert again.manifest.facts["experiments"][0]["stopped_now"] == ["weak"]
+    assert stopped(ws, "clicks", "ranker", "weak") == stop
+    # Its record is gone: the stage decides again.
+    ws.stopped_arm("clicks", "ranker", "weak").remove()
+    assert not judge(spec, ws, first + 1).skipped
+
+    (before,) = live_experiments(ws, spec, day(first))
+    (after,) = live_experiments(ws, spec, day(first + 1))
+    assert (before.model_of("weak"), after.model_of("weak")) == ("baseline", None)
+    assert after.model_of("same") is None
+    assert pinned("clicks", [before]) != pinned("clicks", [after])
+    assert live_experiments(ws, spec, day(1)) == []
+    assert pinned("clicks", []) == ()
+
+    manifest = Manifest.load(ws.manifest("clicks", day(first + 1), "experiments"))
+    assert manifest is not None
+    html = page(Day(spec, day(first + 1), {"experiments": manifest}))
+    assert "Stopped by its rule from this day&#39;s lists on: weak." in html
+    assert "Arms of ranker: click" in html
+
+
+def test_the_rule_waits_for_users_days_and_the_sample_ratio(ws: Workspace, log: Log) -> None:
+    for number in range(1, 7):
+        log.land(ws, make_spec(), number)
+    for changes in (
+        {"stop": {"worse_than": 0.2}},
+        {"stop": {"min_days": 5}},
+        {"min_users": 600},
+        {"stop": None},
+        {"lower_is_better": True},
+        {"arms": {"champion": {"share": 0.8}, "weak": {"model": "baseline", "share": 0.1}, "same": {"share": 0.1}}},
+    ):
+        (told,) = judge(make_spec(**changes), ws, 6).manifest.facts["experiments"]
+        assert told["stopped_now"] == [], changes
+    assert told["sample_ratio"]["ok"] is False
+    (told,) = judge(make_spec(metric="per_user", stop={}), ws, 6).manifest.facts["experiments"]
+    assert told["stopped_now"] == ["weak"]
+    live = log.rows[(log.rows.served_ds >= day(2)) & (log.rows.served_ds < day(6)) & log.rows.arms.str.endswith("weak")]
+    assert told["arms"]["weak"]["value"] == pytest.approx(live.groupby("user_id").click.sum().mean())
+
+
+def test_stop_by_hand_and_status_on_the_command_line(ws: Workspace, log: Log) -> None:
+    spec = make_spec(stop=None)
+    settings = [
+        *("--set", "table.late_days=0", "--set", "outcomes={}"),
+        *("--set", f"experiments={json.dumps({'ranker': EXPERIMENT | {'stop': None}})}", "--home", str(ws.home)),
+    ]
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, ["experiment", *words, *settings])
+
+    assert "no outcome of experiment 'ranker' of 'clicks' is known yet; its first lists" in _said(
+        run("status", "ranker", "clicks")
+    )
+    for number in range(1, 7):
+        log.land(ws, spec, number)
+    made = Manifest(stage="score", pipeline="clicks", ds=day(4), key="k", spec_hash="")
+    made.save(ws.manifest("clicks", day(4), "score"))
+    for words, message in (
+        (("stop", "ranker", "clicks", "--arm", "weak"), "say why: --reason TEXT"),
+        (("stop", "ranker", "clicks", "--arm", "champion", "--reason", "x"), "'champion' is the control"),
+        (("stop", "ranker", "clicks", "--arm", "week", "--reason", "x"), "no arm 'week'; did you mean 'weak'?"),
+        (
+            ("stop", "rank", "clicks", "--arm", "weak", "--reason", "x"),
+            "no experiment 'rank' (experiments: ranker); did",
+        ),
+        (("status", "ranker"), "say which pipeline has the experiment"),
+    ):
+        failed = run(*words)
+        assert failed.exit_code == 2
+        assert message in failed.output
+    done = run("stop", "ranker", "clicks", "--arm", "weak", "--reason", "complaints")
+    assert done.exit_code == 0, done.output
+    stop = stopped(ws, "clicks", "ranker", "weak")
+    assert stop is not None
+    assert (stop.ds, stop.reason) == (day(5), "complaints")
+    again = run("stop", "ranker", "clicks", "--arm", "weak", "--reason", "once more")
+    assert again.exit_code == 2
+    assert f"was stopped from {day(5)} on" in again.output
+
+    told = json.loads(run("status", "ranker", "clicks", "--json").stdout)
+    assert (told["pipeline"], told["state"], told["ds"]) == ("clicks", "running", day(6))
+    assert told["arms"]["weak"]["stopped"]["reason"] == "complaints"
+    # The ratio of the arms is that of the days on which all were there.
+    early = log.rows[(log.rows.served_ds >= day(2)) & (log.rows.served_ds < day(5))]
+    assert sum(told["sample_ratio"]["users"].values()) == early.user_id.nunique()
+    shown = _said(run("status", "ranker", "clicks", "--ds", day(4)))
+    assert f"lists of {day(2)} to {day(3)}" in shown
+    assert "sample ratio: champion" in shown
+    assert "baseline" in shown
+
+
+def _said(result: Any) -> str:
+    assert result.exit_code == 0, result.output
+    return str(result.output)
