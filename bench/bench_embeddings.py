@@ -9,13 +9,15 @@
   EmbeddingCollection, jagged ids), its vectors side by side and each feature's apart; peer: the same without names.
 - bytes: bench.embeddings_bytes. - memory: bench.embeddings_memory.
 
-Ratios are of times where less is better. Every figure is the best of several turns.
+Ratios are of times where less is better. Every figure is the best of several turns, but for the names' share of the
+time: the median ratio of 80 pairs of turns, with and without names, each pair in the other order than the last.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -37,6 +39,7 @@ from headrace.workspace import checkout
 
 TABLES, ROWS, DIM, BATCH, IDS = 4, 1_000_000, 64, 8_192, 4
 TURNS = 12
+PAIRS = 80
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
 #: Page faults of fresh memory cost more than the work: the same settings for all (glibc).
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8589934592", "MALLOC_TOP_PAD_": "268435456"}
@@ -66,6 +69,19 @@ def best(turns: dict[str, Callable[[], object]]) -> dict[str, float]:
             work()
             found[name] = min(found[name], time.perf_counter() - began)
     return found
+
+
+def median_ratio(work: Callable[[], object], peer: Callable[[], object]) -> float:
+    """Seconds of the one over those of the other, the median of pairs of turns whose order alternates."""
+    ratios = []
+    for pair in range(PAIRS):
+        seconds = {}
+        for name, turn in sorted({"work": work, "peer": peer}.items(), reverse=pair % 2 == 0):
+            began = time.perf_counter()
+            turn()
+            seconds[name] = time.perf_counter() - began
+        ratios.append(seconds["work"] / seconds["peer"])
+    return statistics.median(ratios)
 
 
 class Torch:
@@ -181,6 +197,9 @@ def step_figures() -> list[Figure]:
             name = f"{what} by name{', vectors apart' if how == 'apart' else ''}, {ids} ids (peer: without names)"
             mine, floor, peer = (seconds[turn] * 1e3 for turn in (f"{how} {what}", "floor", what))
             figures.append(Figure(name, mine, "ms", floor, peer))
+            if how == "named":
+                ratio = median_ratio(turns[f"named {what}"], turns[what])
+                figures.append(Figure(f"{what} by name over without names, {ids} ids", ratio, "ratio"))
         for what in ("forward", "step"):
             for peer in ("torch", "fbgemm"):
                 if f"{peer} {what}" in seconds:

@@ -17,7 +17,7 @@ from headrace.storage import local
 from headrace.workspace import checkout
 
 #: What the search may take: seconds of its trials, of one process with as many threads as the spec says.
-SEARCH_SECONDS = 1800
+SEARCH_SECONDS = 1200
 _NEGATIVES = 99
 _METRICS = ("hr_at_k", "ndcg_at_k")
 _NEUMF = ("neumf.yaml",)
@@ -121,7 +121,7 @@ Another split of the form that MovieLens-1M has above: the last item of each of 
 user never had, drawn uniformly (seed 1, `bench.quality.leave_one_out.write_split`); 54,542 items, 313,736 training
 rows. HR@10 and NDCG@10 as above. Nothing of the pipeline `movielens` but `source.path` differs: first with the
 settings that were chosen for MovieLens-1M, then with what `headrace tune` finds by one held-out training item of each
-user within 1,800 seconds (`conf/overlays/neumf_search.yaml`); neither looks at a left-out item before its model is
+user within 1,200 seconds (`conf/overlays/neumf_search.yaml`); neither looks at a left-out item before its model is
 finished.
 """,
     cases=(
