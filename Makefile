@@ -2,7 +2,7 @@
 #
 #   make demo      set up, then generate clicks and run a whole day: lake -> features -> train -> score -> PostgreSQL -> report
 #                  (make demo DS=2026-01-09 for another day; its results are in ./var)
-#   make closed-loop   train, publish, and let visitors click on the lists, for six days: click-through rates (docs/outcomes.md)
+#   make closed-loop   six days of lists and visitors who click on them, with an experiment that stops its losing arm (docs/outcomes.md)
 #   make test      set up, then lint and every test, the GPU-plan gate among them
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -285,3 +286,37 @@ def test_stop_by_hand_and_status_on_the_command_line(ws: Workspace, log: Log) ->
 def _said(result: Any) -> str:
     assert result.exit_code == 0, result.output
     return str(result.output)
+
+
+def test_an_estimate_beforehand_is_what_each_arms_model_was_measured_as(ws: Workspace) -> None:
+    def trained(stage: str, key: str, evaluation: Mapping[str, Any]) -> None:
+        output = Output(kind="model", name=f"models/clicks/{day(1)}/{key}", version=key)
+        manifest = Manifest(stage=stage, pipeline="clicks", ds=day(1), key=key, spec_hash="", outputs=(output,))
+        facts = {"metrics": {"auc": 0.7}, "evaluation": evaluation}
+        manifest.model_copy(update={"facts": facts}).save(ws.manifest("clicks", day(1), stage))
+
+    def measured(ips: float) -> dict[str, Any]:
+        metrics = {"auc": 0.7, "logged_value": 0.1, "ips": ips, "snips": ips, "dm": 0.3, "dr": 0.2}
+        return {"metrics": metrics, "intervals": {"ips": [ips - 0.01, ips + 0.01], "auc": [0.6, 0.8]}}
+
+    trained("train", "n", {"valid": measured(0.9), "test": measured(0.12)})
+    trained("baseline", "b", {"valid": {"metrics": {"auc": 0.7}}})
+    experiments = {"ranker": {"arms": {"a": {}, "b": {"model": "baseline"}}}}
+    words = ["--set", "outcomes={}", "--set", f"experiments={json.dumps(experiments)}", "--home", str(ws.home)]
+    ran = CliRunner().invoke(app, ["experiment", "estimate", "ranker", "clicks", "--json", *words])
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert told["ds"] == day(1)
+    assert [(of["arm"], of["model"], of["split"]) for of in told["arms"]] == [
+        ("a", "train", "test"),
+        ("b", "baseline", None),
+    ]
+    assert told["arms"][0]["values"] == {"logged_value": 0.1, "ips": 0.12, "snips": 0.12, "dr": 0.2}
+    assert told["arms"][0]["intervals"] == {"ips": pytest.approx([0.11, 0.13])}
+    assert "0.1200 (0.1100 to 0.1300)" in _said(
+        CliRunner().invoke(app, ["experiment", "estimate", "ranker", "clicks", *words])
+    )
+    trained("train", "n", {"valid": {"metrics": {"auc": 0.7}}})
+    none = CliRunner().invoke(app, ["experiment", "estimate", "ranker", "clicks", *words])
+    assert none.exit_code == 2
+    assert "train.evaluation.off_policy" in none.output
