@@ -48,13 +48,17 @@ def models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[
         print_json({"model": name, "versions": told})
         return
     names = [n for n in _SHOWN if any(n in t["metrics"] for t in told)]
-    shown = table("version", "day", "aliases", "verdict", *(f">{n}" for n in names), ">on disk", "decided by")
-    for t in told:
+    saved = [facts.saved_rows(t["saved"]) for t in told]
+    embeddings = ["embeddings"] if any(saved) else []
+    headings = [*(f">{n}" for n in names), ">on disk", *embeddings, "decided by"]
+    shown = table("version", "day", "aliases", "verdict", *headings)
+    for t, rows in zip(told, saved, strict=True):
         status = t["status"] or "–"
         size = "gone" if t["bytes"] is None else f"{t['bytes'] / 2**20:,.1f} MiB"
         by = f"{t['by']}: {t['reason']}" if t["by"] else ""
         row = [t["version"], t["ds"] or "–", ", ".join(t["aliases"]), Text(status, style=_STYLES.get(status, ""))]
-        shown.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), size, by)
+        more = [size, *([rows] if embeddings else []), by]
+        shown.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), *more)
     out.print(shown)
 
 
@@ -70,6 +74,7 @@ def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) ->
         "verdict": None if gate is None else _verdict(gate, version.key),
         "metrics": dict(version.metrics),
         "bytes": sum(f.size() for f in version.source.files()) if version.source.is_dir() else None,
+        "saved": _saved(ws, spec, version),
         "by": tags.get(BY),
         "at": tags.get(AT),
         "reason": tags.get(REASON),
@@ -79,6 +84,15 @@ def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) ->
             if tag in tags
         },
     }
+
+
+def _saved(ws: Workspace, spec: Spec, version: Version) -> dict[str, Any] | None:
+    """Bytes of the saved embeddings and of a whole copy, of a model that may hold changed rows alone."""
+    for stage in ("train", "challenger") if version.ds is not None else ():
+        manifest = Manifest.load(ws.manifest(spec.pipeline, str(version.ds), stage))
+        if manifest is not None and any(o.kind == "model" and o.version == version.key for o in manifest.outputs):
+            return dict(facts.mapping(manifest.facts.get("saved"))) or None
+    return None
 
 
 def _verdict(gate: Manifest, key: str) -> str | None:

@@ -47,6 +47,7 @@ class StageState:
             "state": self.state,
             "reason": self.reason or None,
             **({"verdict": m.facts.get("verdict")} if m and self.stage == "gate" else {}),
+            **({"saved": m.facts["saved"]} if m and m.facts.get("saved") else {}),
             "key": m.key if m else None,
             "rows": dict(m.rows) if m else {},
             "started": m.started.isoformat() if m else None,
@@ -125,6 +126,8 @@ def _table(states: Sequence[StageState]) -> Table:
                 beside = of_challenger(s.manifest)
                 told = [*broken_rules(s.manifest), *([beside] if beside else [])]
                 cell.append("".join(f"; {text}" for text in told), style="dim")
+            if s.manifest is not None and (saved := facts.saved_rows(s.manifest.facts.get("saved"))):
+                cell.append(f"; embeddings: {saved}", style="dim")
             if s.reason:
                 cell.append(f": {s.reason}", style="dim")
             seconds, ended = "–", "–"

@@ -107,6 +107,28 @@ def memory(mib: Any) -> str:
     return f"{found:,.0f} MiB" if found < 1024 else f"{found / 1024:.1f} GiB"
 
 
+def size(count: Any) -> str:
+    """Bytes as KiB, MiB or GiB, or a dash."""
+    found = number(count)
+    if found is None:
+        return "–"
+    for unit, shown in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if found >= unit:
+            return f"{found / unit:,.1f} {shown}"
+    return f"{found / 1024:,.1f} KiB"
+
+
+def saved_rows(saved: Any) -> str:
+    """What a manifest of `train` says of saved embeddings (`retrain.full_copy_days`); empty where it says nothing."""
+    found = mapping(saved)
+    mine, whole = number(found.get("embeddings_bytes")), number(found.get("whole_copy_bytes"))
+    if mine is None:
+        return ""
+    if found.get("base") is None or not whole:
+        return f"{size(mine)}, all rows"
+    return f"{size(mine)} of changed rows, {percent(mine / whole)} of a whole copy"
+
+
 def when(moment: datetime | None) -> str:
     """A time, UTC, to the second."""
     return "–" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"

@@ -12,7 +12,7 @@ import pytest
 
 from headrace import registry
 from headrace.config import Spec
-from headrace.manifest import Input
+from headrace.manifest import Input, Manifest, Output
 from headrace.registry.promotion import settle
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, Result
@@ -113,6 +113,37 @@ def test_a_refused_first_model_ends_the_command_with_3(yard: Yard) -> None:
     yard.fakes["gate"] = replace(yard.fakes["gate"], verdict="passed")  # type: ignore[call-arg]
     assert yard("run", "clicks", "--ds", DS, *GATE, "--to", "gate").exit_code == 0
     assert yard.run(*GATE, "--from", "score").exit_code == 2
+
+
+def test_bytes_of_changed_rows_beside_a_whole_copy(yard: Yard) -> None:
+    """A model of changed rows, by `retrain.full_copy_days`: in the tables of versions and of stages."""
+    ws = Workspace(yard.home)
+    assert yard.run("--to", "train").exit_code == 0
+    assert "embeddings" not in yard("status", "clicks").output
+    for number, (ds, saved) in enumerate(
+        (
+            ("2026-01-02", {"embeddings_bytes": 5 * 2**20, "whole_copy_bytes": 5 * 2**20, "base": None, "saves": 1}),
+            (DS, {"embeddings_bytes": 300 * 2**10, "whole_copy_bytes": 5 * 2**20, "base": "models/a", "saves": 2}),
+        ),
+        start=1,
+    ):
+        manifest = Manifest.load(ws.manifest("clicks", DS, "train"))
+        assert manifest is not None
+        output = Output(kind="model", name=f"models/{number}", version=f"k{number}")
+        told = {"ds": ds, "outputs": (output,), "facts": {"saved": saved}}
+        manifest.model_copy(update=told).save(ws.manifest("clicks", ds, "train"))
+        folder = ws.home / "models" / str(number)
+        folder.mkdir(parents=True)
+        registry.register(ws, "clicks", local(folder), {"auc": 0.7}, f"k{number}", ds=ds)
+    changed, whole = "300.0 KiB of changed rows, 5.9 % of a whole copy", "5.0 MiB, all rows"
+    lines = yard("models", "clicks").output.splitlines()
+    assert changed in lines[1]
+    assert whole in lines[2]
+    as_json = json.loads(yard("models", "clicks", "--json").output)["versions"]
+    assert [v["saved"]["embeddings_bytes"] for v in as_json] == [300 * 2**10, 5 * 2**20]
+    assert f"embeddings: {changed}" in yard("status", "clicks", "--ds", DS).output
+    (stage,) = (s for s in json.loads(yard("status", "clicks", "--ds", DS, "--json").output)["stages"] if "saved" in s)
+    assert (stage["stage"], stage["saved"]["saves"]) == ("train", 2)
 
 
 def test_models_promote_and_rollback(yard: Yard) -> None:
