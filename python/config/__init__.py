@@ -26,7 +26,7 @@ from headrace.config.named_source import NamedSource
 from headrace.config.online import Online
 from headrace.config.outcomes import OutcomeAlert, OutcomeLabel, Outcomes
 from headrace.config.publish import Publish
-from headrace.config.retrain import Challenger, Retrain
+from headrace.config.retrain import Challenger, Replay, Retrain
 from headrace.config.score import Entity, Score
 from headrace.config.search import Parameter, Search
 from headrace.config.second_stage import SecondStage
@@ -101,6 +101,7 @@ __all__ = [
     "Popular",
     "Publish",
     "Recent",
+    "Replay",
     "Retrain",
     "Schedule",
     "Score",

@@ -21,6 +21,25 @@ def _of_one_training(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     return keys
 
 
+class Replay(Section):
+    """Rows of days before the window in each step: the split `valid` of those days' datasets, as they lie there.
+
+    A model that learns from a window alone forgets what it was taught before (Rolnick et al., "Experience Replay for
+    Continual Learning", 2019).
+    """
+
+    #: Share of the rows of a step; its rows of the window become so many fewer.
+    share: float = Field(gt=0, lt=1)
+    #: Days before the window whose datasets are drawn from, where they are there. Not `forgetting_day`'s.
+    days: int = Field(default=28, ge=1)
+    #: row: each row of these days is as likely as any other; day: each day gives as many rows.
+    by: Literal["row", "day"] = "row"
+
+    def rows(self, batch_size: int, streams: int) -> int:
+        """Rows of a step that are replayed: a multiple of the streams."""
+        return round(self.share * batch_size / streams) * streams
+
+
 class Retrain(Section):
     """Training anew every day (docs/retrain.md): weights of days, a day that starts warm, rows of new ids."""
 
@@ -38,6 +57,8 @@ class Retrain(Section):
     #: Of so many days one saved model holds all rows of the embedding tables; the others hold the rows that changed,
     #: and name the model that they started from, without which they cannot be opened. Null: each has all rows.
     full_copy_days: int | None = Field(default=None, ge=2)
+    #: Rows of older days, beyond the window, among those of each step. Null: none.
+    replay: Replay | None = None
     #: Keys that are put over the section `train` on a day that starts from an earlier day's model: its epochs, its
     #: learning rates, such as {epochs: 1}.
     warm: Mapping[str, Any] = Field(default={})
@@ -55,7 +76,7 @@ class Retrain(Section):
     def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What was not there once is left out where it is not asked for, so that fingerprints stay."""
         dumped: dict[str, Any] = serialize(self)
-        for name in ("forgetting_day", "full_copy_days"):
+        for name in ("forgetting_day", "full_copy_days", "replay"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
         return dumped

@@ -32,7 +32,7 @@ from headrace.config.outcome_checks import check_outcomes, days_until_ripe
 from headrace.config.outcomes import Outcomes
 from headrace.config.paths import leaves
 from headrace.config.publish import Publish
-from headrace.config.retrain import Challenger, Retrain
+from headrace.config.retrain import Challenger, Replay, Retrain
 from headrace.config.score import Score
 from headrace.config.search import SEARCHABLE, Parameter, Search, parameter_type
 from headrace.config.second_stage import SecondStage
@@ -218,6 +218,22 @@ class Spec(Section):
                 self.train_of_warm_start()
             except ValueError as e:
                 raise ValueError(f"retrain.warm.{e}") from None
+        if retrain.replay is not None:
+            self._check_replay(retrain.replay)
+
+    def _check_replay(self, replay: Replay) -> None:
+        """Rows have days, a step has some of both kinds, and nothing looks at the rows of a step together."""
+        if self.features.split.by != "time":
+            raise ValueError("retrain.replay draws rows of the days before the window: set features.split.by to 'time'")
+        if self.train.negatives is not None or (self.model.loss is not None and self.model.loss.group is not None):
+            raise ValueError("retrain.replay: not with train.negatives or model.loss.group, which are of a step's rows")
+        for train in (self.train, self.train_of_warm_start()):
+            rows = replay.rows(train.batch_size, train.streams)
+            if not 0 < rows < train.batch_size:
+                raise ValueError(
+                    f"retrain.replay.share: {replay.share:g} of train.batch_size ({train.batch_size}) is {rows} rows "
+                    f"(a multiple of train.streams, {train.streams}): some must be of either kind"
+                )
 
     def train_of_warm_start(self) -> Train:
         """The section `train` of a day that starts from an earlier day's model.

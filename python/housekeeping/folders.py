@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from headrace.housekeeping.step import Step, newest_write_ns, remove_all, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work
 from headrace.storage import Location
+from headrace.train.replay_days import replay_days
 
 
 def dataset_steps(state: WorkspaceState) -> Iterator[Step]:
     """Datasets of old days, and those that no manifest names any more."""
     ws, first = state.ws, state.first_day(state.keep.datasets)
+    # From which the next days' trainings draw.
+    newest = state.newest_day
+    replayed = set() if newest is None else {*replay_days(state.spec, newest)}
+    first = min(first, *replayed) if replayed else first
     named = {o.name for _, m in state.manifests() if not m.removed for o in m.outputs if o.kind == "dataset"}
     base = ws.dataset(state.pipeline, "x", "x").parent.parent
     idle = state.before_ns(state.keep.unfinished_days)

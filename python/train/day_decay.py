@@ -30,6 +30,8 @@ class DayDecay(BaseModel):
     last_day: str
     #: Days of the training range.
     days: int
+    #: Whether rows before the range are replayed, and count 1: their share says how much they are.
+    replayed: bool = False
 
     @staticmethod
     def of(spec: Spec, ds: str) -> DayDecay | None:
@@ -42,6 +44,7 @@ class DayDecay(BaseModel):
             half_life_days=spec.retrain.half_life_days,
             last_day=split_ranges(spec, ds)[0][1],
             days=spec.features.window_days,
+            replayed=spec.retrain.replay is not None,
         )
 
     def carried_name(self, schema: DatasetSchema) -> str:
@@ -61,11 +64,15 @@ class DayDecay(BaseModel):
     def weights(self, times: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """The weights of rows by their events' times, int64 microseconds since 1970 [B] -> float32 [B].
 
-        Of rows spread evenly over the days the mean is 1. Rows before the range have the weight of its first day.
+        Of rows spread evenly over the days the mean is 1. Rows before the range have the weight of its first day; where
+        they are replayed, 1.
         """
-        age = np.clip(day_number(self.last_day) - times // _DAY_MICROS, 0, self.days - 1)
+        days = day_number(self.last_day) - times // _DAY_MICROS
+        age = np.clip(days, 0, self.days - 1)
         mean = np.mean(0.5 ** (np.arange(self.days) / self.half_life_days))
         found: npt.NDArray[np.float32] = (0.5 ** (age / self.half_life_days) / mean).astype(np.float32)
+        if self.replayed:
+            found[days >= self.days] = 1.0
         return found
 
 

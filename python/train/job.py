@@ -47,6 +47,10 @@ class Job(BaseModel):
     forgetting: str | None = None
     #: Of so many days one saved model has all rows; None: each has.
     full_copy_days: int | None = None
+    #: Rows of older days in each step; None: none.
+    replay: config.Replay | None = None
+    #: The datasets that they are drawn from, by their names in the workspace, the oldest day's first.
+    replayed: tuple[str, ...] = ()
     #: Where rows of ids start that the model of the warm start does not know.
     new_rows: Literal["random", "mean", "segment"] = "random"
 
@@ -114,7 +118,11 @@ class Job(BaseModel):
         sharding = self.train.sharding
         loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
         loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
-        loop |= {} if self.decay is None else {"decay": self.decay.model_dump(mode="json")}
+        loop |= {} if self.decay is None else {"decay": self.decay.model_dump(mode="json", exclude_defaults=True)}
+        if self.replay is not None and self.replayed:
+            loop |= {
+                "replay": {**self.replay.model_dump(mode="json"), "datasets": list(self.replayed), "key": self.key}
+            }
         if self.train.tasks:
             # A list: fingerprints do not see the order of a mapping, in which a checkpoint has the towers.
             loop["tasks"] = list(self.train.model_dump(mode="json", include={"tasks"})["tasks"].items())

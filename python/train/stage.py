@@ -30,6 +30,7 @@ from headrace.train.result import Report, show_metrics
 from headrace.train.setup.forgetting_day import find_forgetting_dataset, forgetting_day
 from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.pretrained import PRETRAINED, find_pretrained
+from headrace.train.setup.replay import REPLAY, find_replay
 from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.setup.task_labels import TaskLabels
 from headrace.train.setup.warm_start import find_warm_start
@@ -65,13 +66,16 @@ class Train(Stage):
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The saved model of an earlier day, or those of other pipelines, where the run starts from them."""
+        """What the run starts from: the saved model of an earlier day, or those of other pipelines; the datasets of
+        older days whose rows it replays.
+        """
         schema = ctx.upstream["features"].dataset_schema
-        if ctx.spec.train.warm_start and schema is not None:
-            found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema, self._begun_with(ctx))
-            if found is not None:
-                return (Input(kind="model", name=found.name, version=found.version),)
-        return find_pretrained(ctx.ws, ctx.spec, ctx.ds)
+        if schema is None:
+            return find_pretrained(ctx.ws, ctx.spec, ctx.ds)
+        begun = self._begun_with(ctx)
+        found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema, begun) if ctx.spec.train.warm_start else None
+        starts = find_pretrained(ctx.ws, ctx.spec, ctx.ds) if found is None else (found.input,)
+        return (*starts, *find_replay(ctx.ws, ctx.spec, ctx.ds, schema, begun))
 
     def _begun_with(self, ctx: Context) -> tuple[Input, ...]:
         """What a finished run of this day, of the same spec and dataset, has read; nothing where there is none."""
@@ -94,21 +98,8 @@ class Train(Stage):
         phase_ends = driver_phase_ends(ctx.began)
         job = make_job(ctx)
         check_dataset(job)
-        # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
-        from headrace.train.launch.horovod_spark import launch
-
         spec = ctx.spec
-        end_phase(phase_ends, "driver")
-        with session(with_slots(spec.spark, spec.train.ranks), ctx.ws, f"headrace {spec.pipeline} train {ctx.ds}") as s:
-            end_phase(phase_ends, "session")
-            report = launch(
-                job,
-                s,
-                ranks=spec.train.ranks,
-                retries=spec.train.retries,
-                on_progress=_preload_at_the_end(ctx.ws) if ctx.registers else lambda tick: None,
-                phase_ends=phase_ends,
-            )
+        report = self.train(ctx, job, phase_ends)
         version = _register(ctx, job, report) if ctx.registers else None
         log.info("%s", summary(report))
         name = ctx.ws.name_of(job.saved_model)
@@ -139,12 +130,31 @@ class Train(Stage):
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
                 **_forgetting(ctx, report),
                 **({"saved": report.saved} if report.saved else {}),
+                **({"replayed": list(job.replayed)} if job.replayed else {}),
                 **({"pretrained": dict(job.pretrained)} if job.pretrained else {}),
                 "registered": {"name": spec.pipeline, "version": version} if version else None,
                 "ranks": spec.train.ranks,
             },
             peak_memory_mib=report.peak_memory_mib,
         )
+
+    def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> Report:
+        """Have the ranks do the job; a subclass may do it elsewhere."""
+        # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
+        from headrace.train.launch.horovod_spark import launch
+
+        spec = ctx.spec
+        end_phase(phase_ends, "driver")
+        with session(with_slots(spec.spark, spec.train.ranks), ctx.ws, f"headrace {spec.pipeline} train {ctx.ds}") as s:
+            end_phase(phase_ends, "session")
+            return launch(
+                job,
+                s,
+                ranks=spec.train.ranks,
+                retries=spec.train.retries,
+                on_progress=_preload_at_the_end(ctx.ws) if ctx.registers else lambda tick: None,
+                phase_ends=phase_ends,
+            )
 
 
 def _register(ctx: Context, job: Job, report: Report) -> str:
@@ -182,6 +192,8 @@ def make_job(ctx: Context) -> Job:
         decay=DayDecay.of(ctx.spec, ctx.ds),
         new_rows="random" if retrain is None else retrain.new_rows,
         full_copy_days=None if retrain is None else retrain.full_copy_days,
+        replay=None if retrain is None else retrain.replay,
+        replayed=tuple(i.name for i in ctx.inputs if i.kind == REPLAY),
     )
     job.folder.make_dir()
     return job

@@ -46,6 +46,7 @@ class _Loader:
         shuffle: bool,
         depth: int,
         timed: Timed,
+        taken: Sequence[int] | None = None,
     ) -> None:
         mine = streams_of(world, streams)
         sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
@@ -74,6 +75,7 @@ class _Loader:
                 shuffle=shuffle,
                 assembler=self._assembler,
                 place=place,
+                taken=taken,
             )
             for place, number in enumerate(mine)
         ]
@@ -172,6 +174,59 @@ class TrainLoader(_Loader):
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class ReplayLoader(_Loader):
+    """An endless iterator of this rank's rows of each step that are replayed (headrace.dataset.loader.replay).
+
+    Args:
+        layout: row groups of older datasets, at least as many as `train.streams`.
+        schema: whose columns are read: the day's.
+        train: its streams are obeyed.
+        batch_rows: rows of a step over all ranks.
+        taken: of each row group, by its piece, the rows of a pass.
+        seed: of what is drawn.
+        start_step: begin as if this many steps had been taken.
+        carried: carried columns to read along.
+
+    Raises:
+        UserError: a damaged file, nulls or codes outside their vocabulary.
+    """
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        train: config.Train,
+        world: World = _ALONE,
+        *,
+        batch_rows: int,
+        taken: Sequence[int],
+        seed: int,
+        start_step: int = 0,
+        carried: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            layout,
+            schema,
+            seed,
+            world,
+            rows_each=batch_rows // train.streams,
+            streams=train.streams,
+            plan=None,
+            carried=carried,
+            start_step=start_step,
+            shuffle=True,
+            depth=4,
+            timed=lambda name, items: items,
+            taken=taken,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._assembler.take()
 
 
 class EvalLoader(_Loader):

@@ -15,7 +15,7 @@ from headrace.dataset.loader.order import RowGroupRead, negatives_generator, row
 from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout, stored_columns
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
-from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.dataset.parquet.row_group import StoredRowGroup, StoredRowGroups
 from headrace.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 
@@ -35,6 +35,8 @@ class Stream:
         shuffle: an order of each epoch's own, without end; else one pass in stored order.
         assembler: where rows are written to.
         place: the stream's number there.
+        taken: of each row group, by its piece, the rows that an epoch gives: in each epoch others. None: all. The row
+            groups may be of several datasets then.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Stream:
         shuffle: bool,
         assembler: BatchAssembler,
         place: int,
+        taken: Sequence[int] | None = None,
     ) -> None:
         self._groups = layout.stream(stream, streams)
         self._schema, self._carried = schema, tuple(carried)
@@ -58,14 +61,19 @@ class Stream:
         self._assembler, self._place = assembler, place
         self._row = start
         self._reads: deque[RowGroupRead] = deque()
-        self._reader: RowGroupReader | None = None
+        self._taken = None if taken is None else [taken[g.piece] for g in self._groups]
+        self._reader: RowGroupReader | StoredRowGroups | None = None
         if self._groups:
-            sizes = expanded_sizes(self._groups, schema, plan)
+            sizes = self._taken or expanded_sizes(self._groups, schema, plan)
             order = row_group_reads(seed, stream, sizes, start, shuffle)
             if not shuffle:
                 order = itertools.islice(order, len(sizes))
-            mine, pieces = layout.alone(self._groups)
-            self._reader = RowGroupReader(mine, stored_columns(schema, carried), self._pieces(order, pieces))
+            columns = stored_columns(schema, carried)
+            if taken is None:
+                mine, pieces = layout.alone(self._groups)
+                self._reader = RowGroupReader(mine, columns, self._pieces(order, pieces))
+            else:
+                self._reader = StoredRowGroups(self._groups, columns, self._pieces(order, range(len(sizes))))
 
     @property
     def step(self) -> int:
@@ -89,6 +97,7 @@ class Stream:
         order = np.arange(n, dtype=np.int32)
         if self._shuffle:
             order = row_order(self._seed, read.epoch, self._stream, read.group, n)
+            order = order if self._taken is None else order[: self._taken[read.group]]
         copies = None if self._plan is None else _WithNegatives(stored, self._schema, order, self._plan)
         places = (order if copies is None else copies.order)[read.skip :]
         slices = self._assembler.slices(self._place, self._row, len(places))

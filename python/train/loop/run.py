@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 from headrace.comm.base import Collective, LocalCollective
-from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split
 from headrace.models import saved
 from headrace.schema import DatasetSchema
@@ -31,6 +30,7 @@ from headrace.train.result import Report
 from headrace.train.setup.changes import changes_of, saved_bytes
 from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.new_rows import start_new_rows
+from headrace.train.setup.replay import training_rows
 from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.setup.start_from_pretrained import start_from_pretrained
 from headrace.train.setup.state import TrainState, build_state
@@ -76,10 +76,10 @@ def train(
     shares = ItemShares(Ranks(collective), layout, schema, job.train)
     model.log_share = shares.log_share
 
-    with TrainLoader(
+    with training_rows(
+        job,
         layout,
         schema,
-        job.train,
         collective.world,
         start_step=progress.step,
         carried=read_along,

@@ -17,6 +17,7 @@ import torch
 
 from headrace.comm.base import Collective
 from headrace.dataset.loader.loaders import TrainLoader
+from headrace.dataset.loader.replay import WithReplay
 from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
 from headrace.train.checkpoint.progress import Progress, monitor_of
@@ -57,7 +58,7 @@ class Trainer:
         self,
         job: Job,
         state: TrainState,
-        source: TrainLoader,
+        source: TrainLoader | WithReplay,
         progress: Progress,
         total_steps: int,
         collective: Collective,
