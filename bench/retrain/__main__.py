@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = Run(given.home.absolute(), given.days, given.overlay.absolute(), tuple(given.set))
     try:
         if not given.show:
-            run.execute()
+            for _ in run.execute():
+                measure(run, run.home / "retrain.json")
         days = measure(run, run.home / "retrain.json")
     except UserError as e:
         print(f"make month: {e}", file=sys.stderr)

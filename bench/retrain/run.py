@@ -1,20 +1,39 @@
-"""The days of the run, by the command line: landing files, the lake, then features and training of each day."""
+"""The days of the run: landing files, the lake and the datasets by the command line, then each day's training.
+
+Trainings are the stage's, one after another in this process, the only rank: a day's takes some seconds, and ranks of
+their own, Spark's tasks and an import of torch for each day would take as long again.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
+import torch
+
 from headrace.config import Spec, load_overlay, load_spec
 from headrace.errors import UserError
 from headrace.features.layout.day_ranges import time_ranges
+from headrace.stage import Context, run_stage
+from headrace.train.job import Job
+from headrace.train.loop.run import train_local
+from headrace.train.result import Report
+from headrace.train.stage import Train
 from headrace.workspace import Workspace, checkout
 
 PIPELINE = "clicks"
+
+
+class TrainHere(Train):
+    """The stage `train`, in this process; its key is the same."""
+
+    def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> Report:
+        torch.set_num_threads(job.threads or 1)
+        return train_local(job)
 
 
 @dataclass(frozen=True)
@@ -49,13 +68,21 @@ class Run:
         first = date.fromisoformat(spec.generate.start) + timedelta(days=before)
         return [(first + timedelta(days=i)).isoformat() for i in range(self.days)]
 
-    def execute(self) -> None:
-        """Run what is missing. Raises UserError where a command fails; the next call goes on from there."""
+    def execute(self) -> Iterator[str]:
+        """Run what is missing, and give each day once it is trained. The next call goes on where one has ended.
+
+        Raises:
+            UserError: a command or a training fails.
+        """
         spec, dates = self.spec(), self.dates()
         assert spec.generate is not None
         self._headrace("generate", PIPELINE, "--until", dates[-1])
         self._headrace("run", PIPELINE, "--ds", spec.generate.start, "--until", dates[-1], "--to", "ingest")
-        self._headrace("run", PIPELINE, "--ds", dates[0], "--until", dates[-1], "--from", "features", "--to", "train")
+        of_datasets = ("--from", "features", "--to", "features")
+        self._headrace("run", PIPELINE, "--ds", dates[0], "--until", dates[-1], *of_datasets)
+        for ds in dates:
+            run_stage(TrainHere(), spec, self.ws, ds)
+            yield ds
 
     def _headrace(self, *arguments: str) -> None:
         place: Sequence[str] = ("--home", str(self.home), "--overlay", str(self.overlay))

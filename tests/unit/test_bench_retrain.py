@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from PIL import Image
 from bench.retrain.__main__ import main, table
 from bench.retrain.measure import DayResult, results_of
 from bench.retrain.plot import draw
-from bench.retrain.run import Run
+from bench.retrain.run import Run, TrainHere
+from headrace.config import build_spec
 from headrace.errors import EXIT_USER_ERROR
-from headrace.workspace import checkout
+from headrace.manifest import Manifest
+from headrace.stage import check_stage, run_stage
+from headrace.train.stage import Train
+from headrace.workspace import Workspace, checkout
 
 _OVERLAY = checkout() / "conf" / "overlays" / "month.yaml"
 _DAYS = [
@@ -40,6 +45,29 @@ def test_shares_are_of_the_way_to_each_days_ceiling(tmp_path: Path) -> None:
     with Image.open(tmp_path / "days" / "found.png") as picture:
         assert picture.size > (800, 500)
         assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 10
+
+
+def test_a_day_trained_in_this_process_is_the_stages(ws: Workspace, make_dataset: Callable[..., Manifest]) -> None:
+    """The command line finds it done; the next day starts from it."""
+    spec = build_spec(
+        {
+            "pipeline": "clicks",
+            "source": {"format": "clicks", "path": "{ds}"},
+            "table": {"columns": [{"name": "click"}]},
+            "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
+            "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
+            "train": {"epochs": 1, "batch_size": 200},
+        }
+    )
+    for ds in ("2026-01-08", "2026-01-09"):
+        make_dataset(ws, train=400, valid=100, users=60, ds=ds)
+        found = run_stage(TrainHere(), spec, ws, ds)
+        assert (found.skipped, found.manifest.rows["train"]) == (False, 400)
+        assert check_stage(Train(), spec, ws, ds) is None
+        assert run_stage(TrainHere(), spec, ws, ds).skipped
+    first = Manifest.load(ws.manifest("clicks", "2026-01-08", "train"))
+    assert first is not None
+    assert found.manifest.facts["warm_start"] == first.output("model").name
 
 
 def test_without_a_day_there_is_nothing_to_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
