@@ -311,6 +311,12 @@ def test_command(made: Path, tmp_path: Path) -> None:
     words = ["gc", "clicks", "--home", str(ws.home), "--set", "publish=null", "--set", "housekeeping.datasets=2"]
     text = CliRunner().invoke(app, words).output
     assert "Nothing was changed: add --delete" in text
+    # Those that the newest day's training draws rows from stay, whatever the retention says.
+    replay = ("features.window_days=3", "retrain={replay: {share: 0.1, days: 2}}")
+    kept = CliRunner().invoke(app, [*words, "--json", *(a for key in replay for a in ("--set", key))]).output
+    assert {s["what"] for s in json.loads(kept)["steps"] if s["kind"] == "dataset"} == {
+        f"datasets/clicks/{day(n)}/features-{day(n)}" for n in range(2)
+    }
     found = json.loads(CliRunner().invoke(app, [*words, "--delete", "--json"]).output)
     assert found["deleted"]
     assert {s["what"] for s in found["steps"] if s["kind"] == "dataset"} == {
