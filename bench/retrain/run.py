@@ -26,6 +26,8 @@ from headrace.train.stage import Train
 from headrace.workspace import Workspace, checkout
 
 PIPELINE = "clicks"
+#: Days whose datasets are made before the first of them is trained.
+_AT_ONCE = 10
 
 
 class TrainHere(Train):
@@ -78,11 +80,13 @@ class Run:
         assert spec.generate is not None
         self._headrace("generate", PIPELINE, "--until", dates[-1])
         self._headrace("run", PIPELINE, "--ds", spec.generate.start, "--until", dates[-1], "--to", "ingest")
-        of_datasets = ("--from", "features", "--to", "features")
-        self._headrace("run", PIPELINE, "--ds", dates[0], "--until", dates[-1], *of_datasets)
-        for ds in dates:
-            run_stage(TrainHere(), spec, self.ws, ds)
-            yield ds
+        for first in range(0, len(dates), _AT_ONCE):
+            days = dates[first : first + _AT_ONCE]
+            of_datasets = ("--from", "features", "--to", "features")
+            self._headrace("run", PIPELINE, "--ds", days[0], "--until", days[-1], *of_datasets)
+            for ds in days:
+                run_stage(TrainHere(), spec, self.ws, ds)
+                yield ds
 
     def _headrace(self, *arguments: str) -> None:
         place: Sequence[str] = ("--home", str(self.home), "--overlay", str(self.overlay))
