@@ -2,38 +2,50 @@
 
     python scripts/closed_loop.py --home DIR [--days N] [--rows N] [--plot FILE.png]
 
-The first days are a random log. Then, day after day: ingest, outcomes, experiments, features, train, baseline, score,
-publish, and the next day's visitors, who are shown the lists from the warehouse. Half of the users are in the arm
-`champion` (XGBoost) and half in the arm `weak` (a network that has seen each row once, in a few large batches), until
-the experiment's rule stops the losing one. Prints a table of click-through rates by arm, beside those of random and
-best possible lists, and what `headrace experiment status` says in the end.
+The first days are a random log. Then, day after day: ingest, outcomes, experiments, features, baseline, score, publish,
+and the next day's visitors, who are shown the lists from the warehouse. Half of the users are in the arm `champion`
+(the day's XGBoost) and half in the arm `weak` (a small network, trained once on the first day, on a few large batches),
+until the experiment's rule stops the losing one. Prints a table of click-through rates by arm, beside those of random
+and best possible lists, and what `headrace experiment status` says in the end.
+
+The stages are those of `headrace run`, one after the other in one process and one Spark session.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
+from headrace.commands.experiment import status
+from headrace.commands.generate import generate
+from headrace.commands.simulate_site import simulate_site
+from headrace.config import Spec, load_spec
 from headrace.experiments.stops import Stop, stopped
-from headrace.generate.site import RANDOM, SiteDay
+from headrace.generate.click_model import ClickModel, probability
+from headrace.generate.site import LIST, RANDOM, SiteDay, examined, visits_of
 from headrace.generate.site_files import site_path
+from headrace.jobs.stages import load_stage
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.session import shared_session
 from headrace.manifest import Manifest
+from headrace.stage import run_stage
 from headrace.workspace import Workspace
 
 START = date(2026, 1, 1)
 _RANDOM_DAYS = 3
 _NAME, _CHAMPION, _WEAK = "ranker", "champion", "weak"
 _EXPERIMENT = {
-    "arms": {_CHAMPION: {}, _WEAK: {"model": "neural"}},
+    # The first version of the network, for good.
+    "arms": {_CHAMPION: {}, _WEAK: {"model": "1"}},
     "min_users": 50,
     "stop": {"worse_than": 0.01, "min_days": 2},
 }
@@ -54,17 +66,23 @@ _SETTINGS = (
     "spark.master=local[2]",
     "spark.driver_memory=1g",
 )
+_JUDGED = ("ingest", "outcomes", "experiments")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of impressions: the share that was clicked, and the mean probability of a click."""
+
+    clicked: float
+    expected: float
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A day of visitors, and what they did with the lists of each arm."""
+    """A day of visitors, and what they did with the lists of each arm; `None`: of users without one."""
 
     site: SiteDay
-    #: By arm; none of one that was stopped.
-    rates: Mapping[str, float]
-    #: The arm `weak` less `champion`: (estimate, low, high); None: it was stopped.
-    difference: tuple[float, float, float] | None
+    lists: Mapping[str | None, Rates]
 
 
 def main() -> None:
@@ -76,22 +94,33 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="a PNG of the rates by day")
     args = parser.parse_args()
     ws = Workspace(args.home)
-    rows = (f"generate.rows_per_day={args.rows}",)
-    _headrace(args.home, rows, "generate", "clicks", "--days", str(_RANDOM_DAYS))
-    for number in range(args.days):
-        ds, following = (_day(_RANDOM_DAYS - 1 + number + k) for k in (0, 1))
-        _headrace(args.home, rows, "run", "clicks", "--ds", ds, "--to", "publish")
-        # By now the warehouse may have newer lists than those that this day was shown.
-        if not site_path(ws.landing("clicks"), following).is_file():
-            _headrace(args.home, rows, "simulate-site", "clicks", "--ds", following)
+    settings = [*_SETTINGS, f"generate.rows_per_day={args.rows}"]
+    spec = load_spec("clicks", settings)
+    generate(spec, ws, [_day(number) for number in range(_RANDOM_DAYS)], force=False, spark=False)
     last = _day(_RANDOM_DAYS - 1 + args.days)
-    _headrace(args.home, rows, "run", "clicks", "--ds", last, "--to", "experiments")
-    shown, stop = _shown(ws, last), stopped(ws, "clicks", _NAME, _WEAK)
+    with shared_session(spec.spark, ws, "closed loop", begin=True) as tidy:
+
+        def run(stages: Sequence[str], ds: str) -> None:
+            for name in stages:
+                outcome = run_stage(load_stage(name), spec, ws, ds)
+                print(f"{ds} {name}: {outcome.manifest.seconds:.1f} s", flush=True)
+                tidy()
+
+        for number in range(args.days):
+            ds, following = (_day(_RANDOM_DAYS - 1 + number + k) for k in (0, 1))
+            network = () if number else ("train",)
+            run((*_JUDGED, "features", *network, "baseline", "score", "publish"), ds)
+            # By now the warehouse may have newer lists than those that this day was shown.
+            if not site_path(ws.landing("clicks"), following).is_file():
+                simulate_site(spec, ws, following, force=False)
+        run(_JUDGED, last)
+    shown = [_shown(ws, spec, _day(_RANDOM_DAYS - 1 + number)) for number in range(args.days)]
+    stop = stopped(ws, "clicks", _NAME, _WEAK)
     print(_table(shown))
     if stop is not None:
         print(f"\narm {stop.arm} stopped from {stop.ds} on, by {stop.by}: {stop.reason}")
     print(f"\n$ headrace experiment status {_NAME} clicks", flush=True)
-    _headrace(args.home, rows, "experiment", "status", _NAME, "clicks")
+    status(ws, _NAME, "clicks", None, settings, as_json=False)
     if args.plot:
         _plot(shown, stop, args.plot)
 
@@ -100,71 +129,85 @@ def _day(number: int) -> str:
     return (START + timedelta(days=number)).isoformat()
 
 
-def _headrace(home: Path, settings: tuple[str, ...], *words: str) -> None:
-    sets = [part for s in (*_SETTINGS, *settings) for part in ("--set", s)]
-    subprocess.run([sys.executable, "-m", "headrace.cli", *words, "--home", str(home), *sets], check=True)
+def _shown(ws: Workspace, spec: Spec, ds: str) -> Shown:
+    """What was done with the lists of a day. The visits are simulated again: they are a function of the lists."""
+    following = (date.fromisoformat(ds) + timedelta(days=1)).isoformat()
+    site = SiteDay.model_validate_json(site_path(ws.landing("clicks"), following).read_text())
+    rows = _published(ws, ds).sort_by([("user_id", "ascending"), ("rank", "ascending")]).to_pylist()
+    lists: dict[int, list[int]] = {}
+    for row in rows:
+        lists.setdefault(row["user_id"], []).append(row["item_id"])
+    arm_of = {row["user_id"]: (row["arms"] or "").partition("=")[2] or None for row in rows}
+    assert spec.generate is not None
+    model = ClickModel(spec.generate, spec.table.late_days)
+    day = (date.fromisoformat(following) - START).days
+    visits = visits_of(model, day, lambda users: {user: lists[user] for user in users if user in lists})
+    events = visits.events
+    probability_of = probability(events.logit) * examined(spec.generate.site, visits.place)
+    ids = events.users.id[events.user_row]
+    of_list = visits.source[visits.visit] == LIST
+    arms = np.array([arm_of.get(int(user)) or "" for user in ids])
+    return Shown(
+        site,
+        {
+            arm or None: Rates(float(events.clicked[mine].mean()), float(probability_of[mine].mean()))
+            for arm in dict.fromkeys(["", _CHAMPION, _WEAK])
+            if (mine := of_list & (arms == arm)).any()
+        },
+    )
 
 
-def _shown(ws: Workspace, last: str) -> list[Shown]:
-    """The days of visitors, as the run of the last one knows them."""
-    manifest = Manifest.load(ws.manifest("clicks", last, "experiments"))
+def _published(ws: Workspace, ds: str) -> pa.Table:
+    manifest = Manifest.load(ws.manifest("clicks", ds, "publish"))
     assert manifest is not None
-    (told,) = manifest.facts["experiments"]
-    found = []
-    for of in told["by_day"]:
-        following = (date.fromisoformat(of["served_ds"]) + timedelta(days=1)).isoformat()
-        site = SiteDay.model_validate_json(site_path(ws.landing("clicks"), following).read_text())
-        rates = {arm: value for arm, known in of["arms"].items() if (value := known["value"]) is not None}
-        against: dict[str, Any] | None = of["differences"][_WEAK]
-        difference = None if against is None else (against["estimate"], against["low"], against["high"])
-        found.append(Shown(site, rates, difference))
-    return found
+    table = manifest.output("delta")
+    files = DeltaLog(ws.locate(table.name)).plain_files(int(table.version)) or []
+    columns = ["user_id", "item_id", "rank", "arms"]
+    paths = [file.path.local_path() for file in files if file.partition["ds"] == ds]
+    return pa.concat_tables([pq.ParquetFile(path).read(columns) for path in paths])
 
 
 def _table(shown: Sequence[Shown]) -> str:
+    """Clicked and, in brackets, expected."""
     lines = [
-        "| visitors of | champion | weak | weak - champion | random, clicked | random, expected | best possible | "
+        "| visitors of | lists of champion | lists of weak | its users after the stop | random | best possible | "
         "champion, of the way |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for day in shown:
-        site = day.site
+        site, champion = day.site, day.lists[_CHAMPION]
         assert site.random_rate is not None
         assert site.best_rate is not None
-        way = (day.rates[_CHAMPION] - site.random_rate) / (site.best_rate - site.random_rate)
-        weak = f"{day.rates[_WEAK]:.4f}" if _WEAK in day.rates else "stopped"
-        difference = "" if day.difference is None else "{:+.4f} ({:+.4f} to {:+.4f})".format(*day.difference)
-        lines.append(
-            f"| {site.ds} | {day.rates[_CHAMPION]:.4f} | {weak} | {difference} | {site.shown[RANDOM].rate:.4f} "
-            f"| {site.random_rate:.4f} | {site.best_rate:.4f} | {100 * way:.0f} % |"
-        )
+        way = (champion.expected - site.random_rate) / (site.best_rate - site.random_rate)
+        arms = [
+            "" if (of := day.lists.get(arm)) is None else f"{of.clicked:.4f} ({of.expected:.4f})"
+            for arm in (_CHAMPION, _WEAK, None)
+        ]
+        random = f"{site.shown[RANDOM].rate:.4f} ({site.random_rate:.4f})"
+        lines.append(f"| {site.ds} | {' | '.join(arms)} | {random} | ({site.best_rate:.4f}) | {100 * way:.0f} % |")
     return "\n".join(lines)
 
 
 def _plot(shown: Sequence[Shown], stop: Stop | None, path: Path) -> None:
-    figure = Figure(figsize=(7.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     days = [day.site.ds[5:] for day in shown]
-    axes.plot(days, [day.site.best_rate for day in shown], color="#2a9d5c", linestyle=":", label="best possible lists")
-    axes.plot(days, [day.rates[_CHAMPION] for day in shown], "o-", color="#1f6feb", label="arm champion, clicked")
-    weak = [day for day in shown if _WEAK in day.rates]
     axes.plot(
-        [day.site.ds[5:] for day in weak],
-        [day.rates[_WEAK] for day in weak],
-        "s-",
-        color="#d1495b",
-        label="arm weak, clicked",
+        days, [day.site.best_rate for day in shown], color="#2a9d5c", linestyle=":", label="best possible, expected"
     )
-    axes.plot(
-        days, [day.site.random_rate for day in shown], color="#888888", linestyle="--", label="random lists, expected"
-    )
-    axes.plot(days, [day.site.shown[RANDOM].rate for day in shown], "x", color="#888888", label="random lists, clicked")
+    for arm, color, label in ((_CHAMPION, "#1f6feb", "arm champion"), (_WEAK, "#d1495b", "arm weak")):
+        mine = [(day.site.ds[5:], day.lists[arm]) for day in shown if arm in day.lists]
+        axes.plot([ds for ds, _ in mine], [of.expected for _, of in mine], color=color, label=f"{label}, expected")
+        axes.plot([ds for ds, _ in mine], [of.clicked for _, of in mine], "o", color=color, label=f"{label}, clicked")
+    axes.plot(days, [day.site.random_rate for day in shown], color="#888888", linestyle="--", label="random, expected")
+    axes.plot(days, [day.site.shown[RANDOM].rate for day in shown], "x", color="#888888", label="random, clicked")
     if stop is not None:
-        axes.axvline(len(weak) - 0.5, color="#bbbbbb", linewidth=1)
-        axes.text(len(weak) - 0.45, axes.get_ylim()[1], " weak is stopped", va="top", fontsize=9)
+        at = sum(_WEAK in day.lists for day in shown) - 0.5
+        axes.axvline(at, color="#bbbbbb", linewidth=1)
+        axes.text(at + 0.05, 0.27, "weak is stopped", va="top", fontsize=9)
     axes.set_xlabel("visitors of")
     axes.set_ylabel("click-through rate")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 0.28)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.savefig(path, dpi=130)
 

@@ -58,8 +58,8 @@ def scoring_model(ctx: Context) -> ScoringModel:
         return _model_of(ctx, _judged_stage(ctx))
     if spec.gate is not None:
         return _champion(ctx)
-    neural = _model_of(ctx, "train")
     if spec.score.model == "second_stage":
+        _model_of(ctx, "train")
         if "second_stage" not in ctx.upstream:
             raise UserError(
                 f"score.model is 'second_stage', which has not finished for {ctx.ds}; run: headrace run "
@@ -67,17 +67,18 @@ def scoring_model(ctx: Context) -> ScoringModel:
             )
         return _model_of(ctx, "second_stage")
     has_baseline = spec.baseline is not None and "baseline" in ctx.upstream
-    if spec.score.model == "neural" or (spec.score.model == "best" and not has_baseline):
-        return neural
-    if not has_baseline:
-        why = "has no section `baseline`" if spec.baseline is None else f"has no finished baseline for {ctx.ds}"
-        raise UserError(
-            f"score.model is 'baseline', but pipeline '{spec.pipeline}' {why}; run: "
-            f"headrace run {spec.pipeline} --ds {ctx.ds} --from baseline, or set score.model=neural"
-        )
-    baseline = _model_of(ctx, "baseline")
     if spec.score.model == "baseline":
-        return baseline
+        if not has_baseline:
+            why = "has no section `baseline`" if spec.baseline is None else f"has no finished baseline for {ctx.ds}"
+            raise UserError(
+                f"score.model is 'baseline', but pipeline '{spec.pipeline}' {why}; run: "
+                f"headrace run {spec.pipeline} --ds {ctx.ds} --from baseline, or set score.model=neural"
+            )
+        return _model_of(ctx, "baseline")
+    neural = _model_of(ctx, "train")
+    if spec.score.model == "neural" or not has_baseline:
+        return neural
+    baseline = _model_of(ctx, "baseline")
     metric = spec.score.metric
     for candidate in (neural, baseline):
         if metric not in candidate.facts["metrics"]:
