@@ -54,6 +54,19 @@ class Removal(BaseModel):
         return f"{self.name} was removed by {self.by} on {self.at:%Y-%m-%d}"
 
 
+class Resources(BaseModel):
+    """What a run has used, by all processes at work for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Seconds of processor time, of all cores.
+    core_seconds: float
+    #: Bytes from storage; what the page cache had at hand is not counted.
+    read_bytes: int
+    #: Bytes to storage.
+    written_bytes: int
+
+
 class Manifest(BaseModel):
     """The lineage record of one run of one stage."""
 
@@ -78,15 +91,18 @@ class Manifest(BaseModel):
     seconds: float = 0.0
     #: Peak resident memory by process, MiB: `jvm`, `python`, `rank0`, ...
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
+    #: None: of a run before it was measured, or of a machine that does not tell.
+    resources: Resources | None = None
     #: Outputs that were removed since. Written before the first of their files goes.
     removed: tuple[Removal, ...] = ()
 
     @model_serializer(mode="wrap")
-    def _without_no_removals(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_is_not_known(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Manifests whose outputs are there are written as before any could go."""
         found: dict[str, Any] = serialize(self)
-        if not self.removed:
-            found.pop("removed", None)
+        for name in ("resources", "removed"):
+            if not getattr(self, name):
+                found.pop(name, None)
         return found
 
     def output(self, kind: str) -> Output:

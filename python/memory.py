@@ -23,8 +23,8 @@ class PeakMemory:
         So what Spark's Python workers on this machine needed for another stage does not count either
         (headrace.lake.worker_memory).
         """
-        above = {os.getpid(), *_jvms()}
-        for pid in above.union(*(_below(pid) for pid in above)):
+        above = {os.getpid(), *jvms()}
+        for pid in above.union(*(below(pid) for pid in above)):
             # Not Linux, or not our process: peaks are then those of its whole life.
             with suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -40,11 +40,11 @@ class PeakMemory:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         if ended > self._ended or not self._ended:
             found["children"] = round(ended / 1024, 1)
-        jvms = [peak for pid in _jvms() if (peak := _peak_mib(pid)) is not None]
-        return {**found, "jvm": max(jvms)} if jvms else found
+        of_jvms = [peak for pid in jvms() if (peak := _peak_mib(pid)) is not None]
+        return {**found, "jvm": max(of_jvms)} if of_jvms else found
 
 
-def _jvms() -> list[int]:
+def jvms() -> list[int]:
     """The parent and the children of this process that are JVMs."""
     found = []
     for pid in (os.getppid(), *_children(os.getpid())):
@@ -64,9 +64,10 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _below(pid: int) -> set[int]:
+def below(pid: int) -> set[int]:
+    """The processes that one has started, and those that these have."""
     own = set(_children(pid))
-    return own.union(*(_below(child) for child in own))
+    return own.union(*(below(child) for child in own))
 
 
 def _own_peak_mib() -> float:

@@ -13,6 +13,7 @@ from headrace.config import Spec
 from headrace.errors import BusyError, UserError
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.memory import PeakMemory
+from headrace.resources import ResourceUse
 from headrace.schema import DatasetSchema
 from headrace.stages import STAGES
 from headrace.storage import Lease
@@ -49,6 +50,8 @@ class Result:
     dataset_schema: DatasetSchema | None = None
     #: Peaks of processes that this one cannot see (ranks): merged into the manifest's.
     peak_memory_mib: Mapping[str, float] = field(default_factory=dict)
+    #: Processor time of such processes, all together.
+    core_seconds: float = 0.0
 
 
 class Stage(Protocol):
@@ -94,7 +97,7 @@ def run_stage(
     spec: Spec,
     ws: Workspace,
     ds: str,
-    announce: Callable[[str | None], None] = lambda reason: None,
+    announce: Callable[[RunPlan], None] = lambda plan: None,
     began: float | None = None,
 ) -> Outcome:
     """Run one stage for one day unless its result is already there.
@@ -104,7 +107,7 @@ def run_stage(
         spec: the pipeline.
         ws: the workspace.
         ds: the day.
-        announce: called before the work with the reason for it, or with None where there is nothing to do.
+        announce: called before the work with what is planned, also where there is nothing to do.
         began: see Context.
 
     Raises:
@@ -117,7 +120,7 @@ def run_stage(
         if own is None:  # otherwise another stage may be writing its manifest there
             ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
         plan = plan_run(stage, spec, ws, ds)
-        announce(plan.reason)
+        announce(plan)
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
@@ -130,6 +133,7 @@ def run_stage(
 def execute(stage: Stage, plan: RunPlan) -> Manifest:
     """Do a stage's work as it was planned, whatever is there; the caller saves the manifest."""
     started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
+    use = ResourceUse.begin()
     try:
         result = stage.run(plan.ctx)
     except UserError as e:
@@ -152,6 +156,7 @@ def execute(stage: Stage, plan: RunPlan) -> Manifest:
         started=started,
         seconds=round(time.perf_counter() - tick, 3),
         peak_memory_mib={**peak.mib(), **result.peak_memory_mib},
+        resources=use.used(result.core_seconds),
     )
 
 

@@ -94,6 +94,10 @@ class Workspace:
     def log(self, pipeline: str, ds: str, stage: str) -> Location:
         return self.scratch / "logs" / pipeline / ds / f"{stage}.log"
 
+    def running(self, pipeline: str) -> Location:
+        """What stages at work say of themselves: a file each, for the time being (headrace.observe.running)."""
+        return self.scratch / "running" / pipeline
+
     def dataset(self, pipeline: str, ds: str, key: str) -> Location:
         return self.store / "datasets" / pipeline / ds / key
 

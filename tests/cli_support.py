@@ -18,7 +18,7 @@ from headrace.jobs import stages, submit
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import StageEvent
 from headrace.manifest import Input, Manifest, Output
-from headrace.stage import Context, Result, run_stage
+from headrace.stage import Context, Result, RunPlan, run_stage
 from headrace.workspace import Workspace
 from tests.clicks_stages import CLICKS_STAGES
 
@@ -104,9 +104,9 @@ class Yard:
         for stage, day in turns(stages, days_of(spec, ds, until), spec):
             on_event(StageEvent(stage, "check", ds=day))
 
-            def announce(reason: str | None, stage: str = stage, day: str = day) -> None:
-                on_event(StageEvent(stage, "skip" if reason is None else "run", reason or "", day))
-                if reason is not None:
+            def announce(plan: RunPlan, stage: str = stage, day: str = day) -> None:
+                on_event(StageEvent(stage, "skip" if plan.reason is None else "run", plan.reason or "", day))
+                if plan.reason is not None:
                     self.submitted.append(stage)
                     self.days.append(day)
                     if self.codes.get(stage):

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.errors import UserError
+from headrace.logs import tell_error
 from headrace.stages import ORDER
 
 
@@ -18,7 +19,7 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as e:
-            typer.echo(f"error: {e}", err=True)
+            tell_error(str(e))
             raise typer.Exit(e.exit_code) from None
         except KeyboardInterrupt as e:
             typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)

@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: `status`, `lineage`, `plan`, `doctor`."""
+"""Commands that look and change nothing: `status`, `metrics`, `lineage`, `plan`, `doctor`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,53 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, Json, MaybePipeline, Sets, examples
+from headrace.cli.options import VAR, Ds, Home, Json, MaybePipeline, Pipeline, Sets, examples
 from headrace.cli.root import app
 from headrace.errors import UserError
 from headrace.workspace import Workspace
 
 
-@app.command(epilog=examples("headrace status", "headrace status clicks --last 7", "headrace status clicks --verify"))
+@app.command(
+    epilog=examples(
+        "headrace status",
+        "headrace status clicks --last 7",
+        "headrace status clicks --verify",
+        "headrace status clicks --last 1 --watch",
+        "headrace status --watch --every 30",
+    )
+)
 def status(
     pipeline: MaybePipeline = None,
     ds: Ds = None,
     last: Annotated[int, typer.Option(help="The newest N days; 0: all.", metavar="N", min=0)] = 3,
     verify: Annotated[bool, typer.Option("--verify", help="Look at the outputs, too, not at manifests alone.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until Ctrl-C, with how far the stages at work are.")
+    ] = False,
+    every: Annotated[float, typer.Option("--every", help="Seconds between two looks.", metavar="SECONDS", min=0.1)] = 2,
     sets: Sets = None,
     as_json: Json = False,
     home: Home = VAR,
 ) -> None:
     """Show what is done, stale or missing, with rows and times."""
+    if watch:
+        from headrace.commands.watch import watch as watch_command
+
+        if as_json or verify:
+            raise UserError("--watch goes with neither --json nor --verify")
+        watch_command(Workspace(home), pipeline, ds, last, every, sets or [])
+        return
     from headrace.commands.status import status as command
 
     command(Workspace(home), pipeline, ds, last, verify, sets or [], as_json)
+
+
+@app.command(epilog=examples("headrace metrics clicks", "headrace metrics clicks > headrace_clicks.prom"))
+def metrics(pipeline: Pipeline, sets: Sets = None, home: Home = VAR) -> None:
+    """Print a pipeline's metrics in Prometheus' text format (docs/observe.md)."""
+    from headrace.commands.metrics import metrics as command
+
+    command(Workspace(home), pipeline, sets or [])
 
 
 @app.command(

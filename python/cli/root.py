@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from headrace import __version__
+from headrace import __version__, logs
 from headrace.cli.groups import Root
 
 app = typer.Typer(
@@ -27,8 +30,31 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+class LogFormat(StrEnum):
+    """Forms of log lines."""
+
+    text = "text"
+    json = "json"
+
+
+def _log_format(wanted: LogFormat) -> None:
+    if wanted.value != logs.log_format():  # what is started from here logs in the same form
+        os.environ[logs.VARIABLE] = wanted.value
+    if logs.is_json():
+        logs.configure(level=logging.WARNING)
+
+
 @app.callback()
 def _headrace(
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            envvar=logs.VARIABLE,
+            callback=_log_format,
+            help="Log lines as text, or as JSON, one object a line.",
+        ),
+    ] = LogFormat.text,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and go.")
     ] = False,

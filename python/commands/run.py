@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
+from headrace import logs
 from headrace.commands import summary
 from headrace.commands.screen import out
 from headrace.commands.verdict import tell_refusals
@@ -22,6 +23,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.jobs.events import StageEvent
+from headrace.observe.whole_run import whole_run
 from headrace.stage import check_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import Location
@@ -96,27 +98,32 @@ def run(
         require_stage(spec, named[0])
     days = days_of(spec, day, until)
     progress = _Progress(stages, days)
-    for group, of in submissions(applications(stages, spec, isolated), days, spec):
-        pending = list(group)
-        try:
-            while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in of):
-                for ds in of:
-                    progress.show(StageEvent(pending[0], "skip", ds=ds))
-                pending.pop(0)
-        except RefusedError:  # no champion to score with
-            tell_refusals(spec, ws, stages, days)
-            raise
-        if not pending:
-            continue
-        progress.stage, progress.day = next(turns(pending, of, spec))
-        last_day = of[-1] if len(of) > 1 else None
-        code = submit(pending, pipeline, spec, ws, of[0], overrides, progress.show, until=last_day)
-        if code != EXIT_DONE:
-            _explain_failure(progress.stage, code, ws.log(spec.pipeline, progress.day, progress.stage))
-            if code == EXIT_REFUSED:
+    with whole_run(spec, ws, day) as observed:
+        for group, of in submissions(applications(stages, spec, isolated), days, spec):
+            pending = list(group)
+            try:
+                while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in of):
+                    for ds in of:
+                        progress.show(StageEvent(pending[0], "skip", ds=ds))
+                    pending.pop(0)
+            except RefusedError:  # no champion to score with
                 tell_refusals(spec, ws, stages, days)
-            return code if code in _EXPLAINED else EXIT_FAILURE
-    if show_results:
+                raise
+            if not pending:
+                continue
+            progress.stage, progress.day = next(turns(pending, of, spec))
+            last_day = of[-1] if len(of) > 1 else None
+            observed.start()
+            code = submit(pending, pipeline, spec, ws, of[0], overrides, progress.show, until=last_day)
+            if code != EXIT_DONE:
+                how = _explain_failure(progress.stage, code, ws.log(spec.pipeline, progress.day, progress.stage))
+                observed.fail(f"{progress.stage} of {progress.day} did not finish: {how}")
+                if progress.unended:
+                    observed.fail_stage(progress.stage, progress.day, progress.unended, how)
+                if code == EXIT_REFUSED:
+                    tell_refusals(spec, ws, stages, days)
+                return code if code in _EXPLAINED else EXIT_FAILURE
+    if show_results and not logs.is_json():
         summary.show(spec, ws, days[-1], progress.states)
     return tell_refusals(spec, ws, stages, days)
 
@@ -132,9 +139,15 @@ class _Progress:
         self.stage = self._stages[0]
         #: What is said at the end.
         self.states: dict[str, str] = {}
+        #: The id of the attempt that has begun and said nothing of its end; empty: there is none.
+        self.unended = ""
 
     def show(self, event: StageEvent) -> None:
         self.stage, self.day = event.stage, event.ds or self._days[0]
+        self.unended = event.run_id if event.kind == "run" else ""
+        if logs.is_json():
+            self._log(event)
+            return
         label = f"[{self._stages.index(event.stage) + 1}/{len(self._stages)}] {event.stage}"
         if len(self._days) > 1:
             label += f" of {self.day}"
@@ -145,6 +158,12 @@ class _Progress:
             out.print(f"[bold]{escape(label)}[/]: {escape(event.reason)}", soft_wrap=True)
         elif event.kind == "done":
             self.states[event.stage] = "done"
+
+    def _log(self, event: StageEvent) -> None:
+        told = {"run": event.reason, "skip": "already done with the same inputs; nothing to do", "done": "done"}
+        if event.kind in told:
+            fields = {"stage": event.stage, "ds": self.day, "run_id": event.run_id, "event": event.kind}
+            out.print(logs.json_line(told[event.kind], "INFO", "headrace.run", fields), markup=False, soft_wrap=True)
 
 
 def between(first: str, last: str) -> tuple[str, ...]:
@@ -163,11 +182,19 @@ def between(first: str, last: str) -> tuple[str, ...]:
     return ORDER[ORDER.index(first) : ORDER.index(last) + 1]
 
 
-def _explain_failure(stage: str, code: int, log: Location) -> None:
+def _explain_failure(stage: str, code: int, log: Location) -> str:
+    """Say it, and return how it ended."""
     how = "see the message above" if code in _EXPLAINED else f"exit code {code}"
     if code == 128 + signal.SIGTERM:
         how = "it was asked to stop"
     elif code > 128:
         how = f"killed by signal {code - 128}" + (" (out of memory?)" if code == 137 else "")
+    if logs.is_json():
+        line = logs.json_line(
+            f"{stage} did not finish: {how}", "ERROR", "headrace.run", {"stage": stage, "log": str(log)}
+        )
+        out.print(line, markup=False, soft_wrap=True)
+        return how
     out.print(f"[red]{stage} did not finish[/]: {how}. Its whole output: {escape(str(log))}")
     out.print("Finished stages are kept: the same command goes on from here.")
+    return how

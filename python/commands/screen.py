@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from headrace import logs
+
 #: Results. Output that is not a terminal (a pipe, a log) is not cut at 80 columns: half a name helps nobody.
 out = Console(highlight=False, soft_wrap=False)
 if not out.is_terminal:
@@ -31,9 +33,7 @@ def print_json(value: Any) -> None:
 
 def log_to_screen() -> None:
     """Show INFO lines of headrace, warnings of everything else."""
-    handler = _Lines()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logs.configure(None if logs.is_json() else _Lines(), level=logging.WARNING, force=True)
     logging.getLogger("headrace").setLevel(logging.INFO)
 
 

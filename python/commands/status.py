@@ -74,6 +74,27 @@ def status(
     Raises:
         UserError: the pipeline is unknown, a manifest is damaged, nothing has run.
     """
+    states, busy = look(ws, pipeline, ds, last, verify, overrides)
+    if not states:
+        where = f" of pipeline '{load_spec(pipeline, overrides).pipeline}'" if pipeline else ""
+        raise UserError(f"nothing{where} has run in {ws.home}. Run: headrace run {pipeline or 'PIPELINE'} --ds DATE")
+    if as_json:
+        at_work = [{"pipeline": name, "holder": who} for name, who in busy.items()]
+        print_json({"home": str(ws.home), "stages": [s.as_json() for s in states], "at_work": at_work})
+        return
+    out.print(state_table(states))
+    for name, who in busy.items():
+        out.print(f"{name}: a stage is at work ({who})", markup=False)
+
+
+def look(
+    ws: Workspace, pipeline: str | None, ds: str | None, last: int, verify: bool, overrides: Sequence[str] = ()
+) -> tuple[list[StageState], dict[str, str]]:
+    """What became of the stages of days, as `status` is asked for them; and who is at work, by pipeline.
+
+    Raises:
+        UserError: the pipeline is unknown, a manifest is damaged.
+    """
     spec = load_spec(pipeline, overrides) if pipeline else None
     names = [spec.pipeline] if spec else ws.pipelines()
     states: list[StageState] = []
@@ -87,16 +108,7 @@ def status(
         known = spec or _shipped(name, overrides)
         for day in days:
             states += _day(ws, name, known, day, verify)
-    if not states:
-        where = f" of pipeline '{names[0]}'" if pipeline else ""
-        raise UserError(f"nothing{where} has run in {ws.home}. Run: headrace run {pipeline or 'PIPELINE'} --ds DATE")
-    if as_json:
-        at_work = [{"pipeline": name, "holder": who} for name, who in busy.items()]
-        print_json({"home": str(ws.home), "stages": [s.as_json() for s in states], "at_work": at_work})
-        return
-    out.print(_table(states))
-    for name, who in busy.items():
-        out.print(f"{name}: a stage is at work ({who})", markup=False)
+    return states, busy
 
 
 def _shipped(name: str, overrides: Sequence[str]) -> Spec | None:
@@ -115,7 +127,8 @@ def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool) -> 
     return found
 
 
-def _table(states: Sequence[StageState]) -> Table:
+def state_table(states: Sequence[StageState]) -> Table:
+    """A row for each."""
     shown = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
     for _, day in groupby(states, key=lambda s: (s.pipeline, s.ds)):
         for s in day:

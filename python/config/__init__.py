@@ -23,6 +23,7 @@ from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.loss import Loss
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
+from headrace.config.observe import Observe, OpenLineage
 from headrace.config.online import Online
 from headrace.config.outcomes import OutcomeAlert, OutcomeLabel, Outcomes
 from headrace.config.publish import Publish
@@ -32,7 +33,7 @@ from headrace.config.search import Parameter, Search
 from headrace.config.second_stage import SecondStage
 from headrace.config.section import Section, parse_ds
 from headrace.config.source import AnySource, LandingSource, Source, TableSource
-from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
+from headrace.config.spark import LOOPBACK, Spark, spark_profile
 from headrace.config.spec import Spec
 from headrace.config.table import Expectations, Table
 from headrace.config.tasks import KnownAfter, Task
@@ -90,8 +91,10 @@ __all__ = [
     "NamedSource",
     "Negatives",
     "NewItems",
+    "Observe",
     "Online",
     "OpSpec",
+    "OpenLineage",
     "Optimizer",
     "OutcomeAlert",
     "OutcomeLabel",
@@ -129,7 +132,6 @@ __all__ = [
     "Watermark",
     "WhereFilter",
     "build_spec",
-    "is_secret",
     "load_overlay",
     "load_spec",
     "parse_ds",

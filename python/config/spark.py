@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pydantic import Field, field_validator
 
 from headrace.config.section import Section
 from headrace.errors import UserError, nearest
+from headrace.redaction import is_secret
 from headrace.workspace import checkout
 
 LOOPBACK = "127.0.0.1"
@@ -17,20 +17,6 @@ LOOPBACK = "127.0.0.1"
 #: The catalog by which Spark reads Iceberg tables that are given by their paths. (By its class a session's jars are
 #: chosen: headrace.lake.session.)
 ICEBERG_BY_PATH = {"spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog"}
-
-#: A key that is to hold a secret, wherever in it that is said: the name of an account or of a container may follow.
-_SECRET = re.compile(
-    r"secret|passw(or)?d|passphrase|token|\bsas\b"
-    r"|(access|account|private|encryption|api|shared)[._-]?key(?![a-z])",
-    re.IGNORECASE,
-)
-#: What such a key holds instead of the secret: its file, a class that finds it, a reference to it.
-_NO_SECRET = re.compile(r"(file|path|provider|provider\.type|\.enabled)$|secretKeyRef|\.secrets\.", re.IGNORECASE)
-
-
-def is_secret(key: str) -> bool:
-    """Whether the value of a Spark property must not be seen, by its key."""
-    return _SECRET.search(key) is not None and _NO_SECRET.search(key) is None
 
 
 class Spark(Section):

@@ -28,6 +28,7 @@ from headrace.config.generate import Generate
 from headrace.config.housekeeping import Housekeeping, check_table_days
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
+from headrace.config.observe import Observe
 from headrace.config.outcome_checks import check_outcomes, days_until_ripe
 from headrace.config.outcomes import Outcomes
 from headrace.config.paths import leaves
@@ -91,6 +92,8 @@ class Spec(Section):
     publish: Publish | None = None
     #: What `headrace gc` keeps.
     housekeeping: Housekeeping = Housekeeping()
+    #: Who else hears of what the stages do.
+    observe: Observe = Observe()
     #: The Spark applications of the stages.
     spark: Spark = Spark()
 
@@ -409,8 +412,9 @@ class Spec(Section):
         for name in ("compare", "second_stage", "gate", "retrain", "challenger", "outcomes", "experiments"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
-        if self.housekeeping == Housekeeping():
-            dumped.pop("housekeeping", None)
+        for name, default in (("housekeeping", Housekeeping()), ("observe", Observe())):
+            if getattr(self, name) == default:
+                dumped.pop(name, None)
         return dumped
 
     def with_variant(self, variant: ModelVariant) -> Spec:

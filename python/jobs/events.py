@@ -13,12 +13,12 @@ MARK = b"\x1e"
 #: Letters of a reason. A line so short reaches a pipe in one piece, whoever else writes to it (PIPE_BUF).
 _MOST_REASON = 300
 
-Kind = Literal["check", "run", "skip", "done"]
+Kind = Literal["check", "run", "skip", "done", "failed"]
 
 
 @dataclass(frozen=True)
 class StageEvent:
-    """Something about a stage: it is checked, it begins to work, there is nothing to do, it is done."""
+    """Something about a stage: it is checked, it begins to work, there is nothing to do, it is done, it has failed."""
 
     stage: str
     kind: Kind
@@ -26,6 +26,8 @@ class StageEvent:
     reason: str = ""
     #: The day; empty: that of the application.
     ds: str = ""
+    #: The id of the attempt (`check`, `run`).
+    run_id: str = ""
 
     def send(self) -> None:
         """Print it, behind what this process has printed before."""

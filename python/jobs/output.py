@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TextIO
 
 from headrace.jobs.events import MARK, StageEvent
+from headrace.logs import as_json_line
 
 OnEvent = Callable[[StageEvent], None]
 
@@ -70,6 +71,43 @@ def copy_output(source: int, sink: Sink, echo: TextIO, on_event: OnEvent) -> Non
         sink.flush()
         screen.write(held)
     screen.end_line()
+
+
+class JsonLines:
+    """A sink that makes each line of what it gets a JSON object, and hands it to another sink and to the screen.
+
+    Args:
+        sink: keeps the lines.
+        echo: shows them.
+        fields: those that the lines of other programs are given, as of now.
+    """
+
+    def __init__(self, sink: Sink, echo: TextIO, fields: Callable[[], Mapping[str, str]]) -> None:
+        self._sink, self._echo, self._fields, self._held = sink, echo, fields, b""
+
+    def write(self, data: bytes, /) -> object:
+        """Take bytes; a line is handed on once it has ended."""
+        *lines, self._held = re.split(rb"[\n\r]", self._held + data)
+        self._hand_on(lines)
+        return None
+
+    def flush(self) -> object:
+        """See Sink."""
+        self._echo.flush()
+        return self._sink.flush()
+
+    def close(self) -> None:
+        """What is left is a line."""
+        held, self._held = self._held, b""
+        self._hand_on([held])
+        self.flush()
+
+    def _hand_on(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            if text := line.decode("utf-8", errors="replace").strip():
+                told = as_json_line(text, self._fields()) + "\n"
+                self._sink.write(told.encode())
+                self._echo.write(told)
 
 
 class _Screen:

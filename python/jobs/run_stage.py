@@ -17,17 +17,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.import_ahead import import_ahead
-from headrace.stage import run_stage
+from headrace.observe.application import Observation
+from headrace.stage import RunPlan, run_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
 from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.jobs")
 
 _PARENT_CHECK_SECONDS = 2.0
 
@@ -40,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     failure (with a trace).
     """
     args = _arguments(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logs.configure(text="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     _leave_with_parent()
     sys.exit(_run(args))
@@ -78,18 +82,22 @@ def _run(args: argparse.Namespace) -> int:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
         ws = Workspace(local_folder(args.home, "--home"))
         days = days_of(spec, ds, args.until)
-        with _session(args, spec, ws, ds) as tidy, import_ahead(args.stages[1:]) as begin:
+        with (
+            closing(Observation(spec, ws)) as observation,
+            _session(args, spec, ws, ds) as tidy,
+            import_ahead(args.stages[1:]) as begin,
+        ):
             before = None
             for number, (name, day) in enumerate(turns(args.stages, days, spec)):
                 if before is not None and STAGES[before].spark:
                     tidy()
-                _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin)
+                _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
                 before = name
     except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
+        logs.tell_error(str(e))
         return e.exit_code
     except Exception:  # the process's last line of defence: anything else is a failure with its trace
-        traceback.print_exc()
+        _tell_trace()
         return _killed_jvm() or EXIT_FAILURE
     return EXIT_DONE
 
@@ -118,31 +126,60 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
         yield tidy
 
 
+def _tell_trace() -> None:
+    if logs.is_json():
+        log.exception("failed")
+    else:
+        traceback.print_exc()
+
+
 def _run_one(
-    name: str, spec: Spec, ws: Workspace, ds: str, events: bool, began: float | None, works: Callable[[], None]
+    name: str,
+    spec: Spec,
+    ws: Workspace,
+    ds: str,
+    events: bool,
+    began: float | None,
+    works: Callable[[], None],
+    observation: Observation,
 ) -> None:
     """Bring a stage up to date; `works`: called where it has work to do."""
     from headrace.jobs.stages import load_stage, require_stage
 
-    def tell(kind: Kind, reason: str = "") -> None:
-        if events:
-            StageEvent(name, kind, reason, ds).send()
-
-    def announce(reason: str | None) -> None:
-        if reason is None:
-            tell("skip")
-        else:
-            tell("run", reason)
-            works()
-
     require_stage(spec, name)
-    tell("check")
-    outcome = run_stage(load_stage(name), spec, ws, ds, announce, began)
-    if not outcome.skipped:
-        print(f"{name}: done in {outcome.manifest.seconds:.1f} s", flush=True)
-        tell("done")
-    elif not events:
-        print(f"{name}: {outcome.reason}; nothing to do", flush=True)
+    with observation.stage(name, ds) as turn:
+
+        def tell(kind: Kind, reason: str = "") -> None:
+            if events:
+                StageEvent(name, kind, reason, ds, turn.run.run_id).send()
+
+        def announce(plan: RunPlan) -> None:
+            if plan.reason is None:
+                tell("skip")
+            else:
+                turn.begin(plan)
+                tell("run", plan.reason)
+                works()
+
+        tell("check")
+        try:
+            outcome = run_stage(load_stage(name), spec, ws, ds, announce, began)
+        except Exception:
+            tell("failed")
+            raise
+        if not outcome.skipped:
+            turn.done(outcome.manifest)
+            _say(f"{name}: done in {outcome.manifest.seconds:.1f} s")
+            tell("done")
+        elif not events:
+            _say(f"{name}: {outcome.reason}; nothing to do")
+
+
+def _say(text: str) -> None:
+    if logs.is_json():
+        log.info("%s", text)
+    else:
+        print(text, flush=True)
 
 
 def _killed_jvm() -> int | None:

@@ -18,8 +18,9 @@ from typing import BinaryIO, TextIO
 from headrace.config import LOOPBACK, Spark, Spec
 from headrace.errors import UserError
 from headrace.jobs.events import StageEvent
-from headrace.jobs.output import OnEvent, ignore
+from headrace.jobs.output import JsonLines, OnEvent, ignore
 from headrace.jobs.process import PROGRAM, run_logged
+from headrace.logs import VARIABLE, is_json, json_line, log_format
 from headrace.stages import STAGES
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -108,6 +109,8 @@ def environment(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Lines appear when they are written, not when a pipe's buffer is full.
         "PYTHONUNBUFFERED": "1",
+        # The JVM's own lines go by it, too.
+        VARIABLE: log_format(),
     }
     if properties is not None:
         # What pyspark starts the JVM with, by spark-submit.
@@ -197,16 +200,29 @@ def submit(
         write_properties(spec, ws, properties)
         (ws.spark_local / "local").make_dir()
     line = command(stages, pipeline, ds, ws, overrides, events=True, until=until)
-    header = f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {' '.join(_without_values(line))}\n".encode()
+    shown = " ".join(_without_values(line))
+    header = f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {shown}"
+    if is_json():
+        header = json_line(shown, "INFO", "headrace.jobs")
+
+    at_work = {"pipeline": spec.pipeline, "ds": ds, "stage": stages[0]}
 
     def turn(event: StageEvent) -> None:
         if event.kind == "check":
             logs.switch(event.stage, event.ds or ds)
+            at_work.update(ds=event.ds or ds, stage=event.stage, run_id=event.run_id)
         on_event(event)
 
-    with closing(_StageLogs(lambda day, stage: ws.log(spec.pipeline, day, stage), header, stages[0], ds)) as logs:
+    screen = echo or sys.stdout
+    env = environment(spec.spark, properties=properties)
+    with closing(
+        _StageLogs(lambda day, stage: ws.log(spec.pipeline, day, stage), f"{header}\n".encode(), stages[0], ds)
+    ) as logs:
         logs.write(b"")
-        return run_logged(line, environment(spec.spark, properties=properties), logs, echo or sys.stdout, turn)
+        if not is_json():
+            return run_logged(line, env, logs, screen, turn)
+        with closing(JsonLines(logs, screen, lambda: at_work)) as sink, open(os.devnull, "w") as nowhere:
+            return run_logged(line, env, sink, nowhere, turn)
 
 
 def _without_values(line: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
+from headrace.resources import REMOTE, Spent
 from headrace.udfs.spark import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
 
@@ -215,7 +216,23 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
         global _worker
         _worker = Thread(target=_start_worker, args=(spark,), name="python-worker", daemon=True)
         _worker.start()
+    else:
+        REMOTE.append(lambda: executors_use(spark))
     return spark
+
+
+def executors_use(spark: SparkSession) -> Spent:
+    """What a session's executors have used up to now, by Spark's own account of its stages; nothing after its end."""
+    context = spark.sparkContext
+    jvm, gateway = context._jvm, context._gateway
+    if context._jsc is None or jvm is None or gateway is None:
+        return Spent()
+    no_quantiles = gateway.new_array(jvm.double, 0)
+    store = context._jsc.sc().statusStore()
+    stages = store.stageList(None, False, False, no_quantiles, jvm.java.util.ArrayList())
+    of_stages = (stages.apply(i) for i in range(stages.size()))
+    used = (Spent(s.executorCpuTime() / 1e9, s.inputBytes(), s.outputBytes()) for s in of_stages)
+    return sum(used, start=Spent())
 
 
 def _start_worker(spark: SparkSession) -> None:
@@ -232,6 +249,7 @@ def _start_worker(spark: SparkSession) -> None:
 def _stop(spark: SparkSession) -> None:
     if _worker is not None:
         _worker.join()
+    REMOTE.clear()
     spark.stop()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,67 @@ def calibration(models: Sequence[tuple[str, Sequence[tuple[float, float, float]]
     axes.set_ylim(0, top)
     axes.legend(loc="upper left")
     return _svg(figure, "Calibration: observed rate by predicted probability")
+
+
+@_styled
+def lift(models: Sequence[tuple[str, Sequence[Point], str]]) -> Markup:
+    """How many times the average rate of positives the rows with the highest predictions have.
+
+    Args:
+        models: (name, [(share of rows, lift)], sentinel colour), the smallest share first.
+    """
+    figure, axes = _axes("share of rows, highest predictions first", "lift", height=3.6)
+    axes.axhline(1.0, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), label="rows at random")
+    for name, points, colour in models:
+        axes.plot(*_columns(points), color=colour, linewidth=1.6, marker="o", markersize=3, label=name)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    axes.set_xlim(0, 1.02)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right")
+    return _svg(figure, "Lift of the rows with the highest predictions")
+
+
+@_styled
+def intervals(rows: Sequence[tuple[str, float, float, float, str]], label: str, title: str) -> Markup:
+    """A value a line with its interval, first on top. `rows`: (name, value, low, high, sentinel colour)."""
+    figure, axes = _axes(label, "", height=0.62 + 0.24 * len(rows))
+    for y, (_, value, low, high, colour) in enumerate(rows):
+        axes.hlines(y, low, high, color=colour, linewidth=1.6, alpha=0.6)
+        axes.plot(value, y, marker="o", markersize=4, color=colour)
+    axes.margins(x=0.08)
+    _name_bars(axes, [r[0] for r in rows])
+    return _svg(figure, title)
+
+
+@_styled
+def daily(
+    series: Sequence[tuple[str, Sequence[tuple[str, float]], str]], label: str, title: str, from_zero: bool = False
+) -> Markup:
+    """Lines over the days.
+
+    Args:
+        series: (name, [(day, value)], sentinel colour); a line is broken where a day has no value.
+        label: of the values.
+        title: for those who cannot see it.
+        from_zero: whether the axis of values begins there.
+    """
+    figure, axes = _axes("", label)
+    days = sorted({day for _, points, _ in series for day, _ in points})
+    places = {day: x for x, day in enumerate(days)}
+    for name, points, colour in series:
+        values = dict(points)
+        line = [values.get(day, math.nan) for day in days]
+        size = 4 if len(days) <= 40 else 0
+        axes.plot(range(len(days)), line, color=colour, linewidth=1.5, marker="o", markersize=size, label=name)
+    step = -(-len(days) // 7) or 1
+    axes.xaxis.set_major_locator(FixedLocator(list(places.values())[::step]))
+    axes.set_xticklabels([day[5:] for day in days[::step]])
+    axes.margins(y=0.15)
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    if len(series) > 1:
+        axes.legend(loc="best")
+    return _svg(figure, title)
 
 
 @_styled

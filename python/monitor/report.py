@@ -12,11 +12,13 @@ from headrace import __version__
 from headrace.monitor.blocks import Section
 from headrace.monitor.sections import (
     comparison,
+    cost,
     data,
     drift,
     evaluation,
     experiments,
     gate,
+    history,
     outcomes,
     overview,
     publication,
@@ -31,6 +33,7 @@ SECTIONS: tuple[Callable[[Day], Section], ...] = (
     gate.gate,
     evaluation.evaluation,
     comparison.comparison,
+    history.history,
     outcomes.outcomes,
     experiments.experiments,
     quality.learning,
@@ -40,7 +43,7 @@ SECTIONS: tuple[Callable[[Day], Section], ...] = (
     data.features,
     publication.publication,
     overview.stages,
-    overview.cost,
+    cost.cost,
     publication.lineage_of,
     publication.settings,
 )

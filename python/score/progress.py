@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 from pyspark import Accumulator
 
+from headrace import progress as listeners
+from headrace.progress import Progress
+
 log = logging.getLogger("headrace.score")
 
 _SECONDS = 2.0
@@ -30,12 +33,15 @@ def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
                 continue
             shown = scored
             line = f"{scored:,}/{pairs:,} pairs ({100 * scored // pairs} %), {scored / (now - tick):,.0f} pairs/s"
+            left = None
             # The first tasks pay for the start of the workers and the load of the model; the pace is that of the rest.
             if first is None:
                 first = (scored, now)
             else:
-                line += f", {(pairs - scored) * (now - first[1]) / (scored - first[0]):.0f} s left"
+                left = (pairs - scored) * (now - first[1]) / (scored - first[0])
+                line += f", {left:.0f} s left"
             log.info("score: %s", line)
+            listeners.tell(Progress(scored, pairs, "pairs", scored / (now - tick), left))
 
     thread = threading.Thread(target=tell, name="score-progress", daemon=True)
     thread.start()

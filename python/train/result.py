@@ -47,6 +47,8 @@ class Report(BaseModel):
     #: Seconds of each part of the start of the attempt that finished, and `total` (headrace.train.launch.startup).
     startup_seconds: dict[str, float] = Field(default_factory=dict)
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
+    #: Processor time by rank, with its data workers that have ended.
+    core_seconds: dict[str, float] = Field(default_factory=dict)
 
 
 class RankError(BaseModel):

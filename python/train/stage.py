@@ -136,6 +136,7 @@ class Train(Stage):
                 "ranks": spec.train.ranks,
             },
             peak_memory_mib=report.peak_memory_mib,
+            core_seconds=sum(report.core_seconds.values()),
         )
 
     def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> Report:

@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Spec, load_spec
-from headrace.manifest import Manifest
+from headrace.manifest import Manifest, Resources
 from headrace.monitor import facts, plots
 from headrace.monitor.report import page
 from headrace.monitor.sections.day import Day
+from headrace.monitor.sections.quality import lift_of
 from headrace.monitor.stage import Report, truth_file
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -98,7 +99,7 @@ def test_a_whole_day_has_everything_and_fetches_nothing() -> None:
         "2026-01-08 beside the training range, 2026-01-01 to 2026-01-07",
     ):
         assert text in seen.words, text
-    assert len([t for t, _ in seen.tags if t == "svg"]) == 10
+    assert len([t for t, _ in seen.tags if t == "svg"]) == 11
     assert "user_id 120.0000 77.5000 6,543" in seen.words
     assert "The model has 37 of 40 trees" in seen.words
     assert "Not run" not in seen.words
@@ -225,6 +226,86 @@ def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
     assert "Metric neural interval XGBoost interval AUC 0.7694 [0.7612, 0.7788] 0.7411 [0.7300, 0.7500]" in words
     assert "device <phone> neural 321 0.7012" in words
     assert "device <phone> XGBoost 321 0.7012" in words
+
+
+def test_slices_with_intervals_are_drawn() -> None:
+    manifests = make_manifests()
+    train = manifests["train"]
+    slices = [
+        {
+            "slice": "c",
+            "value": f"v{i}",
+            "rows": i,
+            "metrics": {"auc": 0.7},
+            "intervals": {"auc": [0.65, 0.7 + i / 100]},
+        }
+        for i in range(20)
+    ]
+    found = {"valid": {"rows": 9, "metrics": {"auc": 0.7}, "intervals": {}, "slices": slices}}
+    manifests["train"] = train.model_copy(update={"facts": {**train.facts, "evaluation": found}})
+    html = page(make_day(manifests))
+    (plot,) = re.findall(r'<svg [^>]*aria-label="AUC by slice of the validation split".*?</svg>', html, flags=re.DOTALL)
+    assert re.findall(r">(c v\d+)<", plot) == sorted(f"c v{i}" for i in range(8, 20))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 50)), max_size=12))
+def test_lift_is_that_of_the_rows_themselves(bins: list[tuple[float, float, int]]) -> None:
+    """Against rows written out one by one, each with its bin's rate."""
+    rows = sorted(((p, o) for p, o, n in bins for _ in range(n)), reverse=True)
+    rates = [o for _, o in rows]
+    found = lift_of([(p, o, float(n)) for p, o, n in bins])
+    if not rows or sum(rates) < 1e-9:
+        assert not found or sum(rates) > 0
+        return
+    for share, lift in found:
+        first = round(share * len(rows))
+        assert lift == pytest.approx((sum(rates[:first]) / first) / (sum(rates) / len(rates)), rel=1e-6)
+    assert found[-1] == pytest.approx((1.0, 1.0))
+
+
+def test_the_days_before_are_shown_and_none_after() -> None:
+    """What each day's manifest says stands in its row, the newest first; later days and columns of nothing do not."""
+    runs = {}
+    for number, ds in enumerate(("2026-01-06", "2026-01-07", DS, "2026-01-09")):
+        made = make_manifests(ds)
+        train = made["train"]
+        told = {
+            "metrics": {"auc": 0.71 + number / 100, "log_loss": 0.4},
+            "forgetting": {"ds": "2026-01-01", "metrics": {"auc": 0.69 - number / 100}},
+            "saved": {"bytes": (number + 1) << 20},
+            "registered": {"name": "clicks", "version": 40 + number},
+        }
+        made["train"] = train.model_copy(update={"facts": {**train.facts, **told}})
+        verdict = {"verdict": "refused" if number == 1 else "passed"}
+        made["gate"] = made["drift"].model_copy(update={"stage": "gate", "facts": verdict})
+        runs |= {("clicks", ds, stage): m for stage, m in made.items()}
+    of_day = {stage: m for (_, ds, stage), m in runs.items() if ds == DS}
+    html = page(make_day(of_day, runs=runs))
+    words = Checker(html).words
+    table = words[words.index("By day") :]
+    assert table.startswith("By day Day Version Gate AUC Log loss XGBoost, AUC Fixed day, AUC Embeddings saved Events")
+    rows = [
+        table.index(f"{ds} {40 + n} {gate} {0.71 + n / 100:.4f} 0.4000 0.7411 {0.69 - n / 100:.4f} {n + 1}.0 MiB")
+        for n, ds, gate in ((2, DS, "passed"), (1, "2026-01-07", "refused"), (0, "2026-01-06", "passed"))
+    ]
+    assert rows == sorted(rows)
+    assert "0.7400" not in table
+    assert "Core-seconds" not in table.split("Day")[1].split("2026")[0]
+    for label in ("AUC on the validation rows of each day", "AUC of each day", "Bytes of saved embeddings by day"):
+        (plot,) = re.findall(rf'<svg [^>]*aria-label="{label}[^"]*".*?</svg>', html, flags=re.DOTALL)
+        assert re.findall(r">(01-\d\d)<", plot) == ["01-06", "01-07", "01-08"]
+    assert 'id="history"' not in page(make_day(of_day))
+
+
+def test_what_the_stages_used_is_told_and_added_up() -> None:
+    manifests = make_manifests()
+    for stage, cores in (("ingest", 30.0), ("train", 123.4)):
+        used = Resources(core_seconds=cores, read_bytes=5 << 20, written_bytes=2 << 30)
+        manifests[stage] = manifests[stage].model_copy(update={"resources": used})
+    words = Checker(page(make_day(manifests))).words
+    assert "train 1 min 02 s 123.4 s 2.0 5 MiB 2.0 GiB 880 MiB" in words
+    assert "features 33.9 s – – – – 2.4 GiB" in words
+    assert "153.4 s 10 MiB 4.0 GiB" in words
 
 
 def outcomes_manifest(ds: str, rates: Mapping[str, float], ripe: str, alerts: int = 0) -> Manifest:
@@ -397,6 +478,8 @@ def test_numbers_and_names_of_any_size_leave_room_for_the_bars(value: float) -> 
         plots.auc_bars([("neural", value, plots.NEURAL), ("ceiling", 0.5, plots.CEILING)]),
         plots.value_bars([("a", value), ("b" * 300, 1.0)], "seconds", "Stages"),
         plots.drift_bars([("a", value, None), ("b" * 300, 1.0, value)]),
+        plots.intervals([("a", value, value, value, plots.NEURAL), ("b" * 300, 1, 0, 2, plots.NEURAL)], "AUC", "S"),
+        plots.daily([("a", [("2026-01-01", value), ("2026-01-02", 1.0)], plots.NEURAL)], "AUC", "D"),
     ):
         ElementTree.fromstring(str(svg))
         assert "0" * 20 not in svg

@@ -75,6 +75,8 @@ def test_a_run_commits_a_manifest_and_a_second_one_does_nothing(ws: Workspace, s
     assert (saved.rows, saved.facts, saved.outputs[0].version) == ({"n": 3}, {"f": 1}, saved.key)
     assert saved.peak_memory_mib["rank0"] == 5.0
     assert saved.peak_memory_mib["python"] > 0
+    assert saved.resources is not None
+    assert saved.resources.core_seconds >= 0
     again = run_stage(stage, spec, ws, DS)
     assert again.skipped
     assert again.manifest == saved

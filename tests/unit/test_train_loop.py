@@ -66,6 +66,7 @@ def test_it_learns(undisturbed: tuple[Job, Report], features: Manifest) -> None:
     assert sum(b["rows"] for b in report.calibration_bins) == 1_000
     assert list_steps(job.checkpoints) == [40, 35]
     assert report.peak_memory_mib["rank0"] > 50
+    assert report.core_seconds["rank0"] > 0
 
 
 def test_half_precision_of_the_dense_part_learns_as_much(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.monitor import facts
-from headrace.monitor.blocks import Block, Cell, Section, Table
+from headrace.monitor import facts, plots
+from headrace.monitor.blocks import Block, Cell, Plot, Section, Table
 from headrace.monitor.sections.day import Day
 from headrace.monitor.sections.quality import metric_name
 
@@ -17,6 +17,10 @@ _SPLITS = {
     "valid_lists": "validation split's lists",
     "test_lists": "test split's lists",
 }
+#: Slices that are drawn: those with most rows.
+_TOP_SLICES = 12
+_COLOUR_NAMES = {"neural": "blue", "XGBoost": "orange", "second stage": "green"}
+_COLOURS = {"neural": plots.NEURAL, "XGBoost": plots.BASELINE, "second stage": plots.CEILING}
 #: What a split's evaluation says, by the name of the model.
 _Told = Mapping[str, Mapping[str, Any]]
 
@@ -42,7 +46,34 @@ def evaluation(day: Day) -> Section:
 def _of_rows(found: _Told, title: str) -> list[Block]:
     """All rows, and their slices where there are any."""
     sliced = any(facts.records(told.get("slices")) for told in found.values())
-    return [_overall(found, title), *([_slices(found, title)] if sliced else [])]
+    return [_overall(found, title), *_intervals(found, title), *([_slices(found, title)] if sliced else [])]
+
+
+def _intervals(found: _Told, title: str) -> list[Block]:
+    """The first metric that has intervals by slice, the slices with most rows, drawn."""
+    every = [of for told in found.values() for of in facts.records(told.get("slices"))]
+    metric = next((str(name) for of in every for name in _of(of, "intervals")), None)
+    if metric is None:
+        return []
+    places = {(str(of.get("slice")), str(of.get("value"))): facts.number(of.get("rows")) or 0.0 for of in every}
+    chosen = sorted(sorted(places, key=lambda place: -places[place])[:_TOP_SLICES])
+    rows = []
+    for place in chosen:
+        for name, told in found.items():
+            for of in facts.records(told.get("slices")):
+                ends = [facts.number(v) for v in facts.sequence(_of(of, "intervals").get(metric))]
+                value = facts.number(_of(of, "metrics").get(metric))
+                if (str(of.get("slice")), str(of.get("value"))) != place or value is None or len(ends) != 2:
+                    continue
+                low, high = ends
+                if low is not None and high is not None:
+                    shown = facts.short(f"{place[0]} {place[1]}")
+                    rows.append((shown, value, low, high, _COLOURS.get(name, plots.INK)))
+    if not rows:
+        return []
+    several = "; ".join(f"{name}: {_COLOUR_NAMES[name]}" for name in found if name in _COLOUR_NAMES)
+    svg = plots.intervals(rows, metric_name(metric), f"{metric_name(metric)} by slice of the {title}")
+    return [Plot(svg, f"{metric_name(metric)} by slice, {title}", several if len(found) > 1 else "")]
 
 
 def _overall(found: _Told, title: str) -> Table:

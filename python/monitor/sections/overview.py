@@ -1,11 +1,11 @@
-"""The day in a handful of numbers, what ran, rows through the stages, time and memory."""
+"""The day in a handful of numbers, what ran, rows through the stages."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from headrace.monitor import facts, plots
-from headrace.monitor.blocks import Block, Card, Cell, Chip, Plot, Section, Table, Text
+from headrace.monitor import facts
+from headrace.monitor.blocks import Block, Card, Cell, Chip, Section, Table, Text
 from headrace.monitor.sections.day import Day, not_run
 from headrace.stages import ORDER
 
@@ -140,26 +140,3 @@ def flow(day: Day) -> Section:
         elif any(day.planned(s) for s in missing):
             tables.append(not_run(" and ".join(s for s in missing if day.planned(s)), title))
     return Section("rows", "Rows through the stages", tuple(tables))
-
-
-def cost(day: Day) -> Section:
-    """Time and peak memory."""
-    done = [m for s in ORDER if (m := day.manifests.get(s)) is not None and s != "report"]
-    if not done:
-        return Section("cost", "Time and memory", (not_run("the day"),))
-    blocks: list[Block] = [
-        Plot(plots.value_bars([(m.stage, m.seconds) for m in done], "seconds", "Seconds by stage", unit=" s"), "Time")
-    ]
-    peaks = [
-        (f"{m.stage}: {_PROCESSES.get(p, p)}", v)
-        for m in done
-        for p, v in facts.numbers(m.peak_memory_mib).items()
-        if v >= 1
-    ]
-    if peaks:
-        svg = plots.value_bars(peaks, "MiB", "Peak memory by process", plots.BASELINE, " MiB")
-        blocks.append(Plot(svg, "Peak resident memory by process"))
-    return Section("cost", "Time and memory", tuple(blocks))
-
-
-_PROCESSES = {"jvm": "JVM", "python": "Python", "children": "largest child", "rank0": "rank 0", "rank1": "rank 1"}

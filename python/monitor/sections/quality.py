@@ -31,6 +31,10 @@ def quality(day: Day) -> Section:
     ]
     if bins:
         blocks.append(Plot(plots.calibration(bins), "Calibration", "Larger dots hold more rows."))
+    lifts = [(name, points, colour) for name, found, colour in bins if (points := lift_of(found))]
+    if lifts:
+        note = "The rate of the rows with the highest predictions, in units of the average rate."
+        blocks.append(Plot(plots.lift(lifts), "Lift", note))
     return Section("quality", "Model quality", tuple(blocks))
 
 
@@ -86,6 +90,23 @@ def metric_name(name: str) -> str:
     metric, _, task = name.partition(".")
     shown = _METRICS.get(metric, metric.replace("_", " "))
     return f"{shown} of {task}" if task else shown
+
+
+def lift_of(bins: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """(share of rows, rate of these rows by the rate of all), highest predictions first.
+
+    Args:
+        bins: (mean predicted, observed rate, rows).
+    """
+    rows, positives = sum(n for _, _, n in bins), sum(rate * n for _, rate, n in bins)
+    if rows <= 0 or positives <= 0:
+        return []
+    found, taken, hits = [], 0.0, 0.0
+    for _, rate, n in sorted(bins, reverse=True):
+        taken, hits = taken + n, hits + rate * n
+        if taken > 0:
+            found.append((taken / rows, hits / taken * rows / positives))
+    return found
 
 
 def _bins(value: Any) -> list[tuple[float, float, float]]:

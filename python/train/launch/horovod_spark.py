@@ -27,6 +27,7 @@ import horovod.spark.runner
 from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
+from headrace import progress
 from headrace.errors import UserError
 from headrace.storage import Location
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
@@ -135,6 +136,9 @@ def _launch(
         if not first:
             first.append(time.perf_counter())
             log.info("%d rank(s) started in %.1f s", ranks, first[0] - tick)
+        if t.phase == "train":
+            rate = t.samples_per_s / job.train.batch_size
+            progress.tell(progress.Progress(t.step, t.total, "steps", rate, t.seconds_left))
         on_progress(t)
 
     with (
@@ -192,9 +196,11 @@ def _launch(
     job.ranks_folder.remove_quietly()
     reports = [a.report for a in results if a.report is not None]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
+    cores = {name: seconds for r in reports for name, seconds in r.core_seconds.items()}
     startup = phase_seconds({**phase_ends, **results[0].phase_ends})
     log.info("%s", show(startup))
-    return reports[0].model_copy(update={"peak_memory_mib": peaks, "startup_seconds": startup})
+    update = {"peak_memory_mib": peaks, "core_seconds": cores, "startup_seconds": startup}
+    return reports[0].model_copy(update=update)
 
 
 @contextmanager

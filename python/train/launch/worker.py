@@ -13,6 +13,7 @@ import os
 import sys
 from contextlib import suppress
 
+from headrace import logs
 from headrace.errors import UserError
 from headrace.train.job import Job
 from headrace.train.launch.startup import end_phase, process_began
@@ -58,7 +59,7 @@ def rank_main(job_json: str) -> str:
     )
     watchdog.on_signals()
     writer = ProgressWriter(job.progress_file) if chief else None
-    logging.basicConfig(handlers=[writer or logging.StreamHandler()], level=logging.INFO if chief else logging.WARNING)
+    logs.configure(writer, text=logging.BASIC_FORMAT, level=logging.INFO if chief else logging.WARNING)
 
     def on_progress(event: ProgressEvent) -> None:
         end_phase(phase_ends, "first_step")

@@ -71,3 +71,9 @@ def cache_report(model: ShardedModel, collective: Collective) -> dict[str, dict[
 def peak_mib() -> float:
     """Peak resident size of this process, MiB."""
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def core_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round(sum(r.ru_utime + r.ru_stime for r in both), 3)

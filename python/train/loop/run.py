@@ -24,7 +24,7 @@ from headrace.train.job import Job
 from headrace.train.loop.evaluation import Evaluations
 from headrace.train.loop.item_shares import ItemShares
 from headrace.train.loop.observe import observe_training_rows
-from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
+from headrace.train.loop.report import cache_report, core_seconds, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
 from headrace.train.setup.changes import changes_of, saved_bytes
@@ -173,6 +173,7 @@ def train(
         dynamic=dynamic,
         cached=cached,
         peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},
+        core_seconds={f"rank{collective.world.rank}": core_seconds()},
     )
 
 

@@ -1,0 +1,20 @@
+"""`headrace metrics`: a pipeline's metrics as Prometheus' text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.commands.screen import out
+from headrace.config import load_spec
+from headrace.observe.prometheus.metrics import metrics_of
+from headrace.observe.prometheus.text import render
+from headrace.workspace import Workspace
+
+
+def metrics(ws: Workspace, pipeline: str, overrides: Sequence[str] = ()) -> None:
+    """Print them.
+
+    Raises:
+        UserError: the pipeline is unknown, a manifest is damaged.
+    """
+    out.print(render(metrics_of(ws, load_spec(pipeline, overrides).pipeline)), markup=False, soft_wrap=True, end="")

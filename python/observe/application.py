@@ -1,0 +1,130 @@
+"""What others hear of the stages of an application: log context, events, metrics, a file about the stage at work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headrace import logs
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.observe.openlineage.runs import RunEvents, parent_of_process
+from headrace.observe.prometheus.file import write_metrics
+from headrace.observe.run_id import Run, new_run_id
+from headrace.observe.running import RunningFile, RunningStage
+from headrace.stage import RunPlan
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.observe")
+
+
+class Observation:
+    """Of the stages that this process runs. Nothing here fails a stage: what goes wrong is told once.
+
+    Args:
+        spec: the pipeline.
+        ws: the workspace.
+    """
+
+    def __init__(self, spec: Spec, ws: Workspace) -> None:
+        self._spec, self._ws = spec, ws
+        self._events = RunEvents(spec, ws)
+        self._parent, self._root = parent_of_process()
+        self._told = False
+
+    @contextmanager
+    def stage(self, name: str, ds: str) -> Iterator[StageObservation]:
+        """Around one turn of a stage; an exception that leaves it is told as its failure, where it had begun."""
+        run = Run(self._spec.pipeline, ds, name, new_run_id(), self._parent, self._root)
+        logs.set_context(pipeline=run.pipeline, ds=ds, stage=name, run_id=run.run_id)
+        turn = StageObservation(run, self)
+        try:
+            yield turn
+        except BaseException as e:
+            turn.failed(e)
+            raise
+        finally:
+            turn.end()
+            logs.set_context(pipeline=run.pipeline)
+
+    def close(self) -> None:
+        """Wait for events that are on their way, no longer than the spec allows."""
+        self.quietly(self._events.close)
+
+    def started(self, run: Run, plan: RunPlan) -> RunningFile:
+        """Its work begins."""
+        self.quietly(lambda: self._events.start(run, plan))
+        before = plan.manifest or self._earlier(run)
+        now = time.time()
+        stage = RunningStage(run.stage, run.ds, run.run_id, os.getpid(), now, now, before.seconds if before else None)
+        return RunningFile(self._ws, run.pipeline, stage)
+
+    def completed(self, run: Run, plan: RunPlan, manifest: Manifest) -> None:
+        """Its manifest is written."""
+        self.quietly(lambda: self._events.complete(run, plan, manifest))
+        if (folder := self._spec.observe.prometheus) is not None:
+            self.quietly(lambda: write_metrics(self._ws, self._spec, folder))
+
+    def failed(self, run: Run, plan: RunPlan, e: BaseException) -> None:
+        """It raised."""
+        trace = None if isinstance(e, UserError) else "".join(traceback.format_exception(e))
+        self.quietly(lambda: self._events.fail(run, str(e) or type(e).__name__, trace, plan))
+
+    def quietly(self, act: Callable[[], object]) -> None:
+        """Do something that no stage depends on."""
+        try:
+            act()
+        except Exception as e:  # a receiver, a folder, a library of theirs
+            if not self._told:
+                self._told = True
+                log.warning("who observes pipeline '%s' was not told: %s: %s", self._spec.pipeline, type(e).__name__, e)
+
+    def _earlier(self, run: Run) -> Manifest | None:
+        """Of the newest earlier day on which the stage was run."""
+        for ds in reversed([d for d in self._ws.days(run.pipeline) if d < run.ds]):
+            found = Manifest.load(self._ws.manifest(run.pipeline, ds, run.stage))
+            if found is not None:
+                return found
+        return None
+
+
+@dataclass
+class StageObservation:
+    """One turn of a stage."""
+
+    run: Run
+    observation: Observation
+    plan: RunPlan | None = None
+    file: RunningFile | None = None
+
+    def begin(self, plan: RunPlan) -> None:
+        """It has work to do."""
+        self.plan = plan
+        self.observation.quietly(self._open)
+
+    def done(self, manifest: Manifest) -> None:
+        """It has done it."""
+        if self.plan is not None:
+            self.observation.completed(self.run, self.plan, manifest)
+
+    def failed(self, e: BaseException) -> None:
+        """It has failed, where it had begun."""
+        if self.plan is not None:
+            self.observation.failed(self.run, self.plan, e)
+
+    def end(self) -> None:
+        """It is over, in one way or the other."""
+        if self.file is not None:
+            self.observation.quietly(lambda: self.file.__exit__() if self.file else None)
+
+    def _open(self) -> None:
+        assert self.plan is not None
+        file = self.observation.started(self.run, self.plan)
+        file.__enter__()
+        self.file = file

@@ -1,0 +1,1 @@
+"""Events of runs as OpenLineage has them (https://openlineage.io/docs/spec), by its own client."""

@@ -1,0 +1,118 @@
+"""What OpenLineage calls the things that stages read and write: namespace and name, as its naming page has them.
+
+https://openlineage.io/docs/spec/naming
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from headrace.config import Spec, Warehouse
+from headrace.manifest import Manifest
+from headrace.workspace import Workspace
+
+#: Inputs of a source table: one a day, and one for all days before.
+_OF_DAY = re.compile(r"/(before|\d{4}-\d{2}-\d{2})$")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+#: Stores whose objects have keys, which begin with no slash.
+_OBJECT_STORES = ("s3", "gs", "wasb", "wasbs")
+#: Schemes by which Hadoop's connectors call a store.
+_SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss"}
+_PORTS = {"postgres": 5432, "redshift": 5439, "clickhouse": 8443}
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """A dataset: unique within its namespace."""
+
+    namespace: str
+    name: str
+
+
+def job_name(pipeline: str, stage: str) -> str:
+    """Of a stage; of the whole run without one."""
+    return f"{pipeline}.{stage}" if stage else pipeline
+
+
+def name_of(ws: Workspace, kind: str, name: str) -> DatasetName:
+    """Of a file, a folder or a table in a workspace or elsewhere, by what a manifest calls it."""
+    if kind == "table":
+        name = _OF_DAY.sub("", name)
+    return of_location(name if _URI.match(name) else ws.locate(name).uri)
+
+
+def of_location(uri: str) -> DatasetName:
+    """Of what a URI names: `file` and an absolute path, else the store and the object's path in it."""
+    parts = urlsplit(uri)
+    scheme = _SCHEMES.get(parts.scheme, parts.scheme)
+    if scheme in ("", "file"):
+        return DatasetName("file", unquote(parts.path) if scheme else uri)
+    path = parts.path.lstrip("/") if scheme in _OBJECT_STORES else parts.path
+    return DatasetName(f"{scheme}://{parts.netloc.rpartition('@')[2] if scheme != 'abfss' else parts.netloc}", path)
+
+
+def of_warehouse(spec: Spec, ws: Workspace, manifest: Manifest) -> DatasetName:
+    """Of the table that the stage `publish` wrote."""
+    assert spec.publish is not None
+    conf, label = spec.publish.warehouse, str(manifest.facts.get("table"))
+    found = _WAREHOUSES.get(conf.kind)
+    if found is not None:
+        return found(conf, label)
+    if conf.kind == "embedded":
+        return _postgres(conf.model_copy(update={"host": "localhost", "port": _embedded_port(ws)}), label)
+    where = str(manifest.facts.get("warehouse"))
+    # Files: the label is the table's folder, or its name in a file.
+    if _URI.match(label) or label.startswith("/"):
+        return of_location(label)
+    return DatasetName(where if _URI.match(where) else f"{conf.kind}://{where}", label)
+
+
+def _embedded_port(ws: Workspace) -> int:
+    try:
+        return int((ws.postgres / "port").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _address(scheme: str, conf: Warehouse) -> str:
+    port = conf.port or _PORTS.get(scheme, 0)
+    return f"{scheme}://{conf.host}:{port}" if port else f"{scheme}://{conf.host}"
+
+
+def _postgres(conf: Warehouse, label: str) -> DatasetName:
+    return DatasetName(_address("postgres", conf), f"{conf.database}.{label}")
+
+
+def _redshift(conf: Warehouse, label: str) -> DatasetName:
+    # CLUSTER.ACCOUNT.REGION.redshift.amazonaws.com
+    parts = conf.host.split(".")
+    cluster = f"{parts[0]}.{parts[2]}" if conf.host.endswith(".redshift.amazonaws.com") else conf.host
+    return DatasetName(f"redshift://{cluster}:{conf.port or _PORTS['redshift']}", f"{conf.database}.{label}")
+
+
+def _snowflake(conf: Warehouse, label: str) -> DatasetName:
+    name = label if label.count(".") > 1 else f"{conf.database}.{label}"
+    return DatasetName(f"snowflake://{conf.options.get('account', conf.host)}", name)
+
+
+def _sqlalchemy(conf: Warehouse, label: str) -> DatasetName:
+    parts = urlsplit(conf.url or "")
+    dialect = {"postgresql": "postgres", "mariadb": "mysql"}.get(d := parts.scheme.partition("+")[0], d)
+    if dialect == "sqlite":
+        return DatasetName("file", f"{parts.path[1:] or parts.path}/{label}")
+    host = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    return DatasetName(f"{dialect}://{host}", ".".join(p for p in (parts.path.strip("/"), label) if p))
+
+
+_WAREHOUSES: Mapping[str, Callable[[Warehouse, str], DatasetName]] = {
+    "postgres": _postgres,
+    "redshift": _redshift,
+    "snowflake": _snowflake,
+    "sqlalchemy": _sqlalchemy,
+    "clickhouse": lambda conf, label: DatasetName(_address("clickhouse", conf), label),
+    "bigquery": lambda conf, label: DatasetName("bigquery", f"{conf.catalog}.{label}" if conf.catalog else label),
+    "databricks": lambda conf, label: DatasetName(f"databricks://{conf.host}", label),
+}

@@ -1,0 +1,1 @@
+"""Metrics of a pipeline as a text file of Prometheus."""

@@ -1,0 +1,105 @@
+"""`headrace status --watch`: progress of a stage at work, plain lines where there is no terminal, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace import progress
+from headrace.commands.watch import describe
+from headrace.config import load_spec
+from headrace.observe.application import Observation
+from headrace.observe.running import RunningFile, RunningStage
+from headrace.progress import Progress
+from headrace.stage import run_lock, run_stage
+from headrace.workspace import Workspace
+from tests.cli_support import DS, Fake, Yard, make_yard
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    return make_yard(tmp_path, monkeypatch)
+
+
+def stage(began: float = 0.0, expected: float | None = None, p: Progress | None = None) -> RunningStage:
+    return RunningStage("train", DS, "id", os.getpid(), began, began, expected, p)
+
+
+def test_how_far_a_stage_is() -> None:
+    assert describe(stage(), 75) == "train: at work for 1 min 15 s"
+    assert describe(stage(expected=180), 5) == "train: at work for 5.0 s; the last time it took 3 min 00 s"
+    told = describe(stage(expected=180, p=Progress(30, 120, "steps", 12.345, 7.29)), 2)
+    assert told.endswith("[######..................] 30 of 120 steps (25 %), 12.3 steps a second, 7.3 s left")
+    assert describe(stage(p=Progress(0, 4, "tasks of Spark")), 2).endswith("0 of 4 tasks of Spark (0 %)")
+
+
+def test_a_stage_at_work_is_seen_from_another_process_until_it_ends(ws: Workspace) -> None:
+    """By the file that the application keeps: its stage tells progress while it works."""
+    spec, seen = load_spec("clicks"), []
+
+    class Working(Fake):
+        def run(self, ctx):  # type: ignore[no-untyped-def]
+            progress.tell(Progress(3, 10, "steps", 2.0, 3.5))
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                found = RunningStage.read(ws, "clicks")
+                if found and found[0].progress:
+                    seen.append(found[0])
+                    break
+                time.sleep(0.05)
+            return super().run(ctx)
+
+    observation = Observation(spec, ws)
+    for ds in ("2026-01-02", DS):
+        with observation.stage("ingest", ds) as turn:
+            turn.done(run_stage(Working("ingest"), spec, ws, ds, turn.begin).manifest)
+        assert RunningStage.read(ws, "clicks") == []
+    observation.close()
+    first, second = seen
+    assert (first.stage, first.ds, first.pid) == ("ingest", "2026-01-02", os.getpid())
+    assert first.progress == Progress(3, 10, "steps", 2.0, 3.5)
+    assert (first.expected_seconds, second.expected_seconds is not None) == (None, True)
+    assert first.run_id != second.run_id
+
+
+def test_a_process_that_is_gone_is_at_nothing(ws: Workspace) -> None:
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    gone = RunningStage("train", DS, "id", int(done.stdout), 0.0, 0.0)
+    gone.write(ws.running("clicks") / "train.json")
+    (ws.running("clicks") / "features.json").put_text("{")
+    assert RunningStage.read(ws, "clicks") == []
+
+
+def test_without_a_terminal_only_news_are_said_and_ctrl_c_ends_it_well(yard: Yard) -> None:
+    yard.run("--to", "features")
+    ws = Workspace(yard.home)
+    line = [sys.executable, "-m", "headrace.cli", "status", "clicks", "--ds", DS, "--home", str(yard.home)]
+    lines: list[str] = []
+    with subprocess.Popen([*line, "--watch", "--every", "0.1"], stdout=subprocess.PIPE, text=True) as watching:
+        stdout = watching.stdout
+        assert stdout is not None
+        reader = threading.Thread(target=lambda: lines.extend(iter(stdout.readline, "")))
+        reader.start()
+
+        def wait_for(text: str) -> None:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and watching.poll() is None:
+                if any(text in line for line in lines):
+                    return
+                time.sleep(0.05)
+            raise AssertionError(f"{text!r} is not in {lines}")
+
+        wait_for("clicks 2026-01-03 promote: missing")
+        with run_lock(ws, "clicks"), RunningFile(ws, "clicks", stage(time.time())):
+            wait_for("train at work: train: at work for")
+        watching.send_signal(signal.SIGINT)
+        reader.join(30)
+        assert watching.wait(30) == 0
+    assert len([line for line in lines if "features: " in line]) == 1

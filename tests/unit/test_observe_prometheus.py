@@ -1,0 +1,147 @@
+"""The metrics file, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.manifest import Resources
+from headrace.observe.prometheus.file import write_metrics
+from headrace.observe.prometheus.text import Metric, render
+from headrace.workspace import Workspace
+from tests.report_support import DS, make_manifests
+
+Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parse(text: str) -> Found:
+    """(name, labels) -> value; each family has help and type."""
+    found: Found = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        assert family.type == "gauge"
+        for sample in family.samples:
+            place = (sample.name, tuple(sorted(sample.labels.items())))
+            assert place not in found
+            found[place] = float(sample.value)
+    return found
+
+
+def value(found: Found, name: str, **labels: str) -> float:
+    return found[name, tuple(sorted({"pipeline": "clicks", **labels}.items()))]
+
+
+def test_a_pipeline_is_told_from_its_manifests(ws: Workspace, tmp_path: Path) -> None:
+    earlier = make_manifests("2026-01-07")
+    made = make_manifests()
+    ran = made["train"].model_copy(
+        update={
+            "resources": Resources(core_seconds=101.5, read_bytes=12, written_bytes=34),
+            "facts": {
+                **made["train"].facts,
+                "forgetting": {"ds": "2026-01-01", "metrics": {"auc": 0.71}},
+                "saved": {"bytes": 4096},
+            },
+        }
+    )
+    gate = made["drift"].model_copy(
+        update={
+            "stage": "gate",
+            "facts": {
+                "verdict": "refused",
+                "rules": [{"key": "gate.min.auc", "figure": "auc", "passed": False, "value": 0.7, "limit": 0.75}],
+            },
+        }
+    )
+    outcomes = made["drift"].model_copy(
+        update={
+            "stage": "outcomes",
+            "facts": {
+                "days": [
+                    {"served_ds": day, "label": "click", "metric": "rate", "estimate": rate, "ripe": day < "2026-01-06"}
+                    for day, rate in (("2026-01-04", 0.1), ("2026-01-05", 0.2), ("2026-01-06", 0.3))
+                ],
+                "alerts": [{}],
+            },
+        }
+    )
+    for m in (*earlier.values(), *({**made, "train": ran, "gate": gate, "outcomes": outcomes}).values()):
+        if (m.ds, m.stage) != (DS, "publish"):  # of the newest day that it is done
+            m.save(ws.manifest("clicks", m.ds, m.stage))
+    model = ws.locate(made["train"].output("model").name).local_path()
+    model.mkdir(parents=True)
+    (model / "weights").write_bytes(b"x" * 321)
+    write_metrics(ws, load_spec("clicks"), str(tmp_path / "collector"))
+    assert [p.name for p in (tmp_path / "collector").iterdir()] == ["headrace_clicks.prom"]
+    found = parse((tmp_path / "collector" / "headrace_clicks.prom").read_text())
+
+    ended = ran.started + timedelta(seconds=ran.seconds)
+    assert value(found, "headrace_stage_last_success_timestamp_seconds", stage="train") == ended.timestamp()
+    assert value(found, "headrace_stage_duration_seconds", stage="train") == 61.7
+    midnight = datetime(2026, 1, 7, tzinfo=UTC).timestamp()
+    assert value(found, "headrace_stage_day_timestamp_seconds", stage="publish") == midnight
+    assert value(found, "headrace_stage_day_timestamp_seconds", stage="score") == midnight + 86_400
+    assert value(found, "headrace_stage_rows", stage="ingest", count="quarantined") == 74
+    events = {"stage": "ingest", "output": "lake/clicks/events"}
+    assert value(found, "headrace_stage_output_rows", **events) == 60_012
+    assert value(found, "headrace_stage_output_bytes", stage="train", output="model") == 321
+    assert value(found, "headrace_disk_used_bytes", kind="models") == 321
+    assert value(found, "headrace_stage_core_seconds", stage="train") == 101.5
+    assert value(found, "headrace_stage_storage_written_bytes", stage="train") == 34
+    assert value(found, "headrace_stage_peak_memory_bytes", stage="train", process="rank0") == 880.1 * 2**20
+    assert value(found, "headrace_model_metric", stage="train", metric="auc") == 0.7694
+    assert value(found, "headrace_model_metric", stage="baseline", metric="log_loss") == 0.4301
+    assert value(found, "headrace_model_version", stage="train") == 8
+    assert value(found, "headrace_model_forgetting_metric", stage="train", metric="auc") == 0.71
+    assert value(found, "headrace_model_saved_embedding_bytes", stage="train") == 4096
+    assert value(found, "headrace_gate_passed") == 0
+    assert value(found, "headrace_gate_rule_passed", rule="gate.min.auc", figure="auc") == 0
+    assert value(found, "headrace_drift_psi", side="input", column="item_price") == 0.4321
+    assert value(found, "headrace_drift_over_limit", side="input", column="item_price") == 1
+    click = {"label": "click", "metric": "rate"}
+    assert value(found, "headrace_outcome", days="newest", **click) == 0.3
+    assert value(found, "headrace_outcome", days="ripe", **click) == 0.2
+    assert value(found, "headrace_outcome_alerts") == 1
+
+
+def test_nothing_has_run(ws: Workspace, tmp_path: Path) -> None:
+    write_metrics(ws, load_spec("clicks"), str(tmp_path))
+    assert parse((tmp_path / "headrace_clicks.prom").read_text()) == {}
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12)
+finite = st.floats(allow_nan=False)
+
+
+@given(st.dictionaries(texts, finite, min_size=1, max_size=5), texts)
+def test_any_label_value_and_number_is_read_back(samples: dict[str, float], help_text: str) -> None:
+    metric = Metric("headrace_x", f"a{help_text}")
+    for label, number in samples.items():
+        metric.add(number, column=label)
+    (family,) = text_string_to_metric_families(render([metric]))
+    assert {s.labels["column"]: float(s.value) for s in family.samples} == samples
+
+
+def test_numbers_that_are_none_and_samples_that_repeat() -> None:
+    metric = Metric("headrace_x", "X.")
+    for number in (math.nan, math.inf, -math.inf):
+        metric.add(number, of=str(number))
+    metric.add(None, of="none")
+    metric.add(1, of="twice")
+    metric.add(2, of="twice")
+    found = {labels[0][1]: number for (_, labels), number in parse(render([metric])).items()}
+    assert math.isnan(found.pop("nan"))
+    assert found == {"inf": math.inf, "-inf": -math.inf, "twice": 2.0}
+
+
+def test_a_folder_that_is_no_folder_is_told_by_the_spec() -> None:
+    with pytest.raises(UserError, match="s3"):
+        load_spec("clicks", ["observe.prometheus=s3://bucket/metrics"])
