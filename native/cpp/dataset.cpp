@@ -136,7 +136,7 @@ void pad_lists(const int32_t* offsets, const In* __restrict values, int64_t rows
 
 extern "C" {
 
-int headrace_dataset_version() { return 6; }
+int headrace_dataset_version() { return 7; }
 
 // Whether the chunk was read.
 int headrace_read_plain(int fd, int64_t start, int64_t end, int64_t width, int optional, int64_t values, uint8_t* out) {

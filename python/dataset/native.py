@@ -1,6 +1,7 @@
 """The C++ loops of native/cpp/dataset.cpp, where `make native` has built them; elsewhere Arrow and NumPy work.
 
-The library has those of native/cpp/dictionary.cpp and dictionary_chunk.cpp, too, for headrace.features.engines.arrow.
+The library has those of native/cpp/dictionary.cpp, dictionary_chunk.cpp and row_order.cpp, too, for
+headrace.features.engines.arrow.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Array = npt.NDArray[Any]
 Order = npt.NDArray[np.int32]
 
 #: Raise it with that of native/cpp/dataset.cpp when a function's name, arguments or meaning change.
-_VERSION = 6
+_VERSION = 7
 _I64, _U64, _I32, _P = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 DATASET = native.Interface(
     "libheadrace_dataset.so",
@@ -32,6 +33,7 @@ DATASET = native.Interface(
         "headrace_gather": (_U64, (_P, _I64, _P, _I64, _P, _P, _P, _I64, _I64)),
         "headrace_scatter": (_I32, (_P, _I64, _P, _I64, _P, _I64, _P)),
         "headrace_take": (_I32, (_P, _I64, _P, _I64, _P)),
+        "headrace_row_order": (_I32, (_P, _P, _I64, _I64, _I64, _P, _P, _P)),
         "headrace_count": (_I32, (_P, _I64, _P, _I64, _I64, _I64, _P)),
         "headrace_narrow": (_I32, (_P, _P, _I64, _I64, _I64, _I64, _P)),
         "headrace_encode_integers": (_I64, (_P, _I64, _P, _I64, _I64, _I64, _P, _I64, _P, _P, _P)),

@@ -214,9 +214,14 @@ def test_row_groups_are_the_same_without_the_library(
         with monkeypatch.context() as patch:
             patch.setattr(native, "library", lambda library=library: library)
             made, _ = row_groups(file, local(tmp_path / str(library is None)), layout)
-        assert len(made) == (2 if rows_a_part > n else 6)
-        found.append([{c: g.column(c).decode().to_pylist() for c in types} | {"h": g.hashes.tolist()} for g in made])
-        assert made[0].column("text").indices is not None
-        assert made[0].column("number").indices is not None
+        # Numbers of a dictionary's values have fewer bytes than a cell, so with them a part has more rows.
+        assert len(made) == 2 if rows_a_part > n else 2 < len(made) <= 6
+        whole = {c: [v for g in made for v in g.column(c).decode().to_pylist()] for c in types}
+        found.append(whole | {"h": [h for g in made for h in g.hashes.tolist()]})
+        for part in made:
+            for name in ("text", "number"):
+                column = part.column(name)
+                assert column.indices is not None
+                assert len(column.values) <= 8 * part.rows
     assert found[0] == found[1]
-    assert [v for part in found[0] for v in part["text"]] == table.column("text").to_pylist()
+    assert found[0]["text"] == table.column("text").to_pylist()

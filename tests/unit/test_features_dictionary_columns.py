@@ -56,6 +56,31 @@ def test_take(built: bool, dtype: type) -> None:
 @BOTH
 @given(data=st.data())
 @settings(deadline=None, max_examples=60)
+def test_row_order(built: bool, data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    n = data.draw(st.sampled_from([0, 1, 5, 300, 3_000]))
+    ends = np.iinfo(np.int64)
+    # Even ones as real hashes are; few, some of them next to each other; the ends.
+    few = np.array([ends.min, ends.min + 1, -1, 0, 1, 7, 2**40, ends.max])
+    hashes = rng.integers(ends.min, ends.max, n) if data.draw(st.booleans()) else few[rng.integers(0, len(few), n)]
+    parts = data.draw(st.sampled_from([1, 2, 40, 300, 70_000]))
+    part = None
+    if data.draw(st.booleans()):
+        part = rng.integers(0, min(parts, 350) + 1, n).astype(kernels.index_type(parts + 1))  # the last is no part
+    rows, sorted_, edges = kernels.row_order(hashes, part, parts if part is not None else 1)
+    count = 1 if part is None else parts
+    keys = [(0 if part is None else int(part[i]), int(hashes[i]), i) for i in range(n)]
+    wanted = sorted(key for key in keys if key[0] < count)
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [i for _, _, i in wanted]
+    assert sorted_.tolist() == [h for _, h, _ in wanted]
+    sizes = np.bincount([p for p, _, _ in wanted], minlength=count)
+    assert edges.tolist() == [0, *np.cumsum(sizes).tolist()]
+
+
+@BOTH
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
 def test_counts_and_widths(built: bool, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 3, 256, 257, 65_536, 65_537]))
     given_ = data.draw(st.lists(st.one_of(st.none(), st.integers(0, max(size - 2, 0))), min_size=1, max_size=60))

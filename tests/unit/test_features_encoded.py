@@ -27,6 +27,7 @@ from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
+from headrace.features.engines.arrow.row_order import row_order
 from headrace.features.engines.arrow.split import DROPPED, split_codes
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import WrittenDataset, plan_files
@@ -405,12 +406,12 @@ def test_rows_of_one_hash_are_in_the_order_of_file_and_line(data: st.DataObject)
         range(len(flat)),
         key=lambda i: (flat[i][0], (flat[i][1] or "").encode(), -1 if flat[i][2] is None else flat[i][2]),
     )
-    assert module._in_order(hashes, sources).tolist() == wanted
+    assert row_order(hashes, sources).rows.tolist() == wanted
 
 
 def test_many_rows_of_one_identity_are_ordered_at_once() -> None:
     # Negatives that are drawn for a line have its identity: half a million ties in MovieLens.
     row_group = FakeRowGroup(["f"] * 200_000, [i // 100 for i in range(200_000)])
     hashes = np.repeat(np.arange(2_000)[::-1], 100)
-    taken = module._in_order(hashes, [(row_group, np.arange(200_000))])
+    taken = row_order(hashes, [(row_group, np.arange(200_000))]).rows
     assert taken.tolist() == [100 * (1_999 - h) + i for h in range(2_000) for i in range(100)]

@@ -145,7 +145,10 @@ class DistinctLookup:
             return self.lookup.codes(values)
         if not values.null_count:
             return self.lookup.of_distinct(values)
-        valid = values.is_valid().to_numpy(zero_copy_only=False)
         out = np.full(len(values), NULL_CODE, np.int32)
+        if values.null_count == 1 and not values[-1].is_valid:  # no text is copied
+            out[:-1] = self.lookup.of_distinct(values[:-1])
+            return out
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
         out[valid] = self.lookup.of_distinct(values.drop_null())
         return out

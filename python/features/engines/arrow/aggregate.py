@@ -115,7 +115,10 @@ def _of_values(statistic: Statistic, column: DictionaryColumn, rows: TrainRows) 
             out["key"] = pa.array(rounded(x[there], statistic.bits))
         else:
             there = (weights > 0) & column.values.is_valid().to_numpy(zero_copy_only=False)
-            out["key"] = column.values.filter(pa.array(there)).cast(pa.string())
+            # Most often all values are there, the last of them null.
+            whole = there.all() or there[:-1].all()
+            chosen = column.values.slice(0, np.count_nonzero(there)) if whole else column.values.filter(pa.array(there))
+            out["key"] = chosen.cast(pa.string())
         out["rows"] = pa.array(weights[there])
         if statistic.day:
             out["day"] = pa.array(rows.first_day(column.indices, size)[there])

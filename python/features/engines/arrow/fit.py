@@ -87,7 +87,7 @@ class LakeFit:
         return FittedState(self._base.states[i][j], tables)
 
     def merge(self, results: Sequence[Mapping[str, Any]]) -> None:
-        """What `AggregateTask` found in each file."""
+        """What `AggregateTask` found in each file, which is gone then."""
         parts: dict[Name, list[Partial]] = {}
         for result in results:
             for i, j, name, start in result["parts"]:
@@ -106,6 +106,8 @@ class LakeFit:
                 self._values.setdefault(name, []).append(counted)
             finished = pool.map(self._finish, partials, partials.values())
             learned = dict(zip(partials, finished, strict=True))
+        for result in results:  # before they are written to the disk
+            (self._folder / result["path"]).remove_quietly()
         for i, chain in enumerate(self._workflow.chains):
             j = len(self._learned[i])
             if j < len(chain.steps):

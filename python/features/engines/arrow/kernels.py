@@ -63,6 +63,47 @@ def take(values: Array, rows: Rows) -> Array:
     return out
 
 
+def row_order(
+    hashes: npt.NDArray[np.int64], part: Indices | None, parts: int
+) -> tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows by part, hash and number, but those of other parts than 0..parts-1.
+
+    Args:
+        hashes: [n].
+        part: of each row [n]; None: 0.
+
+    Returns:
+        The rows; their hashes; where among them each part begins and the last one ends, int64 [parts + 1].
+
+    Raises:
+        MemoryError: there is none left for 32 bytes a row.
+    """
+    lib, n = native.library(), len(hashes)
+    if lib is None:
+        order = np.argsort(hashes, kind="stable")
+        edges = np.array([0, n])
+        if part is not None:
+            order = order[np.argsort(part[order], kind="stable")]
+            edges = np.searchsorted(part[order], np.arange(parts + 1))
+        order = order[: edges[-1]]
+        return order.astype(np.int32), hashes[order], edges
+    hashes = np.ascontiguousarray(hashes)
+    part = None if part is None else np.ascontiguousarray(part)
+    rows, sorted_, edges = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(parts + 1, np.int64)
+    if not lib.headrace_row_order(
+        address(hashes),
+        None if part is None else address(part),
+        0 if part is None else part.itemsize,
+        n,
+        parts,
+        address(rows),
+        address(sorted_),
+        address(edges),
+    ):
+        raise MemoryError(f"no memory to sort {n} rows")
+    return rows[: edges[-1]], sorted_[: edges[-1]], edges
+
+
 def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.NDArray[np.int64]:
     """How many of the rows that `mask` has (None: all) have each of the values 0..size-1. int64 [size]."""
     lib = native.library()

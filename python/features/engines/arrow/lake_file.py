@@ -35,7 +35,8 @@ from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 _FORMAT = 2
 _META = "pieces.json"
 FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
-#: What a task may decode at once: 614,000 rows of 41 columns. Of texts the values come on top, of lists their elements.
+#: What a task may decode at once, and what a value takes that is no number of a dictionary's: 1.7 million rows of
+#: Criteo's 41 columns. Of texts the values come on top, of lists their elements.
 _DECODED_BYTES, _CELL_BYTES = 192 << 20, 8
 #: Of a row group with more none is read but in parts.
 _HELD_BYTES = 4 * _DECODED_BYTES
@@ -173,13 +174,15 @@ def _decoded(
         numbered: columns that may come as a dictionary, apart from the table, with their types.
     """
     rows = parquet.metadata.row_group(group).num_rows
-    decoded = rows * len(columns) * _CELL_BYTES
-    parts = -(-decoded // _DECODED_BYTES)
-    if not parts:
+    if not rows or not columns:
         return
     # Of a row group in parts these are held whole until the last one, half a cell's bytes at most.
-    ready = dictionary_columns(parquet, fd, group, numbered) if decoded <= _HELD_BYTES else {}
+    held = rows * len(columns) * _CELL_BYTES <= _HELD_BYTES
+    ready = dictionary_columns(parquet, fd, group, numbered) if held else {}
     rest = [name for name in columns if name not in ready] or columns[:1]
+    # A part makes dictionaries of its own of those of the whole, which takes half as long as to decode them.
+    decoded = rows * len(rest) * _CELL_BYTES + sum(column.indices.nbytes for column in ready.values())
+    parts = -(-decoded // _DECODED_BYTES)
     if parts == 1:
         yield parquet.read_row_group(group, columns=rest, use_threads=False), ready
         return
@@ -287,7 +290,11 @@ def row_hashes(source: pa.DictionaryArray, lines: pa.Array) -> npt.NDArray[np.in
 
     int64 [rows].
     """
-    seed = xxhash64_strings(source.dictionary)[source.indices.to_numpy()]
+    seeds = xxhash64_strings(source.dictionary)
+    # Most files have one name.
+    seed = np.full(len(source), seeds[0]) if len(seeds) == 1 else seeds[source.indices.to_numpy()]
+    if not lines.null_count:
+        return xxhash64_integers(lines.to_numpy(), seed)
     line = pc.fill_null(lines, 0).to_numpy(zero_copy_only=False)
     return np.where(lines.is_valid().to_numpy(zero_copy_only=False), xxhash64_integers(line, seed), seed)
 

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.features.engines.arrow.aggregate import TrainRows
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.kernels import count
 from headrace.features.engines.arrow.lake_file import (
     FILE,
     LINE,
@@ -204,11 +205,11 @@ class _ScanTask:
         """
         for row_group in found:
             split = self.splitter.split(row_group)
-            splits += np.bincount(split[split >= 0], minlength=len(splits))
+            splits += [np.count_nonzero(split == k) for k in range(len(splits))]
             day = self.splitter.days(row_group)
             if day is not None:
-                for d, count in zip(*np.unique(day[split >= 0], return_counts=True), strict=True):
-                    by_day[int(d)] = by_day.get(int(d), 0) + int(count)
+                for d, n in zip(*np.unique(day[split >= 0], return_counts=True), strict=True):
+                    by_day[int(d)] = by_day.get(int(d), 0) + int(n)
             faults += label_faults(row_group.column(self.splitter.label), split >= 0)
             yield row_group, self.splitter.train(row_group, split)
 
@@ -220,7 +221,7 @@ def label_faults(label: DictionaryColumn, inside: np.ndarray[Any, np.dtype[np.bo
     bad = ~null & (values != 0) & (values != 1)
     if label.indices is None:
         return int(np.count_nonzero(null & inside)), int(np.count_nonzero(bad & inside))
-    counts = np.bincount(label.indices[inside], minlength=len(values))
+    counts = count(label.indices, None if inside.all() else inside, len(values))
     return int(counts[null].sum()), int(counts[bad].sum())
 
 

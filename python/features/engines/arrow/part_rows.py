@@ -51,7 +51,9 @@ class PartRows:
         """A feature's values; of lists see `output_lists`."""
         by_value = self._arrays.get(f"value.{feature.name}")
         if by_value is None:
-            return Values(self._arrays[f"row.{feature.name}"][self._mine], None)
+            found = self._arrays[f"row.{feature.name}"][self._mine]
+            # Codes are kept in as few bytes as hold them.
+            return Values(found.astype(np.int32) if found.dtype.kind == "u" else found, None)
         return Values(by_value, self._index(feature.sources[0]))
 
     def label(self, name: str) -> Values:

@@ -23,7 +23,11 @@ DayNumbers = npt.NDArray[np.int64]
 def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, DictionaryColumn]) -> SplitCodes:
     """Each row's position in `splits`, DROPPED for none. int8 [rows]."""
     if isinstance(rule, TimeRule):
-        day = days(columns[rule.column].decode())
+        time = columns[rule.column].decode()
+        if (one := _one_day(time)) is not None:
+            inside = rule.first <= one <= rule.last
+            return np.full(len(time), splits.index(rule.split_of(one)) if inside else DROPPED, np.int8)
+        day = days(time)
         found = np.where(day >= rule.valid, splits.index("valid"), splits.index("train"))
         if rule.test is not None:
             found = np.where(day >= rule.test, splits.index("test"), found)
@@ -47,7 +51,21 @@ def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, Diction
 
 def days(time: pa.Array) -> DayNumbers:
     """Days since 1970 in UTC of a timestamp (in microseconds) or date column; before all days for null. int64 [n]."""
-    is_date = pa.types.is_date(time.type)
-    number = (time.cast(pa.int32()) if is_date else time).cast(pa.int64())
-    whole: DayNumbers = pc.fill_null(number, np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
-    return whole if is_date else whole // _DAY_US
+    if (one := _one_day(time)) is not None:
+        return np.full(len(time), one, np.int64)
+    whole: DayNumbers = pc.fill_null(_numbers(time), np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
+    return whole if pa.types.is_date(time.type) else whole // _DAY_US
+
+
+def _one_day(time: pa.Array) -> int | None:
+    """The day of all values, as most files of a lake by days have it; None: there are several, or nulls."""
+    if not len(time) or time.null_count:
+        return None
+    ends = pc.min_max(_numbers(time)).as_py()
+    first, last = (n if pa.types.is_date(time.type) else n // _DAY_US for n in (ends["min"], ends["max"]))
+    return first if first == last else None
+
+
+def _numbers(time: pa.Array) -> pa.Int64Array:
+    """Microseconds, or days."""
+    return (time.cast(pa.int32()) if pa.types.is_date(time.type) else time).cast(pa.int64())

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from headrace.dataset.parquet import lists
 from headrace.features.engines.arrow import kernels
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
 from headrace.features.engines.arrow.dictionary import DictionaryColumn, apply_op
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, RowGroupLayout, row_groups
+from headrace.features.engines.arrow.lake_file import LakeFile, LakeRowGroup, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter
 from headrace.features.engines.arrow.part_rows import EDGES, HASHES, LABEL, MISSING, ORDER, PartRows, placed
+from headrace.features.engines.arrow.row_order import row_order
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
 from headrace.features.functions.arrays import doubles, is_missing, to_numpy
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
@@ -33,6 +33,7 @@ from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
 from headrace.features.workflow.schema import stored_schema
 from headrace.lake.tasks import cores_of, grouped, run_tasks
+from headrace.schema import Feature
 from headrace.storage import Location
 
 Array = npt.NDArray[Any]
@@ -70,6 +71,8 @@ def write_lake_rows(
         (rows.folder / row_group, rows.scratch / outputs) for f in found for row_group, outputs in f["row_groups"]
     )
     parts = run_tasks(spark, len(plans), _WriteTask(placed, tuple(plans), folder, workflow))
+    for _, outputs in placed:  # so that the dataset does not wait for them on its way to the disk
+        outputs.remove_quietly()
     return written_dataset(plans, parts)
 
 
@@ -95,20 +98,22 @@ class _TransformTask:
                 part = parts_of(
                     split, row_group.hashes, self.splitter.splits, self.plans, self.splitter.days(row_group)
                 )
-                order, edges = order_by_part(row_group, part, self.plans)
+                everything = [(row_group, np.arange(row_group.rows, dtype=np.int32))]
+                order, hashes, edges = row_order(row_group.hashes, everything, part, len(self.plans))
                 if not len(order):
                     continue
                 identity = (
                     self.splitter.train(row_group, split).training_identity if fitted.workflow.out_of_fold else None
                 )
                 path = self.scratch / f"outputs-{number}-{i}.arrays"
-                arrays: dict[str, Array] = {
+                arrays = in_order(fitted, row_group, outputs_of(fitted, row_group, identity), order)
+                arrays |= {
                     ORDER: order,
                     EDGES: edges,
-                    HASHES: row_group.hashes[order],
-                    MISSING: missing_by_part(fitted, row_group, part, len(self.plans)),
+                    HASHES: hashes,
+                    MISSING: missing_by_part(fitted, row_group, arrays, order, edges),
                 }
-                save_arrays(path, arrays | in_order(fitted, row_group, outputs_of(fitted, row_group, identity), order))
+                save_arrays(path, arrays)
                 out.append([row_group.path.below(self.folder), path.name])
             yield {"file": number, "row_groups": out}
 
@@ -119,14 +124,14 @@ def parts_of(
     splits: Sequence[str],
     plans: Sequence[FilePlan],
     day: npt.NDArray[np.int64] | None,
-) -> npt.NDArray[np.int64]:
-    """Each row's part, its index in `plans`; len(plans) for a row of no plan. int64 [rows].
+) -> kernels.Indices:
+    """Each row's part, its index in `plans`; len(plans) for a row of no plan. [rows], of as few bytes as hold it.
 
     Args:
         split: of each row, its position in `splits`.
         day: of each row, days since 1970; None where no plan is of a day.
     """
-    out = np.full(len(split), len(plans), np.int64)
+    out = np.full(len(split), len(plans), kernels.index_type(len(plans) + 1))
     alike: dict[tuple[str, str | None], list[int]] = {}
     for i, p in enumerate(plans):
         alike.setdefault((p.split, p.day), []).append(i)
@@ -139,54 +144,6 @@ def parts_of(
         # NumPy's remainder has the sign of the divisor, as Spark's pmod.
         out[rows] = mine[0] + (hashes[rows] % len(mine) if len(mine) > 1 else 0)
     return out
-
-
-def order_by_part(
-    row_group: LakeRowGroup, part: npt.NDArray[np.int64], plans: Sequence[FilePlan]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """(order, edges): rows order[edges[k]:edges[k + 1]] are those of part k, by hash, file and line."""
-    by_hash = _in_order(row_group.hashes, [(row_group, np.arange(row_group.rows))])
-    small = part[by_hash].astype(np.uint16 if len(plans) < 2**16 else np.int64)  # two bytes are sorted by radix
-    order = by_hash[np.argsort(small, kind="stable")]
-    edges = np.searchsorted(part[order], np.arange(len(plans) + 1))
-    return order[: edges[-1]].astype(np.int32), edges
-
-
-def _in_order(hashes: npt.NDArray[np.int64], sources: Sequence[tuple[LakeRowGroup, Array]]) -> npt.NDArray[np.int64]:
-    """The order of rows by hash; rows of one hash (there are hardly any) by file and line.
-
-    `hashes` are those of the given rows of the row groups, one row group behind the other.
-    """
-    # Rows of several row groups are runs in order, which the stable sort merges.
-    order = np.argsort(hashes, kind="stable" if len(sources) > 1 else None)
-    sorted_ = hashes[order]
-    ties = np.flatnonzero(sorted_[1:] == sorted_[:-1])
-    if not len(ties):
-        return order
-    tied = np.unique(np.concatenate([ties, ties + 1]))
-    rows = order[tied]
-    file, line = _identities(sources, rows)
-    order[tied] = rows[np.lexsort((rows, line, file, hashes[rows]))]
-    return order
-
-
-def _identities(sources: Sequence[tuple[LakeRowGroup, Array]], rows: Array) -> tuple[Array, Array]:
-    """(rank of its source file, source line) of rows, numbered through the row groups' given rows. int64 [n], twice."""
-    starts = np.cumsum([0, *(len(mine) for _, mine in sources)])
-    files, lines, places = [], [], []
-    for (row_group, mine), start, end in zip(sources, starts[:-1], starts[1:], strict=True):
-        place = np.flatnonzero((rows >= start) & (rows < end))
-        at = mine[rows[place] - start]
-        files.append(row_group.column(FILE).take(at).cast(pa.string()))
-        lines.append(row_group.column(LINE).take(at).cast(pa.int64()))
-        places.append(place)
-    # Arrow orders texts by their UTF-8 bytes.
-    encoded = pc.fill_null(pa.chunked_array(files), "").combine_chunks().dictionary_encode()
-    rank = np.empty(len(encoded.dictionary), np.int64)
-    rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank))
-    back = np.argsort(np.concatenate(places))
-    line = pc.fill_null(pa.chunked_array(lines), -1).to_numpy()
-    return rank[encoded.indices.to_numpy()][back], line[back]
 
 
 def outputs_of(fitted: FittedWorkflow, row_group: LakeRowGroup, identity: pa.Array | None) -> dict[str, Array]:
@@ -226,48 +183,89 @@ def in_order(
 ) -> dict[str, Array]:
     """`outputs_of` with the rows in order, and labels; as `index.NAME`, of an input column, each row's value.
 
-    Lists that are a list a row are left where they are.
+    Codes that take no more bytes than the numbers of the rows' values stand there instead, as `row.NAME` in as few
+    bytes as hold them: to look a row's code up later would miss the caches. Lists that are a list a row are left where
+    they are.
     """
     out = dict(outputs)
+    made: dict[str, list[Feature]] = {}
     for feature in fitted.features:
         if (key := f"row.{feature.name}") in outputs and not feature.is_list:
             out[key] = kernels.take(outputs[key], order)
-    named = {f.sources[0] for f in fitted.features if f"value.{f.name}" in outputs}
+        elif f"value.{feature.name}" in outputs:
+            made.setdefault(feature.sources[0], []).append(feature)
     label = row_group.column(fitted.workflow.label_column)
     values = to_numpy(doubles(label.values)).astype(np.float32)
     out[LABEL] = values if label.indices is not None else kernels.take(values, order)
-    for name in {*named, *([fitted.workflow.label_column] if label.indices is not None else [])}:
+    if label.indices is not None:
+        made.setdefault(fitted.workflow.label_column, [])
+    for name, features in made.items():
         index = row_group.column(name).indices
         assert index is not None
-        out[f"index.{name}"] = kernels.take(index, order)
+        codes = None
+        if len(features) == 1 and name != fitted.workflow.label_column:
+            codes = _narrow_codes(features[0], outputs, index)
+        if codes is None:
+            out[f"index.{name}"] = kernels.take(index, order)
+        else:
+            del out[f"value.{features[0].name}"]
+            out[f"row.{features[0].name}"] = kernels.take(kernels.take(codes, index), order)
     return out
 
 
+def _narrow_codes(feature: Feature, outputs: Mapping[str, Array], index: kernels.Indices) -> kernels.Indices | None:
+    """A feature's codes, of each value, in as few bytes as hold them; None where they are no codes, or where there are
+    so few values that the caches hold them."""
+    codes = outputs[f"value.{feature.name}"]
+    if feature.is_list or codes.dtype != np.int32 or index.dtype != np.int32 or not len(codes) or codes.min() < 0:
+        return None
+    return codes.astype(kernels.index_type(int(codes.max()) + 1))
+
+
 def missing_by_part(
-    fitted: FittedWorkflow, row_group: LakeRowGroup, part: npt.NDArray[np.int64], parts: int
+    fitted: FittedWorkflow,
+    row_group: LakeRowGroup,
+    arrays: Mapping[str, Array],
+    order: kernels.Rows,
+    edges: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """Of each of `source_sets`, one behind the other, and by part: rows that lack a value of one of its columns."""
-    narrow = part.astype(kernels.index_type(parts + 1))
-    none: dict[str, npt.NDArray[np.bool_]] = {}
+    """Of each of `source_sets`, one behind the other, and by part: rows that lack a value of one of its columns.
+
+    Args:
+        arrays: see `in_order`.
+        order: the rows, and where among them each part begins and the last one ends: `edges`.
+    """
+    none: dict[str, npt.NDArray[np.bool_] | None] = {}
     found = []
     for names in source_sets(fitted):
         for name in set(names) - none.keys():
-            none[name] = _missing(row_group.column(name))
-        mask = np.logical_or.reduce([none[name] for name in names]) if len(names) > 1 else none[names[0]]
-        there = mask.any()
-        found.append(kernels.count(narrow, mask, parts + 1)[:parts] if there else np.zeros(parts, np.int64))
+            none[name] = _missing(row_group.column(name), arrays.get(f"index.{name}"), order)
+        masks = [mask for name in names if (mask := none[name]) is not None]
+        if not masks:
+            found.append(np.zeros(len(edges) - 1, np.int64))
+            continue
+        mask = np.logical_or.reduce(masks) if len(masks) > 1 else masks[0]
+        found.append(np.array([np.count_nonzero(mask[a:b]) for a, b in pairwise(edges.tolist())], np.int64))
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def _missing(column: DictionaryColumn) -> npt.NDArray[np.bool_]:
-    """Which rows have no value. bool [rows]."""
+def _missing(
+    column: DictionaryColumn, in_order: kernels.Indices | None, order: kernels.Rows
+) -> npt.NDArray[np.bool_] | None:
+    """Which of the rows in order have no value; None: all have one. bool [rows].
+
+    Args:
+        in_order: the column's indices in that order, where they are there.
+    """
     none = is_missing(column.values)
-    if column.indices is None:
-        return none
     gone = np.flatnonzero(none)
-    if len(gone) > 1:
-        return none[column.indices]
-    return column.indices == gone[0] if len(gone) else np.zeros(len(column.indices), np.bool_)
+    if not len(gone):
+        return None
+    if column.indices is None:
+        return kernels.take(none, order)
+    index = column.indices if in_order is None else in_order
+    mask = index == gone[0] if len(gone) == 1 else none[index]
+    return kernels.take(mask, order) if in_order is None else mask
 
 
 @dataclass(frozen=True)
@@ -292,9 +290,9 @@ class _WriteTask:
             yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
             return
         hashes = np.concatenate([s.hashes for s in sources])
-        order = _in_order(hashes, [(s.row_group, s.rows) for s in sources])
+        order = row_order(hashes, [(s.row_group, s.rows) for s in sources]).rows
         places = np.empty(len(order), np.int32)
-        places[order] = np.arange(len(order), dtype=np.int32)
+        kernels.scatter(np.arange(len(order), dtype=np.int32), None, order, places)
         starts = np.cumsum([0, *(len(s.rows) for s in sources)])
         cut = [places[start:end] for start, end in pairwise(starts)]
         columns: list[pa.Array] = []

@@ -1,0 +1,90 @@
+"""Columns of more values than 16 bits number: what the Arrow engine leaves between its passes, against pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.config import Chain
+from headrace.dataset import native
+from headrace.features.build.lake_files import fit_files
+from headrace.features.engines.arrow import write_lake as module
+from headrace.features.engines.arrow.array_file import load_arrays
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
+from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
+from headrace.features.layout.files import plan_files
+from headrace.features.layout.split import SplitRows
+from headrace.features.layout.split_rule import PositionRule
+from headrace.features.vocabulary.in_memory import VocabulariesInMemory
+from headrace.features.workflow.workflow import Workflow
+from headrace.schema import TableColumn
+from headrace.storage import Location, local
+
+ROWS, TRAIN = 80_000, 75_000
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_codes_of_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
+    if not built:
+        monkeypatch.setattr(native, "library", lambda: None)
+    elif native.library() is None:
+        pytest.skip("run make native")
+    rng = np.random.default_rng(1)
+    # Of `few` hardly any gets a code, of `all` more than 16 bits hold; both have nulls.
+    few = np.where(rng.random(ROWS) < 0.1, rng.integers(0, 9, ROWS), rng.permutation(ROWS) + 9)
+    rows = pd.DataFrame({"few": few.astype(str), "all": (rng.permutation(ROWS) // 1.07).astype(int).astype(str)})
+    for name in rows:
+        rows[name] = rows[name].where(rng.random(ROWS) > 0.03, None)
+    table = pa.table(
+        {name: pa.array(list(rows[name]), pa.string()) for name in rows}
+        | {"y": pa.array(rng.integers(0, 2, ROWS), pa.int32()), FILE: ["f"] * ROWS, LINE: np.arange(ROWS)}
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+    columns = [TableColumn(name=n, type="int" if n == "y" else "string") for n in ("few", "all", "y")]
+    chains = [
+        Chain(columns=(name,), ops=({"op": "categorify", "params": {"min_count": least}},))
+        for name, least in (("few", 5), ("all", 1))
+    ]
+    workflow, rule = Workflow(chains, columns, "y", ()), PositionRule("f", TRAIN)
+    splits = SplitRows(None, ("train", "valid"), rule)  # type: ignore[arg-type]  # the frame is not looked at
+    files = [LakeFile(local(tmp_path / "rows.parquet"), (tmp_path / "rows.parquet").stat().st_size)]
+    kept: dict[str, npt.NDArray[Any]] = {}
+    save_arrays = module.save_arrays
+
+    def save(path: Location, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        save_arrays(path, arrays)
+        kept.update(load_arrays(path))
+
+    monkeypatch.setattr(module, "save_arrays", save)
+    out = local(tmp_path / "out")
+    with lake_rows(workflow, files, Splitter(rule, splits.splits, "y"), local(tmp_path / "home"), {}) as found:
+        counts, fitted = fit_files(workflow, found, splits, VocabulariesInMemory(), None, "values")
+        fitted.save(out / "workflow")
+        written = module.write_lake_rows(fitted, found, plan_files(counts, 9_000, 3), out, out / "workflow", None)
+        assert not [e for e in found.scratch.entries() if "outputs" in e.name or "partial" in e.name]
+    assert (kept["row.few"].dtype, kept["row.all"].dtype) == (np.uint8, np.int32)
+    for split, mine in (("train", rows[:TRAIN]), ("valid", rows[TRAIN:])):
+        made = pq.read_table(sorted((tmp_path / "out" / split).glob("*.parquet"))).to_pandas()
+        assert written.counts[split]["few"].missing == mine["few"].isna().sum()
+        wanted = pd.DataFrame()
+        for name, least in (("few", 5), ("all", 1)):
+            counted = rows[name][:TRAIN].value_counts()
+            counted = counted[counted >= least].reset_index().sort_values(["count", name], ascending=[False, True])
+            code = dict(zip(counted[name], range(2, len(counted) + 2), strict=True))
+            wanted[name] = [0 if v is None else code.get(v, 1) for v in mine[name]]
+        # The dataset's rows are in another order.
+        wanted["y"] = table["y"].to_numpy()[mine.index]
+        order = ["few", "all", "y"]
+        pd.testing.assert_frame_equal(
+            made[order].sort_values(order, ignore_index=True),
+            wanted.sort_values(order, ignore_index=True),
+            check_dtype=False,
+        )
