@@ -95,4 +95,4 @@ class Chip:
     """A stage and its state, in the header."""
 
     name: str
-    state: Literal["done", "not run", "not part of this pipeline"]
+    state: Literal["done", "not run"]

@@ -183,11 +183,12 @@ def lift(models: Sequence[tuple[str, Sequence[Point], str]]) -> Markup:
 @_styled
 def intervals(rows: Sequence[tuple[str, float, float, float, str]], label: str, title: str) -> Markup:
     """A value a line with its interval, first on top. `rows`: (name, value, low, high, sentinel colour)."""
-    figure, axes = _axes(label, "", height=0.62 + 0.24 * len(rows))
+    figure, axes = _axes(label, "", height=0.7 + 0.26 * len(rows))
     for y, (_, value, low, high, colour) in enumerate(rows):
         axes.hlines(y, low, high, color=colour, linewidth=1.6, alpha=0.6)
         axes.plot(value, y, marker="o", markersize=4, color=colour)
     axes.margins(x=0.08)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
     _name_bars(axes, [r[0] for r in rows])
     return _svg(figure, title)
 

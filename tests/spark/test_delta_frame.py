@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.lake.delta.frame import read_version
+from headrace.lake.session import executors_use
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -65,6 +66,21 @@ def test_it_is_what_delta_reads(spark: SparkSession, ws: Workspace) -> None:
     spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN tags TO words")
     same(spark, table, 8, plain=False, ds="01")
+
+
+def test_what_executors_have_used_is_what_their_stages_read_and_wrote(spark: SparkSession, ws: Workspace) -> None:
+    """As a cluster's executors, which are on other machines, are accounted for: by Spark's store of stages."""
+    folder = ws.table("shop", "numbers")
+    before = executors_use(spark)
+    spark.range(300_000).coalesce(1).write.parquet(str(folder))
+    wrote = executors_use(spark)
+    spark.read.parquet(str(folder)).selectExpr("sum(id)").collect()
+    read = executors_use(spark)
+    (file,) = [f for f in folder.entries() if f.suffix == ".parquet"]
+    assert wrote.written_bytes - before.written_bytes == file.size()
+    assert read.read_bytes > wrote.read_bytes
+    assert before.core_seconds < wrote.core_seconds < read.core_seconds
+    assert wrote.core_seconds - before.core_seconds < 60
 
 
 @pytest.mark.parametrize("name", ["a{b,c}", "x[y]", "s*"])

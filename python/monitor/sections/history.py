@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.manifest import Manifest
 from headrace.monitor import facts, plots
-from headrace.monitor.blocks import Block, Cell, Plot, Section, Table
+from headrace.monitor.blocks import Block, Cell, Plot, Section, Table, Text
 from headrace.monitor.sections.day import Day
 
 #: Days that are drawn, and that the table has.
@@ -42,6 +42,10 @@ def history(day: Day) -> Section:
         svg = plots.daily([("saved", saved, plots.NEURAL)], "MiB", "Bytes of saved embeddings by day", from_zero=True)
         blocks.append(Plot(svg, "Saved embeddings", "A whole copy, or the rows that changed since the day before."))
     blocks.append(_table(runs))
+    if forgetting:
+        blocks.append(Text("XGBoost, fixed day: AUC. Saved: embeddings. Drifted: columns over a limit.", "dim"))
+    else:
+        blocks.append(Text("XGBoost: AUC. Drifted: columns over a limit.", "dim"))
     return Section("history", "The days before", tuple(blocks), f"Up to {day.ds}.")
 
 
@@ -79,13 +83,12 @@ def _table(runs: Runs) -> Table:
         ("Gate", _verdict),
         (">AUC", lambda of: facts.decimals(_metric("train", "auc")(of))),
         (">Log loss", lambda of: facts.decimals(_metric("train", "log_loss")(of))),
-        (">XGBoost, AUC", lambda of: facts.decimals(_metric("baseline", "auc")(of))),
-        (">Fixed day, AUC", lambda of: facts.decimals(_forgetting(of))),
-        (">Embeddings saved", lambda of: _mib(_told(of, "train", "saved").get("bytes"))),
+        (">XGBoost", lambda of: facts.decimals(_metric("baseline", "auc")(of))),
+        (">Fixed day", lambda of: facts.decimals(_forgetting(of))),
+        (">Saved", lambda of: _mib(_told(of, "train", "saved").get("bytes"))),
         (">Events", lambda of: _count(of, "ingest", "kept")),
         (">Quarantined", lambda of: _count(of, "ingest", "quarantined")),
-        (">Drifted columns", lambda of: _count(of, "drift", "over_limit")),
-        (">Published", lambda of: _count(of, "publish", "published")),
+        (">Drifted", lambda of: _count(of, "drift", "over_limit")),
         (">Time", lambda of: facts.duration(sum(m.seconds for m in of.values()))),
         (">Core-seconds", _cores),
     ]

@@ -11,12 +11,9 @@ from headrace.stages import ORDER
 
 
 def chips(day: Day) -> list[Chip]:
-    """Each stage and its state, the report itself left out."""
-    found = []
-    for stage in ORDER[:-1]:
-        state = "done" if stage in day.manifests else "not run" if day.planned(stage) else "not part of this pipeline"
-        found.append(Chip(stage, state))  # type: ignore[arg-type]
-    return found
+    """Each stage of the pipeline and its state, the report itself left out."""
+    stages = (s for s in ORDER[:-1] if s in day.manifests or day.planned(s))
+    return [Chip(stage, "done" if stage in day.manifests else "not run") for stage in stages]
 
 
 def cards(day: Day) -> list[Card]:
@@ -92,7 +89,8 @@ def stages(day: Day) -> Section:
         Table(("Stage", "State", ">Time", ">Peak memory", "Ended, UTC", "Key", "Code"), tuple(rows), wide=True)
     ]
     train = day.facts("train")
-    remarks = []
+    others = [stage for stage in ORDER[:-1] if stage not in day.manifests and not day.planned(stage)]
+    remarks = [f"Not part of this pipeline: {', '.join(others)}."] if others else []
     if train.get("warm_start"):
         remarks.append(f"Training started from an earlier day's model: {train['warm_start']}.")
     elif parts := facts.mapping(train.get("pretrained")):
