@@ -26,6 +26,7 @@ class Report(Stage):
     needs: tuple[str, ...] = (
         "ingest?",
         "outcomes?",
+        "experiments?",
         "features?",
         "drift?",
         "train?",

@@ -108,7 +108,7 @@ def test_candidates_are_counted_before_they_are_written(
 
     # A filter that lets something through cannot be written down: one is told so.
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.score.stage.candidates_of_users", leaky)
+        patch.setattr("headrace.score.model_lists.candidates_of_users", leaky)
         with pytest.raises(RuntimeError, match=r"scores of .* are of items that"):
             run_stage(ScoreCandidates(), s, ws, DS)
     assert DeltaLog(ws.table("shop", "scores")).version == before

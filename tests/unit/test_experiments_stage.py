@@ -27,6 +27,7 @@ from headrace.experiments.totals import Totals, first_day, served_outcomes
 from headrace.manifest import Manifest, Output
 from headrace.monitor.report import page
 from headrace.monitor.sections.day import Day
+from headrace.monitor.stage import Report
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
 
@@ -207,6 +208,7 @@ def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: W
 
     manifest = Manifest.load(ws.manifest("clicks", day(first + 1), "experiments"))
     assert manifest is not None
+    assert "experiments?" in Report.needs
     html = page(Day(spec, day(first + 1), {"experiments": manifest}))
     assert "Stopped by its rule from this day&#39;s lists on: weak." in html
     assert "Arms of ranker: click" in html

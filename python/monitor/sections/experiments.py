@@ -58,7 +58,7 @@ def _arms(found: Mapping[str, Any], arms: Mapping[str, Any], differences: Mappin
         rows.append(
             (
                 arm,
-                str(of.get("model") or "–"),
+                str(of.get("model") or "score.model"),
                 facts.percent(of.get("share")),
                 facts.count(of.get("users")),
                 facts.count(of.get("rows")),
