@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Spec, build_spec
+from headrace.config import Spec
 from headrace.features.engines.spark.transform import transform
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -19,6 +19,7 @@ from headrace.models.predictor import load_predictor
 from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.workspace import Workspace
+from tests.shop_support import shop_spec
 
 DS = "2026-01-05"
 
@@ -44,31 +45,21 @@ def spec(**score: Any) -> Spec:
         "context": {"hour": 20},
         "top_k": 5,
     }
-    return build_spec(
-        {
-            "pipeline": "shop",
-            "source": {"format": "jsonl", "path": "{ds}/*"},
-            "table": {"columns": [{"name": k, "type": v} for k, v in TYPES.items()], "event_time": "ts"},
-            "features": {
-                "label": "click",
-                "window_days": 3,
-                "split": {"by": "time", "valid_days": 1},
-                "min_row_groups": 4,
-                "workflow": [
-                    {"columns": ["age", "price"], "ops": ["fill_missing", "log", "normalize"]},
-                    {"columns": ["hour"], "ops": ["categorify"]},
-                    {"columns": ["user", "item"], "ops": [{"categorify": {"min_count": 2}}]},
-                    {"columns": ["home.city"], "ops": [{"hash_bucket": {"buckets": 5}}]},
-                    {"columns": ["user", "item"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
-                    {"columns": ["likes"], "ops": ["categorify", {"pad": {"length": 2}}]},
-                    # Of both sides: computed for each pair.
-                    {"columns": ["user", "hour", "item"], "ops": [{"hashed_cross": {"buckets": 3, "to": "pair"}}]},
-                ],
-            },
-            "baseline": {"rounds": 4, "max_depth": 2, "workers": 1},
-            "score": base | score,
-        }
-    )
+    features = {
+        "window_days": 3,
+        "min_row_groups": 4,
+        "workflow": [
+            {"columns": ["age", "price"], "ops": ["fill_missing", "log", "normalize"]},
+            {"columns": ["hour"], "ops": ["categorify"]},
+            {"columns": ["user", "item"], "ops": [{"categorify": {"min_count": 2}}]},
+            {"columns": ["home.city"], "ops": [{"hash_bucket": {"buckets": 5}}]},
+            {"columns": ["user", "item"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
+            {"columns": ["likes"], "ops": ["categorify", {"pad": {"length": 2}}]},
+            # Of both sides: computed for each pair.
+            {"columns": ["user", "hour", "item"], "ops": [{"hashed_cross": {"buckets": 3, "to": "pair"}}]},
+        ],
+    }
+    return shop_spec(TYPES, features, baseline={"rounds": 4, "max_depth": 2, "workers": 1}, score=base | score)
 
 
 def draw(rows: int = 1500, seed: int = 4) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import headrace as hr
 from headrace import registry
-from headrace.config import Challenger, Gate, Spec, Train, build_spec
+from headrace.config import Challenger, Gate, Spec, Train
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
 from headrace.gate.evaluate_stage import Evaluate
@@ -29,6 +29,7 @@ from headrace.stage import check_stage, plan_run, run_stage
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.loop.run import train_local
 from headrace.workspace import Workspace
+from tests.shop_support import shop_spec
 from tests.train_support import job_of
 
 FIRST, SECOND = "2026-01-04", "2026-01-05"
@@ -48,28 +49,23 @@ GATE: dict[str, Any] = {
 
 
 def spec(**gate: Any) -> Spec:
-    return build_spec(
-        {
-            "pipeline": "shop",
-            "source": {"format": "jsonl", "path": "{ds}/*"},
-            "table": {"columns": [{"name": k, "type": v} for k, v in TYPES.items()], "event_time": "ts"},
-            "features": {
-                "label": "click",
-                "window_days": 2,
-                "split": {"by": "time", "valid_days": 1},
-                "carried": ["user", "city"],
-                "min_row_groups": 2,
-                "workflow": [
-                    {"columns": ["price"], "ops": ["fill_missing", "log", "normalize"]},
-                    {"columns": ["user", "item", "city"], "ops": ["categorify"]},
-                ],
-            },
-            "train": {"evaluation": {"user": "user", "slices": {"city": "city"}}},
-            "baseline": {"rounds": 12, "max_depth": 3, "workers": 1},
-            "gate": GATE | gate,
-            "score": {"user": {"key": "user", "columns": ["city"]}, "item": {"key": "item", "columns": ["price"]}}
-            | {"model": "baseline"},
-        }
+    features = {
+        "window_days": 2,
+        "carried": ["user", "city"],
+        "min_row_groups": 2,
+        "workflow": [
+            {"columns": ["price"], "ops": ["fill_missing", "log", "normalize"]},
+            {"columns": ["user", "item", "city"], "ops": ["categorify"]},
+        ],
+    }
+    return shop_spec(
+        TYPES,
+        features,
+        train={"evaluation": {"user": "user", "slices": {"city": "city"}}},
+        baseline={"rounds": 12, "max_depth": 3, "workers": 1},
+        gate=GATE | gate,
+        score={"user": {"key": "user", "columns": ["city"]}, "item": {"key": "item", "columns": ["price"]}}
+        | {"model": "baseline"},
     )
 
 
