@@ -46,6 +46,17 @@ class Entity(Section):
         return dumped
 
 
+class ScoreEmbeddings(Section):
+    """Where the tasks that score have a model's tables of embeddings."""
+
+    #: mapped: each host lays all tables out on its local disk once, and its workers map them. joined: no host has a
+    #: table; Spark brings each task the rows that its users and items look up. auto: tables are mapped while there is
+    #: room for them (`mapped_mib`), the smallest first, and the rows of the others are joined in.
+    rows: Literal["auto", "mapped", "joined"] = "auto"
+    #: MiB of tables that a host maps at most; null: 80 % of what is free on the driver's disk where they would lie.
+    mapped_mib: float | None = Field(default=None, gt=0)
+
+
 #: A version of the registered model, or `@` and an alias.
 RegisteredModel = Annotated[str, Field(pattern=r"^(@[A-Za-z][\w-]*|[1-9][0-9]*)$")]
 #: One of the day's models, or one of the registry; see `Score.model`.
@@ -87,6 +98,8 @@ class Score(Section):
     exclude_seen: bool = False
     #: Score only users whose columns, candidates or model have changed since the run before; copy the others' rows.
     incremental: bool = False
+    #: Where tasks have the model's tables: mapped on each host, or row by row. Scores are the same.
+    embeddings: ScoreEmbeddings = ScoreEmbeddings()
     #: Which items are ranked for a user; null: all.
     candidates: Candidates | None = None
     #: What no candidate may be: seen, bought, blocked, not available.
@@ -150,6 +163,8 @@ class Score(Section):
             dumped.pop("output", None)
         if not self.incremental:
             dumped.pop("incremental", None)
+        if self.embeddings == ScoreEmbeddings():
+            dumped.pop("embeddings", None)
         if self.candidates is None:
             dumped.pop("candidates", None)
         if not self.filters:

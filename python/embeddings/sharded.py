@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,11 +11,12 @@ from torch import Tensor
 from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.input.addressing import BatchIndexer, CodeBatch, batch_to_device
+from headrace.embeddings.input.addressing import BatchIndexer, CodeBatch, JaggedIndices, batch_to_device
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.kernels.dispatch import default_device
 from headrace.embeddings.lookup.autograd import Lookup
 from headrace.embeddings.lookup.handle import LookupHandle
+from headrace.embeddings.lookup.joined_rows import JoinedRows, TableRows
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors, is_zero_copy, supports_zero_copy
 from headrace.embeddings.sharding.layout import FusedTable
@@ -76,6 +78,8 @@ class ShardedEmbeddings(LocalTables):
         super().__init__(plan, collective, seed, init_bound=init_bound, dynamic=dynamic, device=device, matrix=matrix)
         with default_device(self.device):
             self._indexer = BatchIndexer(self.layout)
+        #: By number of the fused table, of those whose rows are joined in.
+        self._joined = {a.number: JoinedRows(plan, a) for a in self.layout.fused_tables if a.joined}
         #: The widths of the features' vectors.
         self._dims = {plan.by_name[x.table].dim for x in plan.lookups}
         self._is_uniform = len(self._dims) <= 1 and all(x.pooling != "none" for x in plan.lookups)
@@ -86,6 +90,15 @@ class ShardedEmbeddings(LocalTables):
             and bool(plan.lookups)
             and supports_zero_copy(self.layout)
         )
+
+    def set_joined(self, rows: Mapping[str, TableRows]) -> None:
+        """Take rows of the plan's joined tables, by name, in place of all that were brought before.
+
+        The next lookups may ask for these rows alone, and give the bits that the whole tables would give. A table that
+        is not named has no rows.
+        """
+        for number, joined in self._joined.items():
+            self.weights[number] = joined.set(rows)
 
     def prepare(
         self, batch: CodeBatch, weights: Tensor | None = None, raw: Sequence[Tensor] = (), *, zero_copy: bool = False
@@ -127,8 +140,15 @@ class ShardedEmbeddings(LocalTables):
         else:
             jagged, samples = self._indexer.jagged(batch), _samples_of(batch, self.plan)
         fused_tables = [self.layout.fused_tables[g.fused] for g in self.layout.groups]
+        jagged = [self._among_joined(fused, x) for fused, x in zip(fused_tables, jagged, strict=True)]
         zero_copy = zero_copy and self._supports_zero_copy and all(map(is_zero_copy, fused_tables, jagged))
         return LookupHandle(self, samples, jagged, raw, zero_copy, is_padded=isinstance(batch, Tensor))
+
+    def _among_joined(self, fused: FusedTable, jagged: JaggedIndices) -> JaggedIndices:
+        """The same occurrences, where rows are joined in as indices among those."""
+        if not fused.joined:
+            return jagged
+        return replace(jagged, indices=self._joined[fused.number].places(jagged.indices))
 
     def forward(self, batch: CodeBatch | LookupHandle, weights: Tensor | None = None) -> Tensor | ZeroCopyVectors:
         if not self._is_uniform:

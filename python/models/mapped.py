@@ -2,12 +2,14 @@
 
 A saved model has its rows in files of bounded size, as many ranks wrote them. Here they are put side by side once, as a
 lookup wants them, stored as they were saved (fp32, fp16, bf16, int8). A process then has the dense weights in its own
-memory, and of the tables the pages that it looks at, which it shares with the others.
+memory, and of the tables the pages that it looks at, which it shares with the others. Tables whose rows are joined in
+(headrace.models.joined) are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import safetensors
@@ -34,47 +36,55 @@ _STORAGES: Mapping[str, Storage] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"
 _CHECKED_BYTES = 16 << 20
 
 
-def load_mapped(folder: Location, maps: Location) -> ShardedModel:
+def load_mapped(folder: Location, maps: Location, joined: Collection[str] = ()) -> ShardedModel:
     """Open a saved model with embeddings to ask it, on the CPU: `saved.load_model` with its tables mapped.
 
     Args:
         folder: written by `save_model`.
         maps: a folder of this model's alone; the first process of the host puts the tables' files there.
+        joined: tables that are not mapped; they have no rows until some are brought (`joined.set_rows`).
 
     Raises:
         UserError: a file is missing or damaged; names it.
     """
     card = read_card(folder)
     stored = storages(folder / EMBEDDINGS)
-    tables = made_once(maps / "tables", lambda building: _write(folder, card, stored, building))
-    model = _model(card, stored, tables, write=False)
+    without = f"-without-{hashlib.sha256(repr(sorted(joined)).encode()).hexdigest()[:16]}" if joined else ""
+    tables = made_once(maps / f"tables{without}", lambda building: _write(folder, card, stored, joined, building))
+    model = _model(card, stored, joined, tables, write=False)
     restore_dense(model, folder, card)
     if model.dynamic is not None:
-        _map_raw_ids(model.dynamic, folder / DYNAMIC, maps / "raw_ids")
+        _map_raw_ids(model.dynamic, folder / DYNAMIC, maps / f"raw_ids{without}", joined)
     check_workflow(folder, card, _CHECKED_BYTES)
     return model.eval()
 
 
-def _map_raw_ids(dynamic: DynamicEmbeddings, saved: Location, maps: Location) -> None:
-    specs = [t.spec for t in dynamic.tables]
+def _map_raw_ids(dynamic: DynamicEmbeddings, saved: Location, maps: Location, joined: Collection[str]) -> None:
+    mapped = {number: t.spec for number, t in enumerate(dynamic.tables) if t.spec.name not in joined}
 
     def write(building: Location) -> None:
-        for number, spec in enumerate(specs):
+        for number, spec in mapped.items():
             write_mapped(spec, number, saved, building)
 
     folder = made_once(maps, write)
-    dynamic.tables = [open_mapped(spec, number, folder) for number, spec in enumerate(specs)]
+    for number, spec in mapped.items():
+        dynamic.tables[number] = open_mapped(spec, number, folder)
 
 
-def _write(folder: Location, card: ModelCard, stored: Mapping[str, Storage], building: Location) -> None:
+def _write(
+    folder: Location, card: ModelCard, stored: Mapping[str, Storage], joined: Collection[str], building: Location
+) -> None:
     check_workflow(folder, card)
-    model = _model(card, stored, building, write=True)
+    model = _model(card, stored, joined, building, write=True)
     check_tables(load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer=False), folder)
 
 
-def _model(card: ModelCard, stored: Mapping[str, Storage], folder: Location, write: bool) -> ShardedModel:
+def _model(
+    card: ModelCard, stored: Mapping[str, Storage], joined: Collection[str], folder: Location, write: bool
+) -> ShardedModel:
     def plan(tables: Sequence[Table], lookups: Sequence[Lookup], ranks: int) -> Plan:
-        return row_wise([replace(t, storage=stored.get(t.name, "fp32")) for t in tables], lookups, ranks)
+        stored_so = [replace(t, storage=stored.get(t.name, "fp32"), joined=t.name in joined) for t in tables]
+        return row_wise(stored_so, lookups, ranks)
 
     def matrix(fused: FusedTable) -> Tensor:
         file = folder / f"table-{fused.number}.rows"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -60,6 +60,7 @@ def load_predictor(
     output: str | None = None,
     maps: Location | None = None,
     device: str = "cpu",
+    joined: Collection[str] = (),
 ) -> Predictor:
     """Open a saved model of any kind.
 
@@ -74,6 +75,7 @@ def load_predictor(
             None: the tables are in this process's memory.
         device: of a model with embeddings, where it computes and, unless that is the CPU, where its tables are: they
             are loaded there once, nothing is mapped. Trees compute on the CPU.
+        joined: tables that are not mapped: who asks brings their rows before (headrace.models.joined). With `maps`.
 
     Raises:
         UserError: the folder is not a complete saved model; names the file. Or the model has no such output.
@@ -96,15 +98,32 @@ def load_predictor(
     if meta["kind"] == _SECOND_STAGE:
         from headrace.models import second_stage
 
-        first = load_predictor(first_model(folder, meta), threads, maps=maps, device=device)
+        first = load_predictor(first_model(folder, meta), threads, maps=maps, device=device, joined=joined)
         return second_stage.load(folder, schema, meta, first, threads)
-    return NetworkPredictor(folder, schema, threads, output, maps, device)
+    return NetworkPredictor(folder, schema, threads, output, maps, device, joined)
 
 
 def stages_of(predictor: Predictor) -> tuple[Predictor, ...]:
     """The model, or where it is a second stage, the first one and it: one after the other they rank fewer items."""
     first: Predictor | None = getattr(predictor, "first", None)
     return (predictor,) if first is None else (first, predictor)
+
+
+def network_of(predictor: Predictor) -> NetworkPredictor | None:
+    """The model with embeddings: the predictor, or the one before a second stage; None where there are but trees."""
+    return next((stage for stage in stages_of(predictor) if isinstance(stage, NetworkPredictor)), None)
+
+
+def network_folder(folder: Location) -> Location | None:
+    """The saved model with embeddings that a saved model is, or begins with; None of trees alone.
+
+    Raises:
+        UserError: a folder is not a complete saved model.
+    """
+    meta = read_meta(folder)
+    if meta["kind"] == _SECOND_STAGE:
+        return first_model(folder, meta)
+    return None if meta["kind"] == _XGBOOST else folder
 
 
 def maps_of(folder: Location, maps: Location) -> Location:
@@ -259,6 +278,7 @@ class NetworkPredictor:
         output: str | None,
         maps: Location | None = None,
         device: str = "cpu",
+        joined: Collection[str] = (),
     ) -> None:
         # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
         import torch
@@ -276,11 +296,16 @@ class NetworkPredictor:
         if maps is None or self._device.type != "cpu":
             self._model = load_model(folder, device=self._device)
         else:
-            self._model = load_mapped(folder, maps)
+            self._model = load_mapped(folder, maps, joined)
         self._model.eval()
         self.kind = self._model.config.kind
         self.schema = schema
         self._output = output
+
+    @property
+    def model(self) -> Any:
+        """What computes, a ShardedModel: the tables and the network."""
+        return self._model
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
         """float32 [n]; see `Predictor.predict`."""

@@ -33,7 +33,7 @@ from headrace.manifest import Manifest, Output, fingerprint
 from headrace.models.predictor import model_digest
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.score.items import HASHES, ItemTable
-from headrace.score.rank.blocks import ITEMS, SEEN, SOURCES, TaskInputs, scores_stand_alone
+from headrace.score.rank.blocks import CHECKED_ITEMS, ITEMS, SEEN, SOURCES, TaskInputs, scores_stand_alone
 from headrace.score.row_hash import row_hashes
 from headrace.stage import Context
 
@@ -118,6 +118,10 @@ def _why_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | N
     def looked_at(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             named = pa.RecordBatch.from_arrays(batch.columns, names)
+            if task.joined:
+                from headrace.score.joined.few import take_few_rows  # and torch, in the worker
+
+                take_few_rows(task, named, CHECKED_ITEMS)
             yield pa.RecordBatch.from_pydict({"alone": [scores_stand_alone(task, named)]})
 
     profile = gpu_profile(spark) if task.gpu else None
@@ -129,7 +133,7 @@ def _why_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | N
 
 def _said(score: Score, task: TaskInputs, ds: str) -> dict[str, Any]:
     """What lists depend on besides users and items."""
-    settings = score.model_dump(mode="json", exclude={"model", "metric", "incremental"})
+    settings = score.model_dump(mode="json", exclude={"model", "metric", "incremental", "embeddings"})
     said = {"settings": settings, "model": model_digest(task.model), "code": __version__, "threads": task.threads}
     said["gpu"] = task.gpu
     said["libraries"] = {name: _version(name) for name in _LIBRARIES}

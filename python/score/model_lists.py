@@ -27,6 +27,8 @@ from headrace.score.candidates.table import tables_of_score
 from headrace.score.entities import Active
 from headrace.score.incremental import UsersToScore, users_to_score
 from headrace.score.items import ItemTable
+from headrace.score.joined.choice import joined_tables
+from headrace.score.joined.held import HeldRows
 from headrace.score.rank.blocks import SEEN, TaskInputs
 from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import PairFeatures, check_pair_features, context_scalars
@@ -69,12 +71,14 @@ class ModelLists:
     part: UsersToScore
     #: That were worked for them already; the rest takes whoever reads the rows.
     seconds: float
+    #: What tasks were brought of its tables; None: all are mapped.
+    held: HeldRows | None = None
     #: For the manifest.
     candidates: dict[str, Any] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The model, as the manifest tells it."""
+        """The model, as the manifest tells it when the rows have been read."""
         chosen, (first, *_) = self.model.chosen, self.model.asked
         score = self.model.ctx.spec.score
         assert score is not None
@@ -87,6 +91,7 @@ class ModelLists:
             "auc": chosen.facts["metrics"].get("auc"),
             "asked": first or score.model,
             **({} if score.output is None else {"output": score.output}),
+            **({} if self.held is None else {"joined": self.held.facts()}),
         }
 
 
@@ -122,13 +127,15 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
     )
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     gpu = chosen.stage != "baseline" and gpu_profile(spark) is not None
+    joined = joined_tables(score.embeddings, folder, ctx.ws.mapped(spec.pipeline), gpu)
+    held = HeldRows.of(spark.sparkContext, joined) if joined else None
     task = TaskInputs(
         model=folder,
         threads=threads,
         output=score.output,
         top_k=score.top_k if score.rerank is None else score.ranked,
         rank_depth=score.ranked,
-        rerank=_reranker(ctx, folder, threads, of_items, gpu),
+        rerank=_reranker(ctx, folder, threads, of_items, gpu, joined),
         user_key=score.user.key,
         items=items,
         item_features=of_items,
@@ -136,6 +143,7 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
         item_names=features.item,
         context=dict(features.context),
         maps=ctx.ws.mapped(spec.pipeline),
+        joined=joined,
         gpu=gpu,
     )
     with _candidates(model, run, users) as found:
@@ -146,11 +154,11 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
         tick = time.perf_counter()
         with users_to_score(ctx, spark, task, users, (n_users, pairs), score_columns(score)) as part:
             measures = run.peak, run.unmet
-            with scored_rows(ctx, spark, task, part, chosen.output.version, measures, sources) as scored:
+            with scored_rows(ctx, spark, task, part, chosen.output.version, measures, sources, held) as scored:
                 # Rows of items that filters leave out must never be in the table: counted before the commit.
                 written = scored if found is None else stored(spark, scored, scratch / "scores")
                 of_candidates = _check_filters(ctx, found, written)
-                yield ModelLists(model, written, n_users, part, time.perf_counter() - tick, of_candidates)
+                yield ModelLists(model, written, n_users, part, time.perf_counter() - tick, held, of_candidates)
 
 
 def kind(stage: str) -> str:
@@ -168,13 +176,15 @@ def forget_other_maps(models: Sequence[ModelOfRun]) -> None:
             other.remove_quietly()
 
 
-def _reranker(ctx: Context, folder: Location, threads: int, of_items: ItemFeatures, gpu: bool) -> RuleReranker | None:
+def _reranker(
+    ctx: Context, folder: Location, threads: int, of_items: ItemFeatures, gpu: bool, joined: frozenset[str]
+) -> RuleReranker | None:
     score = ctx.spec.score
     if score is None or score.rerank is None:
         return None
     sources = () if score.candidates is None else tuple(score.candidates.sources)
     maps = ctx.ws.mapped(ctx.spec.pipeline)
-    vectors = ModelItemVectors(folder, threads, score.output, maps, of_items, gpu)
+    vectors = ModelItemVectors(folder, threads, score.output, maps, of_items, gpu, joined)
     return RuleReranker(score.rerank, score.top_k, ctx.ds, sources, vectors)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pyarrow as pa
 from pyspark import Accumulator
@@ -15,10 +15,12 @@ from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
+from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.assigned_gpu import gpu_profile
 from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory
 from headrace.score.incremental import UsersToScore
+from headrace.score.joined.held import HeldRows
 from headrace.score.progress import progress
 from headrace.score.rank.blocks import TaskInputs, score_batches
 from headrace.score.rerank.unmet_by_task import UnmetByTask
@@ -48,10 +50,12 @@ def scored_rows(
     model: str,
     measures: tuple[Accumulator[float], UnmetByTask],
     sources: Sequence[str] | None,
+    held: HeldRows | None = None,
 ) -> Iterator[DataFrame]:
     """The rows of the table, to be computed within the block: of the users to be scored, and those that are kept.
 
     Users are partitioned to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
+    Where rows of tables are joined in, they come to the tasks by two more (headrace.score.joined).
 
     Args:
         ctx: the run.
@@ -61,6 +65,7 @@ def scored_rows(
         model: its version.
         measures: of the workers' memory; of rules that lists of those who are scored now could not keep.
         sources: the names of the candidates' sources; None: all items are ranked.
+        held: is told what rows of tables the tasks were brought; None: all are mapped.
     """
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
@@ -68,15 +73,26 @@ def scored_rows(
     tasks = max(
         1, min(users.scored, max(_TASKS_A_CORE * spark.sparkContext.defaultParallelism, -(-pairs // _TASK_PAIRS)))
     )
-    partitioned = users.changed.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
     # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
-    names = list(partitioned.columns)
-    numbered = partitioned.toDF(*[f"c{i}" for i in range(len(names))])
+    names = list(users.changed.columns)
+    numbered = users.changed.toDF(*[f"c{i}" for i in range(len(names))])
+    if task.joined:
+        from headrace.score.joined.frames import rows_before_users  # and torch, which no other driver needs
+
+        partitioned = rows_before_users(spark, task, numbered, names, score.user.key, tasks)
+    else:
+        key = numbered.columns[names.index(score.user.key)]
+        partitioned = numbered.repartition(tasks, key).sortWithinPartitions(key)
     shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)
     peak, unmet = measures
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
+        if task.joined:
+            from headrace.score.joined.tasks import users_after_rows
+
+            named = users_after_rows(shared.value, batches, names, held)
+        else:
+            named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
         of_task: Counter[tuple[str, str]] = Counter()
         yield from score_batches(shared.value, named, counter.add, of_task)
         if of_task:
@@ -88,7 +104,7 @@ def scored_rows(
     written = [("user", types[score.user.key]), ("item", types[score.item.key]), ("rank", "int"), ("score", "float")]
     written += [] if sources is None else [("sources", "int")]
     schema = ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists])
-    best = numbered.mapInArrow(work, schema, profile=gpu_profile(spark) if task.gpu else None)
+    best = partitioned.mapInArrow(work, schema, profile=gpu_profile(spark) if task.gpu else None)
     frame = best.select(
         F.lit(ctx.ds).alias("ds"),
         F.col("user").alias(score.user.key),
@@ -102,7 +118,9 @@ def scored_rows(
     if users.kept is not None:
         kept = users.kept.withColumn("ds", F.lit(ctx.ds))
         frame = frame.unionByName(kept.select(*[col(c) for c in frame.columns]))
-    with progress(counter, max(1, pairs)), worker_errors():
+    # Rows of tables come in long messages.
+    bounded = bounded_batches(spark) if task.joined else nullcontext()
+    with progress(counter, max(1, pairs)), worker_errors(), bounded:
         yield frame
     shared.unpersist()
 

@@ -18,6 +18,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.worker_errors import worker_errors
 from headrace.models.predictor import maps_of
 from headrace.score.entities import Active
+from headrace.score.joined.choice import check_mapped
 from headrace.score.rank.blocks import loaded_model
 from headrace.score.rank.pair_features import context_scalars
 from headrace.score.rank.rows import predict_rows
@@ -71,7 +72,8 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
         rows written.
 
     Raises:
-        UserError: there is no such table, or it has neither the columns nor the keys; the target is there already.
+        UserError: there is no such table, or it has neither the columns nor the keys; the target is there already; or
+            the model's tables are not to be mapped, or do not fit.
     """
     score = ctx.spec.score
     assert score is not None
@@ -85,6 +87,7 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     if clash:
         raise UserError(f"{source} has a column '{clash[0]}' of its own: rename it")
     folder, maps = ctx.ws.locate(chosen.output.name), ctx.ws.mapped(ctx.spec.pipeline)
+    check_mapped(score.embeddings, folder, maps, "scoring a table")
     fitted = FittedWorkflow.load(folder / "workflow", maps=maps_of(folder, maps) / "vocabularies")
     kept, given = len(rows.columns), context_scalars(ctx.spec, score)
     context = {c: given[c] for c in given if c not in rows.columns}

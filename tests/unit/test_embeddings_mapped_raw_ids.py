@@ -41,7 +41,7 @@ def test_mapped_rows_are_those_that_were_saved(
         held = {"ids": torch.from_numpy(mine), "weight": weight}
         with patch.object(rows, "dump", lambda held=held: (held, {"waiting": torch.zeros(0, 3)})):
             save_rows(rows, local(folder))
-    with patch("headrace.embeddings.checkpoint.mapped_dynamic._PIECE_BYTES", 64):  # several pieces
+    with patch("headrace.embeddings.checkpoint.mapped_dynamic.PIECE_BYTES", 64):  # several pieces
         write_mapped(spec, 0, local(folder), local(folder))
     found = open_mapped(spec, 0, local(folder))
     loaded = HostRows(spec, World(0, 1), 1)

@@ -82,10 +82,10 @@ def test_a_task_computes_on_the_gpu_that_spark_assigned(
     monkeypatch.setattr(blocks.FittedWorkflow, "load", lambda *_, **__: None)
     for _ in range(2):  # once a process
         blocks.loaded_model(local(tmp_path), 1, None, None, True)
-    assert [given[-1] for given in asked] == ["cuda"]
+    assert [device for *_, device, _ in asked] == ["cuda"]
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == ("5", "PCI_BUS_ID")
     blocks.loaded_model(local(tmp_path), 1, None, None)
-    assert asked[-1][-1] == "cpu"
+    assert asked[-1][-2] == "cpu"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

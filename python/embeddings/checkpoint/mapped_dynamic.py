@@ -9,7 +9,6 @@ A part is what one rank saved. Files are copied piece by piece: a saved table ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -19,16 +18,12 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.checkpoint.dynamic import saved_files
-from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors
+from headrace.embeddings.checkpoint.tensors import PIECE_BYTES, check_file, load_tensors
 from headrace.embeddings.dynamic.mapped_rows import MappedRows, SortedIds
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.storage.mapped import mapped_matrix
-from headrace.errors import UserError
 from headrace.storage import Location
 from headrace.world import World
-
-#: Bytes of a file that are in memory at a time.
-_PIECE_BYTES = 16 << 20
 
 
 def write_mapped(spec: DynamicSpec, number: int, saved: Location, folder: Location) -> None:
@@ -49,11 +44,11 @@ def write_mapped(spec: DynamicSpec, number: int, saved: Location, folder: Locati
         open((folder / f"table-{number}.rows").local_path(), "wb") as rows,
     ):
         for record in saved_files(saved, spec):
-            _check(saved, record)
+            check_file(saved, record)
             with safetensors.safe_open((saved / record.name).local_path(), "pt") as file:
                 of_ids, of_rows = file.get_slice("ids"), file.get_slice("weight")
                 count = of_ids.get_shape()[0]
-                step = max(1, _PIECE_BYTES // (8 * max(1, spec.dim)))
+                step = max(1, PIECE_BYTES // (8 * max(1, spec.dim)))
                 last = None
                 begins = ids.tell(), rows.tell()
                 for start in range(0, count, step):
@@ -93,16 +88,3 @@ def open_mapped(spec: DynamicSpec, number: int, folder: Location) -> MappedRows:
 
 def _bytes(x: Tensor) -> Any:
     return x.contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _check(folder: Location, record: FileRecord) -> None:
-    """Compare a file with its record, a piece at a time."""
-    path, digest = folder / record.name, hashlib.sha256()
-    try:
-        with open(path.local_path(), "rb") as f:
-            while piece := f.read(_PIECE_BYTES):
-                digest.update(piece)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing, though the record beside it lists it: the folder is damaged") from None
-    if digest.hexdigest() != record.sha256:
-        raise UserError(f"{path} is damaged: its SHA-256 is not that of its record")

@@ -13,6 +13,9 @@ from torch import Tensor
 from headrace.errors import UserError
 from headrace.storage import Location
 
+#: Bytes of a file that are in memory at a time where it is read piece by piece.
+PIECE_BYTES = 16 << 20
+
 
 class FileRecord(BaseModel):
     """A file that was written, relative to the folder of the record that holds it."""
@@ -65,6 +68,23 @@ def read_checked(folder: Location, record: FileRecord) -> bytes:
     if digest != record.sha256:
         raise UserError(f"{path} is damaged: its SHA-256 is {digest[:12]}…, not {record.sha256[:12]}… as recorded")
     return content
+
+
+def check_file(folder: Location, record: FileRecord) -> None:
+    """Compare a file with its record, a piece at a time.
+
+    Raises:
+        UserError: the file is missing, or differs.
+    """
+    path, digest = folder / record.name, hashlib.sha256()
+    try:
+        with open(path.local_path(), "rb") as f:
+            while piece := f.read(PIECE_BYTES):
+                digest.update(piece)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing, though the record beside it lists it: the folder is damaged") from None
+    if digest.hexdigest() != record.sha256:
+        raise UserError(f"{path} is damaged: its SHA-256 is not that of its record")
 
 
 def record_of(folder: Location, name: str) -> FileRecord:

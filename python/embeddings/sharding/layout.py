@@ -1,7 +1,8 @@
 """A plan as arithmetic: fused tables, indices, and which part of the output each looked-up row adds to.
 
 A fused table is one matrix on each rank: all blocks of one width, one storage, one reach (sharded or replicated), one
-way to travel (rows, or bags summed by the owner) and one memory (the device's, or the host's with a cache on it). A
+way to travel (rows, or bags summed by the owner) and one memory (the device's, the host's with a cache on it, or none:
+rows that are joined in). A
 model whose tables have one width has one fused table, or two where small tables are replicated. An index is `first
 index of the owner's rank + row in the owner's matrix`: indices in ascending order are grouped by owner, so sorting
 a batch's indices both removes duplicates and groups them by owner.
@@ -36,6 +37,8 @@ class FusedTable:
         self.replicated = blocks[0].replicated
         #: Whether rows are in host memory, some of them on the device as well.
         self.cached = is_cached(plan, blocks[0])
+        #: Whether no rank holds rows: they are brought to each lookup.
+        self.joined = table.joined
         self.blocks = tuple(blocks)
         #: Whether lookups send no ids: everything is here.
         self.is_local = self.replicated or plan.world_size == 1
@@ -53,7 +56,7 @@ class FusedTable:
         #: First index of each rank, and the end: int64 [W + 1].
         self.rank_offsets = torch.cat([torch.zeros(1, dtype=torch.int64), rank_rows.cumsum(0)])
         #: Rows of this rank's matrix.
-        self.rows = int(rank_rows[0 if self.replicated else rank])
+        self.rows = 0 if self.joined else int(rank_rows[0 if self.replicated else rank])
         #: Addresses are int32 where there are fewer than 2^31: torch sorts those by radix, twice as fast.
         self.index_dtype = torch.int32 if int(self.rank_offsets[-1]) <= _INT32_MAX else torch.int64
         self._shard_offsets = torch.cat([self.rank_offsets[holder] + used for holder, used in shards])
@@ -70,7 +73,7 @@ class FusedTable:
         for block, (holder, used) in zip(blocks, shards, strict=True):
             here = (holder == me).nonzero().flatten().tolist()
             rows_here = plan.rows_on(block, rank)
-            if here and len(rows_here):
+            if here and len(rows_here) and not self.joined:
                 self.local_blocks.append((block, rows_here, int(used[here[0]])))
 
     @property
@@ -141,10 +144,11 @@ class Layout:
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
-        by_key: dict[tuple[int, str, bool, bool, bool], list[Block]] = {}
+        by_key: dict[tuple[int, str, bool, bool, bool, bool], list[Block]] = {}
         for b in plan.blocks:
             summed = b.pooled and plan.world_size > 1
-            key = (len(b.columns), plan.by_name[b.table].storage, b.replicated, summed, is_cached(plan, b))
+            table = plan.by_name[b.table]
+            key = (len(b.columns), table.storage, b.replicated, summed, is_cached(plan, b), table.joined)
             by_key.setdefault(key, []).append(b)
         self.fused_tables = [FusedTable(plan, i, blocks, rank) for i, blocks in enumerate(by_key.values())]
         self._place = {b: (a.number, i) for a in self.fused_tables for i, b in enumerate(a.blocks)}

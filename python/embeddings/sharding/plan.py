@@ -38,6 +38,7 @@ class Table:
     `cached`: the share of a rank's rows that its GPU holds, those used most; all of them are then in host memory. With
     1 they are on the GPU alone (or in host memory, where there is none). Replicated tables are never cached.
     `init_bound`: rows start uniform in +- this; None: as those of the layer's other tables.
+    `joined`: no rank holds it; whoever looks it up brings its rows before (`ShardedEmbeddings.set_joined`), to score.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Table:
     storage: Storage = "fp32"
     cached: float = 1.0
     init_bound: float | None = None
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Plan:
         for block in self.blocks:
             if block.table not in self.by_name:
                 raise ValueError(f"a block of table '{block.table}', which is not planned")
+        if self.world_size > 1 and any(t.joined for t in self.tables):
+            raise ValueError("rows are joined in where one rank looks them up, not in a world of several")
         for table in self.tables:
             self._check_blocks(table)
 

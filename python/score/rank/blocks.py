@@ -29,7 +29,7 @@ BLOCK_PAIRS = 32_768
 #: with other last bits, and a pair's score is to be the same whatever stands beside it.
 _FULL_ROWS = 256
 #: Items whose scores are looked at alone and together.
-_CHECKED_ITEMS = 48
+CHECKED_ITEMS = 48
 #: The column of users that lists the keys of items they must not be shown, where there is one and all items are ranked.
 SEEN = "__seen"
 #: Columns of users with candidates of their own: their items' rows, array<int>, and where each is from, array<int>.
@@ -58,12 +58,18 @@ class TaskInputs:
     output: str | None = None
     #: Where workers of a host map the model's tables; None: each has them in its memory.
     maps: Location | None = None
+    #: Tables that are not mapped: a task is given their rows before its users (headrace.score.joined).
+    joined: frozenset[str] = frozenset()
     #: Whether a task has a GPU to itself, on which a model with embeddings computes.
     gpu: bool = False
     #: Of a model of two stages: kept of each user by the first, for the second; None: as many as `top_k`.
     rank_depth: int | None = None
     #: What makes lists of the best; None: they are the lists.
     rerank: Reranker | None = None
+
+    def load(self) -> tuple[Predictor, FittedWorkflow]:
+        """The model, opened once in each process."""
+        return loaded_model(self.model, self.threads, self.output, self.maps, self.gpu, self.joined)
 
 
 def score_batches(
@@ -87,13 +93,13 @@ def score_batches(
     Raises:
         UserError: the model is damaged, or gives scores that are no numbers.
     """
-    predictor, fitted = loaded_model(task.model, task.threads, task.output, task.maps, task.gpu)
+    predictor, fitted = task.load()
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
     pairs, *second = (_Pairs(task, stage, features) for stage in stages_of(predictor))
     kept = (task.rank_depth or task.top_k) if second else task.top_k
     for batch in batches:
         columns = features.user_columns(batch)
-        lists = _Candidates.of(batch) if ITEMS in batch.schema.names else None
+        lists = Candidates.of(batch) if ITEMS in batch.schema.names else None
         lengths = np.full(batch.num_rows, task.items.rows, np.int64) if lists is None else lists.lengths
         for users in blocks(lengths, task.block_pairs):
             part = batch.slice(users.start, len(users))
@@ -131,7 +137,7 @@ def blocks(lengths: NDArray[np.int64], block_pairs: int) -> Iterator[range]:
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """Lists of a batch of users. offsets: [users + 1]; items: int32 [N]; sources: int32 [N] or None."""
 
     offsets: NDArray[np.int64]
@@ -139,7 +145,7 @@ class _Candidates:
     sources: NDArray[np.int32] | None
 
     @staticmethod
-    def of(batch: pa.RecordBatch) -> _Candidates:
+    def of(batch: pa.RecordBatch) -> Candidates:
         lengths = pc.fill_null(pc.list_value_length(batch.column(ITEMS)), 0).to_numpy(zero_copy_only=False)
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -148,7 +154,7 @@ class _Candidates:
             for name in (ITEMS, SOURCES)
         ]
         assert found[0] is not None
-        return _Candidates(offsets, found[0].astype(np.int32, copy=False), found[1])
+        return Candidates(offsets, found[0].astype(np.int32, copy=False), found[1])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -204,13 +210,13 @@ def scores_stand_alone(task: TaskInputs, batch: pa.RecordBatch) -> bool:
     """Whether a pair's score is the same, to the bit, whatever pairs are scored beside it: looked at for a few.
 
     Args:
-        task: the items and the model.
+        task: the items and the model, which has the rows of joined tables that the first CHECKED_ITEMS items look up.
         batch: a few users: the key and the user's columns.
     """
-    predictor, fitted = loaded_model(task.model, task.threads, task.output, task.maps, task.gpu)
+    predictor, fitted = task.load()
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
     columns = features.user_columns(batch)
-    items = np.arange(min(task.items.rows, _CHECKED_ITEMS), dtype=np.int32)
+    items = np.arange(min(task.items.rows, CHECKED_ITEMS), dtype=np.int32)
     u, i = np.repeat(np.arange(batch.num_rows, dtype=np.int32), len(items)), np.tile(items, batch.num_rows)
     if not len(u):
         return True
@@ -265,12 +271,17 @@ def _rows(ranked: Ranked, task: TaskInputs, unmet: Counter[tuple[str, str]] | No
 
 @lru_cache(maxsize=1)
 def loaded_model(
-    folder: Location, threads: int, output: str | None, maps: Location | None, gpu: bool = False
+    folder: Location,
+    threads: int,
+    output: str | None,
+    maps: Location | None,
+    gpu: bool = False,
+    joined: frozenset[str] = frozenset(),
 ) -> tuple[Predictor, FittedWorkflow]:
     """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes.
 
     `maps`: what workers of a host map of models: see Workspace.mapped. None: nothing. `gpu`: the model goes to the GPU
-    that Spark assigned to the task, where it stays.
+    that Spark assigned to the task, where it stays. `joined`: see TaskInputs.
 
     Raises:
         UserError: the model is damaged; or there is no such GPU.
@@ -278,9 +289,8 @@ def loaded_model(
     mine = None if maps is None else maps_of(folder, maps)
     vocabularies = None if mine is None else mine / "vocabularies"
     device = _device() if gpu else "cpu"
-    return load_predictor(folder, threads, output, mine, device), FittedWorkflow.load(
-        folder / "workflow", maps=vocabularies
-    )
+    predictor = load_predictor(folder, threads, output, mine, device, joined)
+    return predictor, FittedWorkflow.load(folder / "workflow", maps=vocabularies)
 
 
 def _device() -> str:

@@ -27,6 +27,7 @@ class ModelItemVectors:
     item_features: ItemFeatures
     #: See TaskInputs.
     gpu: bool = False
+    joined: frozenset[str] = frozenset()
 
     def __call__(self, item_rows: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32 [n, D] of rows [n].
@@ -34,7 +35,7 @@ class ModelItemVectors:
         Raises:
             UserError: the model is in no retrieval form.
         """
-        predictor, _ = loaded_model(self.model, self.threads, self.output, self.maps, self.gpu)
+        predictor, _ = loaded_model(self.model, self.threads, self.output, self.maps, self.gpu, self.joined)
         columns = gather({}, self.item_features.open(), item_rows, item_rows)
         return _vectors(predictor, columns, len(item_rows))
 

@@ -6,21 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
+from pyspark import Accumulator, SparkContext
 
+from headrace.lake.partition_counts import ByPartition, this_partition
 from headrace.score.rerank.unmet import IMPOSSIBLE, LISTS
 
 Counts = dict[int, dict[tuple[str, str], int]]
-
-
-class _ByPartition(AccumulatorParam[Counts]):
-    """One answer for each partition: a task that is run twice says the same twice."""
-
-    def zero(self, value: Counts) -> Counts:
-        return {}
-
-    def addInPlace(self, value1: Counts, value2: Counts) -> Counts:
-        return value1 | value2
 
 
 @dataclass(frozen=True)
@@ -33,13 +24,11 @@ class UnmetByTask:
     def of(context: SparkContext) -> UnmetByTask:
         """Nothing said yet."""
         empty: Counts = {}
-        return UnmetByTask(context.accumulator(empty, _ByPartition()))
+        return UnmetByTask(context.accumulator(empty, ByPartition()))
 
     def add(self, unmet: Mapping[tuple[str, str], int]) -> None:
         """Call at the end of a task, with all of its lists."""
-        task = TaskContext.get()
-        assert task is not None
-        self.counts.add({task.partitionId(): dict(unmet)})
+        self.counts.add({this_partition(): dict(unmet)})
 
     def by_rule(self) -> dict[str, dict[str, int]]:
         """For the manifest, on the driver: by rule how many lists, and how many that provably could not meet it."""

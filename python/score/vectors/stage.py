@@ -25,6 +25,7 @@ from headrace.models.predictor import read_meta
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active
+from headrace.score.joined.choice import check_mapped
 from headrace.score.rank.pair_features import check_columns, context_scalars
 from headrace.score.vectors.model_vectors import ModelVectors, Side
 from headrace.stage import Context, Result, Stage
@@ -99,19 +100,21 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
     peak = worker_peak_memory(spark.sparkContext)
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     outputs, rows = [], {}
+    folder, maps = ctx.ws.locate(model.name), ctx.ws.mapped(ctx.spec.pipeline)
+    check_mapped(score.embeddings, folder, maps, "the stage vectors")
     with active.entities(_entity(score, "user"), _entity(score, "item")) as (users, items):
         frames: dict[Side, DataFrame] = {"user": users, "item": items}
         active.reader.check_unchanged()
         for side, frame in frames.items():
             key = _entity(score, side).key
             task = ModelVectors(
-                model=ctx.ws.locate(model.name),
+                model=folder,
                 threads=threads,
                 side=side,
                 user_columns=(score.user.key, *score.user.columns),
                 item_columns=(score.item.key, *score.item.columns),
                 context=context_scalars(ctx.spec, score),
-                maps=ctx.ws.mapped(ctx.spec.pipeline),
+                maps=maps,
             )
             shared, names = spark.sparkContext.broadcast(task), list(frame.columns)
 

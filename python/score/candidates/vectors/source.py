@@ -19,6 +19,7 @@ from headrace.score.candidates.vectors.item_vectors import ItemVectors
 from headrace.score.candidates.vectors.ivf import IvfIndex
 from headrace.score.candidates.vectors.search import BuildIndex, FindItems, MeasureRecall, Searched
 from headrace.score.items import ITEM_ROW
+from headrace.score.joined.choice import check_mapped
 from headrace.score.rank.blocks import ITEMS
 from headrace.score.rank.pair_features import context_scalars
 from headrace.score.vectors.model_vectors import ModelVectors, Side
@@ -179,12 +180,14 @@ class VectorItems:
         # Trees have no vectors: the day's network behind or beside them has.
         trees = chosen.stage in ("baseline", "second_stage")
         model = ctx.upstream["train"].output("model") if trees else chosen.output
+        folder, maps = ctx.ws.locate(model.name), ctx.ws.mapped(ctx.spec.pipeline)
+        check_mapped(score.embeddings, folder, maps, self._where)
         return ModelVectors(
-            model=ctx.ws.locate(model.name),
+            model=folder,
             threads=self._threads,
             side=side,
             user_columns=(score.user.key, *score.user.columns),
             item_columns=(score.item.key, *score.item.columns),
             context=context_scalars(ctx.spec, score),
-            maps=ctx.ws.mapped(ctx.spec.pipeline),
+            maps=maps,
         )

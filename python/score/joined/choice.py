@@ -1,0 +1,135 @@
+"""Which tables of a model are mapped on each host, and of which the rows are joined in."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from headrace.config.score import ScoreEmbeddings
+from headrace.errors import UserError
+from headrace.models.predictor import maps_of, network_folder
+from headrace.models.saved_size import saved_rows_bytes
+from headrace.storage import Location
+
+log = logging.getLogger("headrace.score")
+
+#: Of what is free on the disk, the share that tables may take where the spec says nothing.
+_SHARE_OF_FREE = 0.8
+
+
+def joined_tables(settings: ScoreEmbeddings, model: Location, maps: Location, gpu: bool) -> frozenset[str]:
+    """The tables whose rows are joined in; none where all are mapped, or there are none.
+
+    Args:
+        settings: of the spec.
+        model: the saved model's folder, of any kind.
+        maps: where hosts map models; see Workspace.mapped.
+        gpu: whether tasks compute on GPUs, which have all tables in their memory.
+
+    Raises:
+        UserError: they are to be mapped and there is no room for them, or rows cannot be joined in.
+    """
+    folder = network_folder(model)
+    if folder is None:
+        return frozenset()
+    if gpu:
+        if settings.rows == "joined":
+            raise UserError(
+                "score.embeddings.rows is 'joined', and the tasks compute on GPUs, which have the whole tables in "
+                "their memory: set it to mapped, or score without GPUs"
+            )
+        return frozenset()
+    room = _room(settings, maps_of(model, maps))
+    if settings.rows != "joined" and saved_rows_bytes(folder) <= room:  # the most that they can take
+        return frozenset()
+    # Only here: a driver whose tables are mapped has no need of torch.
+    from headrace.models.joined import check_joined, table_bytes, whole_tables
+
+    sizes, whole = table_bytes(folder), whole_tables(folder)
+    if settings.rows == "joined":
+        names = frozenset(sizes)
+    elif sum(sizes.values()) <= room:
+        return frozenset()
+    elif settings.rows == "mapped":
+        raise no_room(folder, sizes, room, maps)
+    else:
+        names = _too_large(sizes, room, first=frozenset(whole))
+    check_joined(whole, names, folder)
+    _tell(sizes, names, settings, room)
+    return names
+
+
+def check_mapped(settings: ScoreEmbeddings, model: Location, maps: Location, what: str) -> None:
+    """See that a model's tables may all be mapped, where nothing joins rows in.
+
+    Args:
+        settings: of the spec.
+        model: the saved model's folder.
+        maps: where hosts map models.
+        what: that asks the model, for the message.
+
+    Raises:
+        UserError: the spec wants rows joined in, or there is no room for the tables.
+    """
+    folder = network_folder(model)
+    if folder is None:
+        return
+    if settings.rows == "joined":
+        raise UserError(
+            f"score.embeddings.rows is 'joined', and {what} maps the whole tables on each host: set it to mapped where "
+            f"they fit, or leave that out"
+        )
+    room = _room(settings, maps_of(model, maps))
+    if saved_rows_bytes(folder) <= room:
+        return
+    from headrace.models.joined import table_bytes
+
+    sizes = table_bytes(folder)
+    if sum(sizes.values()) > room:
+        raise no_room(folder, sizes, room, maps, f" ({what} maps them all: the stage score alone has rows joined in)")
+
+
+def no_room(
+    folder: Location, sizes: dict[str, int], room: float, maps: Location, advice: str | None = None
+) -> UserError:
+    """Tables that are to be mapped do not fit."""
+    largest = ", ".join(f"{name} {_mib(sizes[name])}" for name in sorted(sizes, key=sizes.__getitem__)[:-4:-1])
+    advice = advice or (
+        ", or let Spark join the rows in of tables that do not fit (score.embeddings.rows: auto) or of all (joined)"
+    )
+    return UserError(
+        f"the tables of the model {folder} take {_mib(sum(sizes.values()))} MiB ({largest}), and a host may map "
+        f"{_mib(room)} MiB of them below {maps}: free some disk there, or set score.embeddings.mapped_mib{advice}"
+    )
+
+
+def _room(settings: ScoreEmbeddings, mine: Location) -> float:
+    """Bytes of tables that a host may map."""
+    if settings.mapped_mib is not None:
+        return settings.mapped_mib * 2**20
+    if (mine / "tables").is_dir():  # they are there already
+        return math.inf
+    free = mine.free()
+    return math.inf if free is None else _SHARE_OF_FREE * free
+
+
+def _too_large(sizes: dict[str, int], room: float, first: frozenset[str]) -> frozenset[str]:
+    """The tables that are left when those that must be mapped, and then the smallest, have taken the room."""
+    joined = set()
+    for name in sorted(sizes, key=lambda n: (n not in first, sizes[n], n)):
+        if sizes[name] <= room:
+            room -= sizes[name]
+        else:
+            joined.add(name)
+    return frozenset(joined)
+
+
+def _tell(sizes: dict[str, int], names: frozenset[str], settings: ScoreEmbeddings, room: float) -> None:
+    said = ", ".join(f"{name} ({_mib(sizes[name])} MiB)" for name in sorted(names))
+    why = "score.embeddings.rows is 'joined'" if settings.rows == "joined" else f"a host may map {_mib(room)} MiB"
+    rest = sum(size for name, size in sizes.items() if name not in names)
+    log.info("score: the rows of %s are joined in (%s); %s MiB of tables are mapped", said, why, _mib(rest))
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.1f}"

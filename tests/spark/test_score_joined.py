@@ -1,0 +1,105 @@
+"""Scores where Spark joins the rows of tables in, against those with tables mapped: equal to the bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import EmbeddingOptimizer
+from headrace.errors import UserError
+from headrace.models.joined import table_bytes
+from headrace.models.saved import Changes, load_model, save_model
+from headrace.score.joined.frames import _part
+from headrace.score.stage import ScoreCandidates
+from headrace.stage import run_stage
+from headrace.workspace import Workspace
+from tests.score_support import DS, manifest_of, scores, spec
+
+#: All pairs; candidates with a list by the model's vectors, for those alone whose inputs have changed.
+WAYS: list[dict[str, Any]] = [
+    {"exclude_seen": True},
+    {"candidates": {"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}}, "incremental": True},
+]
+
+
+@pytest.fixture
+def many_files(shop: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """The shop, whose model lies in a file for every few rows; half of its rows upon a save of the others."""
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(shop.home, ws.home)
+    if ws.manifest("shop", DS, "score").is_file():
+        ws.manifest("shop", DS, "score").remove()
+    folder = ws.locate(manifest_of(ws, "train").output("model").name)
+    model = load_model(folder)
+    model.configure_optimizer(EmbeddingOptimizer())
+    monkeypatch.setattr("headrace.embeddings.checkpoint.shards.FILE_BYTES", 500)
+    monkeypatch.setattr("headrace.embeddings.checkpoint.changes.FILE_BYTES", 500)
+    workflow = ws.locate(manifest_of(ws, "features").output("dataset").name) / "workflow"
+    said: dict[str, Any] = {"workflow": workflow, "pipeline": "shop", "ds": DS, "key": "t", "metrics": {"auc": 0.5}}
+    base = folder.parent.parent / "base" / "model"
+    save_model(base, model, **said)
+    for weight in model.embeddings.weights:
+        weight[::2] += 0.25
+    folder.remove()
+    save_model(folder, model, changes=Changes(base, 1.0), **said)
+    return ws
+
+
+def test_scores_are_those_of_mapped_tables_to_the_bit(
+    spark: SparkSession, many_files: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no task has a whole table: each file is read by one, and a task holds rows of its own users and items."""
+    ws = many_files
+    monkeypatch.setattr("headrace.score.scored._TASK_PAIRS", 60)  # many parts
+    whole = load_model(folder := ws.locate(manifest_of(ws, "train").output("model").name))
+    assert whole.dynamic is not None
+    rows = sum(len(w) for w in whole.embeddings.weights) + sum(len(t) for t in whole.dynamic.tables)
+    sizes = table_bytes(folder)
+    largest = max(sizes, key=sizes.__getitem__)
+    for way in WAYS:
+        found = []
+        # Of all tables; and of the one that the room is too small for.
+        auto = {"mapped_mib": (sum(sizes.values()) - 1) / 2**20}
+        for embeddings in ({"rows": "mapped"}, {"rows": "joined"}, auto)[: 2 if "candidates" in way else 3]:
+            if found:  # so that there is no run before to compare with
+                ws.manifest("shop", DS, "score").remove()
+            done = run_stage(ScoreCandidates(), spec(model="neural", embeddings=embeddings, **way), ws, DS).manifest
+            assert done.rows.get("users_scored") in (None, done.rows["users"])
+            found.append(scores(spark, ws))
+            joined = done.facts["model"].get("joined")
+            if embeddings == {"rows": "mapped"}:
+                assert joined is None
+                continue
+            assert joined["tables"] == ([largest] if embeddings is auto else sorted(sizes))
+            assert 0 < joined["most_rows_of_a_task"] < joined["rows"]
+            assert joined["most_rows_of_a_task"] < (sizes[largest] / 16 if embeddings is auto else rows / 2)
+            assert joined["bytes"] > 0
+        ws.manifest("shop", DS, "score").remove()
+        for other in found[1:]:
+            pd.testing.assert_frame_equal(other, found[0], check_exact=True)
+    assert len(found[0]) > 100
+
+
+def test_a_damaged_file_and_too_little_room_are_named(spark: SparkSession, many_files: Workspace) -> None:
+    ws = many_files
+    with pytest.raises(UserError, match=r"a host may map 0\.0 MiB of them .*score\.embeddings\.rows: auto"):
+        run_stage(ScoreCandidates(), spec(model="neural", embeddings={"rows": "mapped", "mapped_mib": 1e-6}), ws, DS)
+    folder = ws.locate(manifest_of(ws, "train").output("model").name).local_path()
+    file = sorted((folder / "embeddings").glob("weight-*.safetensors"))[0]
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(UserError, match=f"{file.name} is damaged"):
+        run_stage(ScoreCandidates(), spec(model="neural", embeddings={"rows": "joined"}), ws, DS)
+
+
+def test_each_part_is_a_partition_of_its_own(spark: SparkSession) -> None:
+    frame = spark.range(500).withColumn("part", _part(spark, F.col("id"), 37))
+    placed = frame.repartition(37, "part").withColumn("partition", F.spark_partition_id())
+    counts = placed.groupBy("partition").agg(F.count_distinct("part").alias("parts")).collect()
+    assert {row["parts"] for row in counts} == {1}
+    assert len(counts) == frame.select("part").distinct().count() > 30
