@@ -48,7 +48,7 @@ def test_a_pipeline_is_told_from_its_manifests(ws: Workspace, tmp_path: Path) ->
             "facts": {
                 **made["train"].facts,
                 "forgetting": {"ds": "2026-01-01", "metrics": {"auc": 0.71}},
-                "saved": {"bytes": 4096},
+                "saved": {"embeddings_bytes": 4096, "whole_copy_bytes": 9999},
             },
         }
     )

@@ -273,7 +273,7 @@ def test_the_days_before_are_shown_and_none_after() -> None:
         told = {
             "metrics": {"auc": 0.71 + number / 100, "log_loss": 0.4},
             "forgetting": {"ds": "2026-01-01", "metrics": {"auc": 0.69 - number / 100}},
-            "saved": {"bytes": (number + 1) << 20},
+            "saved": {"embeddings_bytes": (number + 1) << 20, "whole_copy_bytes": 9 << 20},
             "registered": {"name": "clicks", "version": 40 + number},
         }
         made["train"] = train.model_copy(update={"facts": {**train.facts, **told}})
@@ -442,6 +442,30 @@ def gate_manifests() -> dict[str, Manifest]:
     }
 
 
+def test_the_challenger_is_told_beside_the_days_model() -> None:
+    spec, made = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}", "challenger={}"]), gate_manifests()
+    rule = {"key": "challenger.behind", "figure": "auc beside that of version 8", "value": 0.0005, "limit": 0.001}
+    judged = {"version": "9", "verdict": "passed", "becomes_champion": False}
+    judged |= {"rules": [rule | {"margin": -0.0005, "passed": False, "text": "auc"}]}
+    beside = {"auc": {"value": 0.0005, "low": -0.001, "high": 0.002, "p": 0.4}}
+    measured = {"version": "9", "note": "", "metrics": {"auc": 0.7245}, "beside_model": beside}
+
+    def words(challenger: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> str:
+        told = {"evaluate": {"challenger": challenger}, "gate": {} if verdict is None else {"challenger": verdict}}
+        found = {s: m.model_copy(update={"facts": {**m.facts, **told[s]}}) for s, m in made.items()}
+        return Checker(page(make_day(make_manifests() | found, spec))).words
+
+    text = words(measured, judged)
+    for said in (
+        "The challenger, version 9, was passed.",
+        "challenger.behind broken auc beside that of version 8 0.0005 0.001 -0.0005",
+        "AUC 0.7245 0.7240 +0.0005 [-0.0010, +0.0020]",
+    ):
+        assert said in text, said
+    assert "was passed, and becomes champion." in words(measured, judged | {"becomes_champion": True, "rules": []})
+    assert "cannot predict the day's rows: it is gone" in words({"version": "9", "note": "it is gone"}, None)
+
+
 def test_a_refusal_is_told_with_every_rule() -> None:
     spec = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}"])
     words = Checker(page(make_day(make_manifests() | gate_manifests(), spec))).words
@@ -456,6 +480,7 @@ def test_a_refusal_is_told_with_every_rule() -> None:
         assert said in words, said
     at = [words.index(f"country = {c}") for c in ("li", "at", "ch")]
     assert at == sorted(at)
+    assert "The challenger" not in words
     assert "Gate" not in Checker(page(make_day(make_manifests()))).words
     nothing = make_manifests() | {s: m.model_copy(update={"facts": {}}) for s, m in gate_manifests().items()}
     Checker(page(make_day(nothing, spec)))

@@ -37,7 +37,7 @@ def history(day: Day) -> Section:
         series = [(f"rows of {fixed}", forgetting, plots.NEURAL), ("rows of the day", own, plots.MUTED)]
         svg = plots.daily(series, "AUC", "AUC of each day's model on the rows of a fixed day")
         blocks.append(Plot(svg, "What the models forget", f"Each day's model on the rows of {fixed}."))
-    saved = [(ds, n / _MIB) for ds, n in _series(runs, lambda of: _told(of, "train", "saved").get("bytes"))]
+    saved = [(ds, n / _MIB) for ds, n in _series(runs, lambda of: _told(of, "train", "saved").get("embeddings_bytes"))]
     if len(saved) > 1:
         svg = plots.daily([("saved", saved, plots.NEURAL)], "MiB", "Bytes of saved embeddings by day", from_zero=True)
         blocks.append(Plot(svg, "Saved embeddings", "A whole copy, or the rows that changed since the day before."))
@@ -85,7 +85,7 @@ def _table(runs: Runs) -> Table:
         (">Log loss", lambda of: facts.decimals(_metric("train", "log_loss")(of))),
         (">XGBoost", lambda of: facts.decimals(_metric("baseline", "auc")(of))),
         (">Fixed day", lambda of: facts.decimals(_forgetting(of))),
-        (">Saved", lambda of: _mib(_told(of, "train", "saved").get("bytes"))),
+        (">Saved", lambda of: _mib(_told(of, "train", "saved").get("embeddings_bytes"))),
         (">Events", lambda of: _count(of, "ingest", "kept")),
         (">Quarantined", lambda of: _count(of, "ingest", "quarantined")),
         (">Drifted", lambda of: _count(of, "drift", "over_limit")),

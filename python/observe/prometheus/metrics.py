@@ -88,7 +88,7 @@ def _models(pipeline: str, manifests: Mapping[str, Manifest]) -> list[Metric]:
         version.add(int(number) if number.isdecimal() else None, **of)
         for name, value in facts.numbers(facts.mapping(told.get("forgetting")).get("metrics")).items():
             forgetting.add(value, **of, metric=name)
-        saved.add(facts.number(facts.mapping(told.get("saved")).get("bytes")), **of)
+        saved.add(facts.number(facts.mapping(told.get("saved")).get("embeddings_bytes")), **of)
     return [metric, version, forgetting, saved]
 
 
