@@ -71,7 +71,7 @@ def save(ws: Workspace, ds: str, stage: str, upstream: dict[str, Manifest], *out
 
 def run_day(ws: Workspace, ds: str, size: int = 200, base: str | None = None) -> None:
     """What a day's stages leave, of sizes in proportion to those of real ones; `base`: the day of the model's base."""
-    table = {name: ws.table("clicks", name) for name in ("events", "quarantine", "scores")}
+    table = {name: ws.table("clicks", name) for name in ("events", "quarantine", "scores", "score_inputs")}
     users = list(range(size))
     name = ws.name_of
     events = write_rows(table["events"], ds, users)
@@ -106,7 +106,9 @@ def run_day(ws: Workspace, ds: str, size: int = 200, base: str | None = None) ->
     train = save(ws, ds, "train", {"features": features}, model)
     scores = write_rows(table["scores"], ds, users)
     output = Output(kind="delta", name=name(table["scores"]), version=str(scores), rows=size)
-    score = save(ws, ds, "score", {"train": train}, output)
+    hashes = write_rows(table["score_inputs"], ds, users)
+    inputs = Output(kind="score_inputs", name=name(table["score_inputs"]), version=str(hashes), rows=size)
+    score = save(ws, ds, "score", {"train": train}, output, inputs)
     ws.report("clicks", ds).put_bytes(b"x" * size)
     save(ws, ds, "report", {"score": score}, Output(kind="file", name=name(ws.report("clicks", ds)), version="r"))
     ws.log("clicks", ds, "train").put_bytes(b"x" * size)

@@ -15,6 +15,7 @@ TABLE_DAYS: Mapping[str, int] = {
     "scores": 90,
     "published": 90,
     "outcomes": 90,
+    "score_inputs": 2,
     "statistics": 365,
     "user_vectors": 14,
     "item_vectors": 14,
@@ -48,7 +49,8 @@ class Housekeeping(Section):
     reports: int | None = Field(default=365, ge=1)
     #: Days of rows by the table's name: `events`, `quarantine`, a named source, `scores`, `published`, ... Unless said
     #: otherwise 90 days of `scores`, `published` and `outcomes`, 365 of `statistics`, 14 of `user_vectors` and
-    #: `item_vectors`, and all of the others.
+    #: `item_vectors`, 2 of `score_inputs` (whose newest day always stays: the next run compares with it), and all
+    #: of the others.
     tables: Mapping[str, int | None] = Field(default_factory=dict)
     #: Days at whose versions tables can still be read, besides the newest: their old data files are kept.
     versions: int = Field(default=7, ge=1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.housekeeping.folders import empty_folders, removal
 from headrace.housekeeping.step import Step, newest_write_ns, remove_all, size_of
@@ -19,21 +20,25 @@ from headrace.workspace import Workspace
 #: After the pipeline's name, of registered models.
 _OTHERS = ("", "-baseline", "-second_stage")
 #: What a training leaves beside its model, for itself alone.
-_OF_TRAINING = ("checkpoints", "ranks-", "progress-", "trace.json", "launch", "rank-error.json")
+OF_TRAINING = ("checkpoints", "ranks-", "progress-", "trace.json", "launch", "rank-error.json")
 
 
 def kept_models(state: WorkspaceState) -> dict[Location, str]:
     """The folders of saved models that stay, whatever their day, and why.
 
     Those of versions with an alias and of `before_champion` that were champion before, which `headrace rollback` takes,
-    those that manifests of kept days name, those that runs of other pipelines began with, and what any of these rests
-    on.
+    those that the spec names by number (`score.model`, an experiment's arm), those that manifests of kept days name,
+    those that runs of other pipelines began with, and what any of these rests on.
     """
     ws = state.ws
     found: dict[Location, str] = {}
+    asked = _named(state.spec)
     for suffix in _OTHERS:
         known = listed(ws, state.pipeline + suffix)
         for version, names in known:
+            if version.version in asked:
+                why = f"version {version.version} is named by {asked[version.version]}"
+                found |= dict.fromkeys(_places(ws, state.pipeline, version), why)
             for alias in names:
                 found |= dict.fromkeys(_places(ws, state.pipeline, version), f"version {version.version} is @{alias}")
             if CHAMPION in names:
@@ -99,6 +104,15 @@ def mapped_steps(state: WorkspaceState) -> Iterator[Step]:
             yield Step("mapped", ws.name_of(entry), "its model is gone", size_of(entry), entry.remove)
 
 
+def _named(spec: Spec) -> dict[str, str]:
+    """By number of a version, the key of the spec that names it."""
+    found = {} if spec.score is None else {str(spec.score.model): "score.model"}
+    for name, experiment in (spec.experiments or {}).items():
+        for arm, of in experiment.arms.items():
+            found.setdefault(str(of.model), f"experiments.{name}.arms.{arm}")
+    return {number: key for number, key in found.items() if number.isdecimal()}
+
+
 def _before(
     state: WorkspaceState, known: Sequence[tuple[Version, tuple[str, ...]]], champion: Version
 ) -> list[Version]:
@@ -115,7 +129,7 @@ def _places(ws: Workspace, pipeline: str, version: Version) -> list[Location]:
 
 
 def _left_by_training(ws: Workspace, folder: Location, past: str) -> Iterator[Step]:
-    left = [e for e in folder.entries() if e.name.startswith(_OF_TRAINING)]
+    left = [e for e in folder.entries() if e.name.startswith(OF_TRAINING)]
     if left:
         size = sum(map(size_of, left))
         name = f"{ws.name_of(folder)} ({', '.join(sorted(e.name.rstrip('-') for e in left))})"

@@ -42,8 +42,9 @@ def discard_unfinished(state: WorkspaceState) -> None:
 def _discard_below(folder: Location, depth: int) -> None:
     folder.discard_unfinished()
     for entry in folder.entries() if depth else ():
-        if entry.is_dir() and entry.name != "_delta_log":
-            _discard_below(entry, depth - 1)
+        if entry.is_dir():
+            # What is below a log is Delta's own.
+            _discard_below(entry, 0 if entry.name == "_delta_log" else depth - 1)
 
 
 def _idle(state: WorkspaceState, kind: str, places: list[Location], why: str) -> Iterator[Step]:

@@ -20,6 +20,10 @@ from headrace.workspace import Workspace
 _VERSIONS = re.compile(r"\d+|\d*\.\.\d+")
 
 
+#: The table of users' hashes (headrace.score.incremental, which imports Spark).
+SCORE_INPUTS = "score_inputs"
+
+
 def tables_of(ws: Workspace, pipeline: str) -> list[Location]:
     """The folders of a pipeline's Delta tables in the lake."""
     folder = ws.table(pipeline, "x").parent
@@ -30,6 +34,7 @@ def row_steps(state: WorkspaceState) -> Iterator[Step]:
     """Days of rows that tables do not keep."""
     for table in tables_of(state.ws, state.pipeline):
         first = state.first_day(state.keep.table_days(table.name))
+        first = _first_kept(table, first)
         days = days_before(table, first)
         if days:
             yield _rows_step(state, table, first, days)
@@ -70,6 +75,15 @@ def _versions(manifest: Manifest) -> Iterator[tuple[str, int]]:
             yield from ((item.name, int(text)) for text in item.version.split("..") if text)
 
 
+def _first_kept(table: Location, first: str) -> str:
+    """Of users' hashes, by which the next run tells who is to be scored anew, the newest day stays, however old."""
+    if table.name != SCORE_INPUTS:
+        return first
+    log = DeltaLog(table)
+    files = log.files(log.version) if log.version is not None else None
+    return min(first, max((f.partition.get("ds") or "" for f in files or []), default=first))
+
+
 def _rows_step(state: WorkspaceState, table: Location, first: str, days: list[str]) -> Step:
     name = state.ws.name_of(table)
     version = DeltaLog(table).version
@@ -94,5 +108,5 @@ def _holds(spec: Spec, manifest: Manifest, table: str, name: str, first: str) ->
     if manifest.stage == "ingest":
         facts = manifest.facts if table == "events" else manifest.facts.get("sources", {}).get(table, {})
         return any(ds < first for ds in facts.get("days", []))
-    # Its output is the dataset, which does without the statistics.
-    return manifest.stage != "features" and manifest.ds < first
+    # Its output is the dataset, which does without the statistics; and scores do without what they were made of.
+    return manifest.stage != "features" and table != SCORE_INPUTS and manifest.ds < first

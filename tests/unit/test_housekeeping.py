@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from bench.simulated_days import day, run_day, users_at, write_rows
+from bench.simulated_days import day, run_day, save, users_at, write_rows
 from headrace import registry
 from headrace.cli import app
 from headrace.config import Spec, load_spec
@@ -24,8 +24,10 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.small_files import crowded
 from headrace.lake.delta.vacuum import _vector_file, unused_files
 from headrace.lake.ingest.load_history import LoadHistory, last_change
-from headrace.manifest import Manifest
+from headrace.manifest import Manifest, Output
+from headrace.models.predictor import file_digest
 from headrace.monitor.lineage import find, load_runs, trace
+from headrace.registry.client import Client
 from headrace.registry.promotion import Promotion, roll_back, settle
 from headrace.registry.versions import CHAMPION
 from headrace.stage import identity, run_lock
@@ -150,6 +152,61 @@ def test_a_rollback_finds_its_target_after_gc(registered: Path, tmp_path: Path) 
     gc(spec, ws)
     assert days_of(ws, "models") == [day(4), day(6), day(7)]
     assert roll_back(ws, "clicks") == Promotion("7", "4")
+
+
+def test_models_that_others_name_stay(registered: Path, tmp_path: Path) -> None:
+    """The challenger, an experiment's arms, a number in score.model, the first model of a second stage."""
+    ws = copy(registered, tmp_path)
+    for n in (3, 4, 5):  # versions 4 to 6
+        model = ws.model("clicks", day(n), f"train-{day(n)}") / "model"
+        registry.register(ws, "clicks", model, {"auc": 0.7}, f"train-{day(n)}", ds=day(n))
+    with Client(ws) as client:
+        client.set_registered_model_alias("clicks", "challenger", "5")
+    keep = {"models": 1, "before_champion": 0}
+    sets = [f"housekeeping.{key}={json.dumps(value)}" for key, value in keep.items()]
+    experiment = {"arms": {"now": {}, "old": {"model": "3"}, "new": {"model": "@challenger"}}}
+    sets += ["publish=null", "score.model=4", f"experiments={json.dumps({'ranker': experiment})}", "outcomes={}"]
+    kept = kept_models(WorkspaceState(load_spec("clicks", sets), ws, datetime.now(UTC)))
+    assert {m.below(ws.store).split("/")[2]: why for m, why in kept.items() if m.is_below(ws.store)} == {
+        day(1): "version 2 is @champion",
+        day(2): "version 3 is named by experiments.ranker.arms.old",
+        day(3): "version 4 is named by score.model",
+        day(4): "version 5 is @challenger",
+        day(7): f"of {day(7)}",
+    }
+    # Trees behind a network of the same day, of a day that is kept, name it by its run.
+    trees = ws.model("clicks", day(7), "second") / "model"
+    first = ws.model("clicks", day(7), f"train-{day(7)}") / "model"
+    for part in ("model.ubj", "workflow/workflow.json"):
+        (trees / part).put_text("{}")
+    named = {"key": f"train-{day(7)}", "sha256": file_digest(first / "model.json")}
+    (trees / "model.json").put_text(json.dumps({"kind": "second_stage", "first": named}))
+    output = Output(kind="model", name=ws.name_of(trees), version="second")
+    save(ws, day(7), "second_stage", {}, output)
+    file = ws.manifest("clicks", day(7), "train")
+    file.remove()
+    kept = kept_models(WorkspaceState(clicks(**keep), ws, datetime.now(UTC)))
+    assert kept[first] == f"{ws.name_of(trees)} rests on it (of {day(7)})"
+
+
+def test_hashes_of_users_are_kept_for_the_next_run_alone(made: Path, tmp_path: Path) -> None:
+    spec, ws = clicks(**SPEC), copy(made, tmp_path)
+    gc(spec, ws)
+    log = DeltaLog(ws.table("clicks", "score_inputs"))
+    assert log.version is not None
+    assert {f.partition["ds"] for f in log.files(log.version) or []} == {day(DAYS - 2), day(DAYS - 1)}
+    assert len([p for p in log.folder.files() if p.suffix == ".parquet"]) == 2
+    # Scores do without what they were made of: the days stand.
+    score = Manifest.load(ws.manifest("clicks", day(DAYS - 3), "score"))
+    assert score is not None
+    assert score.removed == ()
+    # The newest day stays, whatever came after it.
+    for n in range(DAYS, DAYS + 5):
+        save(ws, day(n), "ingest", {})
+    gc(spec, ws)
+    log = DeltaLog(ws.table("clicks", "score_inputs"))
+    assert log.version is not None
+    assert {f.partition["ds"] for f in log.files(log.version) or []} == {day(DAYS - 1)}
 
 
 def test_what_a_kept_model_rests_on_stays(tmp_path: Path) -> None:
