@@ -47,7 +47,7 @@ class Removal(BaseModel):
     #: The output's name.
     name: str
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    #: Why: `retention`.
+    #: Why: `retention`, `forget`.
     by: str = "retention"
 
     def __str__(self) -> str:

@@ -119,6 +119,14 @@ class Workspace:
         """That an arm of an experiment was stopped, by whom and why: JSON."""
         return self.store / "experiments" / pipeline / experiment / f"{arm}.json"
 
+    def forgotten(self, pipeline: str) -> Location:
+        """What `headrace forget` keeps: `values.json` (headrace.lake.forgotten), and a folder for each request."""
+        return self.store / "forgotten" / pipeline
+
+    def forgotten_values(self, pipeline: str) -> Location:
+        """The list of the values whose rows must not come back."""
+        return self.forgotten(pipeline) / "values.json"
+
     def locks(self, pipeline: str, own: str | None = None) -> list[Location]:
         """Whose leases say who is at work on a pipeline.
 

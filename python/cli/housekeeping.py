@@ -1,7 +1,8 @@
-"""Commands that remove: `gc`."""
+"""Commands that remove: `gc`, `forget`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,3 +33,30 @@ def gc(
     from headrace.commands.gc import gc as command
 
     command(Workspace(home), pipeline, delete, sets or [], as_json)
+
+
+@app.command(
+    epilog=examples(
+        "headrace forget clicks --column user_id --values persons.txt",
+        "headrace forget clicks --column user_id --values persons.txt --delete",
+    )
+)
+def forget(
+    pipeline: Pipeline,
+    column: Annotated[str, typer.Option("--column", help="The column that tells persons apart.", metavar="NAME")],
+    values: Annotated[Path, typer.Option("--values", help="A text file: one value a line.", metavar="FILE")],
+    delete: Annotated[bool, typer.Option("--delete", help="Erase them; without, only list what there is.")] = False,
+    sets: Sets = None,
+    as_json: Json = False,
+    home: Home = VAR,
+) -> None:
+    """Erase persons from all that a pipeline has written, and write a proof; with --delete.
+
+    Their rows go from the lake's tables (older versions, too), the warehouse and the store of keys and values, their
+    values from vocabularies (codes stay given), their rows of embeddings become zero in all saved models; datasets,
+    caches and checkpoints go, and are made again. Ingest never loads their rows again. Landing files and tables that
+    are yours are named, not touched. The same command ends what was interrupted.
+    """
+    from headrace.commands.forget import forget as command
+
+    command(Workspace(home), pipeline, column, values, delete, sets or [], as_json)

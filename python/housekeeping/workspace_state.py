@@ -49,10 +49,10 @@ class WorkspaceState:
         """
         yield from manifests_of(self.ws, self.pipeline)
 
-    def note_removed(self, day: str, names: Collection[str]) -> None:
+    def note_removed(self, day: str, names: Collection[str], by: str = "retention") -> None:
         """Note in the day's manifests that name one of these as an output that it is removed. Before its files go."""
         for file, manifest in manifests_of(self.ws, self.pipeline, [day]):
-            noted = manifest.without(names)
+            noted = manifest.without(names, by)
             if noted is not manifest:
                 noted.save(file)
 

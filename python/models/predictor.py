@@ -193,10 +193,11 @@ def base_model(folder: Location, meta: Mapping[str, Any]) -> Location:
     try:
         read_meta(found)
         upon = _index_of(folder).get("base")
-        now = _index_of(found).get("sha256")
+        index = _index_of(found)
+        now = index.get("sha256"), index.get("saved_as")
     except UserError as e:
         raise UserError(f"{said}, which cannot be opened: {e}") from None
-    if not isinstance(upon, dict) or upon.get("sha256") != now:
+    if not isinstance(upon, dict) or upon.get("sha256") not in now:
         raise UserError(f"{said}, and that is another save by now: restore it, or train the day again")
     return found
 
@@ -245,10 +246,10 @@ def first_model(folder: Location, meta: Mapping[str, Any]) -> Location:
     named = meta["first"]
     found: Location = folder.parent.parent / str(named["key"]) / "model"
     try:
-        read_meta(found)
+        meta = read_meta(found)
     except UserError as e:
         raise UserError(f"{folder} looks at the predictions of the model {named['key']}, which is gone: {e}") from None
-    if file_digest(found / "model.json") != named["sha256"]:
+    if named["sha256"] not in (file_digest(found / "model.json"), meta.get("saved_as")):
         raise UserError(
             f"{folder} looks at the predictions of the model {named['key']}, and {found} is another one by now: run "
             f"the stage second_stage again"

@@ -59,6 +59,9 @@ class ModelCard(BaseModel):
     tasks: Mapping[str, config.Task] = Field(default_factory=dict)
     #: The folder of the model that the embeddings' rows lie upon, seen from this one's; None: all rows are here.
     base: str | None = None
+    #: The SHA-256 of the record as it was saved, where a value and its rows were taken out of the model since
+    #: (`headrace forget`): what names the model by that still does.
+    saved_as: str | None = None
     #: The dense part and the workflow's files, relative to the model's folder.
     files: tuple[FileRecord, ...]
     code_version: str = __version__
@@ -71,6 +74,8 @@ class ModelCard(BaseModel):
             found.pop("tasks")
         if self.base is None:
             found.pop("base")
+        if self.saved_as is None:
+            found.pop("saved_as")
         return found
 
 

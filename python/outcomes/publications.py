@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from headrace.generate.site_files import site_path
+from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Output
 from headrace.stage import Context
@@ -40,6 +41,8 @@ def publications(ws: Workspace, name: str) -> dict[str, list[Publication]]:
     log = DeltaLog(ws.locate(name))
     found: dict[str, list[Publication]] = {}
     for commit in log.commits():
+        if erased_rows(commit.user_metadata) is not None:
+            continue  # the versions before are read without these rows
         rows: dict[str, int] = {}
         for add in commit.adds:
             ds = (add.partition or {}).get("ds")

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+#: A value of the user's or the item's key.
+Key = int | str
+
+
 @dataclass(frozen=True)
 class Check:
     """One finding. `value` and `limit` as shown to people; `detail` names offenders where it failed."""
@@ -184,6 +188,18 @@ class Target(Protocol):
 
     def drop_days(self, days: Sequence[str]) -> None:
         """Drop days and their records: first the rows disappear, whole, then their space."""
+        ...
+
+    def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
+        """By day, the published rows with one of these keys in a column; days without any are left out."""
+        ...
+
+    def erase(self, column: str, keys: Sequence[Key]) -> str:
+        """Remove these rows of all days; the days stay published, by the same runs, with fewer rows.
+
+        Returns:
+            what is left to be done by hand; nothing, most often.
+        """
         ...
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:

@@ -82,7 +82,7 @@ def verify_day(ws: Workspace, output: Output, ds: str) -> str | None:
     for f in mine:
         if not f.path.is_file():
             return f"{f.path} is gone"
-    rows = sum(f.rows or 0 for f in mine)
+    rows = sum((f.rows or 0) + f.erased for f in mine)
     if rows != output.rows:
         return f"{output.name} version {output.version} has {rows} rows for {ds}, not {output.rows}"
     return None

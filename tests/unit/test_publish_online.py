@@ -79,6 +79,21 @@ def test_versions_replace_each_other_whole(settings: list[str], tmp_path: Path) 
             read_lmdb(store, ws)
 
 
+def test_users_go_from_all_versions(settings: list[str], tmp_path: Path) -> None:
+    spec, ws = load_spec("clicks", settings), Workspace(tmp_path / "home")
+    with open_store(spec, ws) as store:
+        assert store.users_with(["u1"]) == 0
+        for version in (OLD, NEW):
+            store.put(Users(9, version.key), version)  # type: ignore[arg-type]
+        versions = 2 if isinstance(store, RedisStore) else 1
+        gone = ["u1", "u8", "nobody", "u" * 600]
+        assert store.users_with(gone) == 2 * versions
+        store.erase(gone)
+        assert store.users_with(gone) == 0
+        assert store.users_with([f"u{i}" for i in range(9)]) == 7 * versions
+        assert store.current() == NEW
+
+
 def read_redis(store: RedisStore, folder: Path) -> None:
     with redis.Redis(unix_socket_path=str(folder / "redis.sock")) as client:
 

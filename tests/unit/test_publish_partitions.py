@@ -14,7 +14,7 @@ from psycopg import sql
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish.postgres import grants, partitions, staging, swap, tables
+from headrace.publish.postgres import erase, grants, partitions, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.target import Check, beyond_retention
 from headrace.workspace import Workspace
@@ -381,3 +381,22 @@ def test_a_record_names_the_checks(conn: warehouse.Connection) -> None:
     assert found == tables.Publication(
         "k", 6, [{"name": "rows", "value": 6, "limit": "at least 1", "ok": True, "detail": ""}]
     )
+
+
+def test_rows_of_some_users_go_from_all_days(conn: warehouse.Connection) -> None:
+    days = {ds: good_rows(users=5, k=2, ds=ds) for ds in (DS, "2026-01-11")}
+    for ds, rows in days.items():
+        publish(conn, rows, "k", ds)
+    assert erase.rows_with(conn, "public", "clicks_scores", "user_id", [0, 4, 77]) == dict.fromkeys(days, 4)
+    erase.erase(conn, "public", "clicks_scores", "user_id", [0, 4, 77])
+    assert erase.rows_with(conn, "public", "clicks_scores", "user_id", [0, 4, 77]) == {}
+    for ds, rows in days.items():
+        left = [r for r in rows if r[1] not in (0, 4)]
+        found_rows = [(str(r[0]), *r[1:4]) for r in day(conn, ds)]
+        assert found_rows == [r[:4] for r in left]
+        found = tables.published(conn, "public", "clicks_scores", ds)
+        assert found is not None
+        assert found.rows == tables.count_day(conn, "public", "clicks_scores", ds) == len(left)
+    # A text that looks like SQL is one value.
+    odd = ["x'); DROP TABLE clicks_scores; --", days[DS][2][2]]
+    assert erase.rows_with(conn, "public", "clicks_scores", "item_id", odd) == dict.fromkeys(days, 1)

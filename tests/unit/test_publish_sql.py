@@ -280,3 +280,21 @@ def test_rows_that_do_not_arrive_stop_the_publication(place: Place) -> None:
         with place.open() as target:
             target.swap(short, "s", [])
     assert place.day() == close(good_rows(5))
+
+
+def test_rows_of_some_users_go_from_all_days(place: Place) -> None:
+    rows, later = good_rows(users=4, k=3), good_rows(users=4, k=2, ds=NEXT)
+    place.publish(rows, "k1")
+    place.publish(later, "k2", NEXT)
+    before = {ds: place.day(ds) for ds in (DS, NEXT)}
+    with place.open() as target:
+        assert target.rows_with("user_id", [1, 3, 99]) == {DS: 6, NEXT: 4}
+        assert target.erase("user_id", [1, 3, 99]) == ""
+        assert target.rows_with("user_id", [1, 3, 99]) == {}
+        assert [target.missing(*of) for of in ((DS, "k1"), (NEXT, "k2"))] == [None, None]
+        target.erase("user_id", [1])
+    for ds, all_rows in before.items():
+        assert place.day(ds) == [r for r in all_rows if r[1] not in (1, 3)]
+    assert place.day(NEXT, "top_items_current") == place.day(NEXT)
+    counted = place.read("SELECT row_count FROM headrace_publications ORDER BY ds")
+    assert [int(n) for (n,) in counted] == [6, 4]

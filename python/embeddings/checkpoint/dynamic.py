@@ -10,8 +10,9 @@ The folder is the caller's: it appears whole, or not at all.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -154,3 +155,69 @@ def _read_meta(folder: Location, name: str, rank: int) -> _Meta:
 
 def _stem(name: str, rank: int) -> str:
     return f"{quote(name, safe='')}-{rank:05d}"
+
+
+def count_ids(folder: Location, ids: Mapping[str, Collection[int]]) -> int:
+    """How many of some ids saved tables have rows for, or wait for one; by table.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    return sum(_without(folder, meta, ids[name])[2] for _, name, meta in _saved(folder, ids))
+
+
+def remove_ids(folder: Location, target: Location, ids: Mapping[str, Collection[int]]) -> int:
+    """Write saved tables again without the rows of some ids; files of other tables are shared.
+
+    Args:
+        folder: where `save_dynamic` wrote.
+        target: an empty folder, whose publication is the caller's.
+        ids: by table.
+
+    Returns:
+        how many there were.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    target.make_dir()
+    count, written = 0, set[str]()
+    for stem, name, meta in _saved(folder, ids):
+        scoring, training, found = _without(folder, meta, ids[name])
+        files = {
+            "scoring": save_tensors(target / meta.scoring.name, scoring),
+            "training": save_tensors(target / meta.training.name, training),
+        }
+        (target / f"{stem}.json").put_text(meta.model_copy(update=files).signed().model_dump_json() + "\n")
+        written |= {f"{stem}.json", meta.scoring.name, meta.training.name}
+        count += found
+    for file in folder.files():
+        if file.below(folder) not in written:
+            (target / file.below(folder)).copy_from(file, share=True)
+    return count
+
+
+def _saved(folder: Location, tables: Collection[str]) -> Iterator[tuple[str, str, _Meta]]:
+    """(stem, table, record) of the files of some tables."""
+    for file in folder.entries():
+        name = unquote(file.stem[: -len("-00000")])
+        if file.suffix == ".json" and name in tables:
+            yield file.stem, name, _read_meta(folder, name, int(file.stem[-5:]))
+
+
+def _without(
+    folder: Location, meta: _Meta, ids: Collection[int]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]:
+    """A rank's tensors without some ids, and how many of them there were."""
+    gone = torch.tensor(sorted(ids), dtype=torch.int64)
+    scoring, training = load_tensors(folder, meta.scoring), load_tensors(folder, meta.training)
+    waiting = training.pop("waiting")
+    kept, waits = ~torch.isin(scoring["ids"], gone), ~torch.isin(waiting[:, ID], gone)
+    count = int((~kept).sum()) + int((~waits).sum())
+    left = {k: t[kept] for k, t in training.items()} | {"waiting": waiting[waits]}
+    return {k: t[kept] for k, t in scoring.items()}, left, count
+
+
+def saved_tables(folder: Location) -> list[str]:
+    """The tables that a folder has rows of."""
+    return sorted({unquote(f.stem[: -len("-00000")]) for f in folder.entries() if f.suffix == ".json"})

@@ -102,13 +102,16 @@ class Index(_Record):
     chunks: tuple[Chunk, ...]
     #: Of a save of changes; None: this one is whole.
     base: Base | None = None
+    #: The checksum of the save that this one was before some rows became zero (`zero_rows`): saves that lay upon that
+    #: one lie upon this one.
+    saved_as: str | None = None
     #: SHA-256 of this record with an empty checksum.
     sha256: str = ""
 
     @model_serializer(mode="wrap")
     def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Checksums of whole saves stay what they were.
-        return {k: v for k, v in write(self).items() if k != "base" or v is not None}
+        return {k: v for k, v in write(self).items() if k not in ("base", "saved_as") or v is not None}
 
     def digest(self) -> str:
         text = self.model_copy(update={"sha256": ""}).model_dump_json()
@@ -184,7 +187,7 @@ def read_chain(directory: Location) -> list[tuple[Location, Index]]:
         except UserError as e:
             said = f"{found[0][0]} holds the rows that changed since {folder}, which cannot be read"
             raise UserError(f"{said}: {e}") from None
-        if index.sha256 != base.sha256:
+        if base.sha256 not in (index.sha256, index.saved_as):
             raise UserError(
                 f"{found[0][0]} holds the rows that changed since {folder}, and that is another save by now: restore "
                 f"it, or train the day again"

@@ -14,6 +14,7 @@ from headrace.features.build.window import first_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.types import declared
 from headrace.lake.delta.frame import read_version
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.source_tables.taken import PinnedTable
 from headrace.manifest import Output
 from headrace.schema import TableColumn
@@ -61,7 +62,10 @@ def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
     bad_rows = ctx.ws.quarantine(spec.pipeline, source)
     name = ctx.ws.name_of(bad_rows)
     at = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)
-    return PinnedTable.of(given, table, ctx.ds, facts, pinned_table(ctx, source).version, (bad_rows, int(at)))
+    listed = ForgottenValues.load(ctx.ws.forgotten_values(spec.pipeline))
+    forgotten = None if listed is None else listed.of([c.name for c in table.columns])
+    version = pinned_table(ctx, source).version
+    return PinnedTable.of(given, table, ctx.ds, facts, version, (bad_rows, int(at)), forgotten)
 
 
 def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:

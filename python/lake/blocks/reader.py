@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -95,6 +95,13 @@ class ReadBlock:
     skipped: int
     #: Lines for Spark's rules. bool [lines].
     unsure: Mask
+
+    def without(self, rows: Mask) -> ReadBlock:
+        """The same, some of the good rows left out. bool [rows]."""
+        if not rows.any():
+            return self
+        kept = pa.array(~rows)
+        return replace(self, lines=self.lines[~rows], columns=[c.filter(kept) for c in self.columns])
 
 
 def read_block(reader: Reader, block: Block, declaration: Declaration, times: TimeRange) -> ReadBlock:

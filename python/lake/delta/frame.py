@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from headrace.lake.delta.erased import ROWS
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState
 from headrace.storage import Location
 
@@ -51,7 +52,9 @@ def _plain_files(
     if state.unknown_features or state.configuration.get("delta.columnMapping.mode", "none") != "none":
         return None
     found = [f for f in state.data_files(table) if wanted(f.partition)]
-    plain = len(found) <= _FEW and all(
+    # Delta itself knows nothing of files in the places of others.
+    few = len(found) <= _FEW or any(ROWS in add for add in state.adds)
+    plain = few and all(
         not f.vector and _PLAIN.fullmatch(str(f.path)) and f.path.parent == _folder(table, names, f) for f in found
     )
     return found if plain else None

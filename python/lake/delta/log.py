@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.errors import UserError
+from headrace.lake.delta import erased as erased_files
 from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable
 from headrace.storage import Location, local
@@ -39,6 +40,8 @@ class DataFile:
     deleted: int = 0
     #: Identifies its deletion vector; empty without one.
     vector: str = ""
+    #: Rows that a version had in the file in whose place this one is (headrace.lake.delta.erased).
+    erased: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,9 +205,12 @@ class DeltaLog:
         found = self._replay(version, "metaData")
         return None if found is None else found.metadata
 
-    def state(self, version: int) -> TableState | None:
-        """All of `version`, whatever features the table has; None where the log no longer reaches back that far."""
-        found = self._replay(version, "add", "metaData", "protocol")
+    def state(self, version: int, current: bool = True) -> TableState | None:
+        """All of `version`, whatever features the table has; None where the log no longer reaches back that far.
+
+        `current`: with the files that have taken the place of others since (headrace.lake.delta.erased).
+        """
+        found = self._replay(version, "add", "metaData", "protocol", current=current)
         if found is None or found.metadata is None:
             return None
         return TableState(list(found.adds.values()), found.metadata, found.protocol or {})
@@ -226,6 +232,8 @@ class DeltaLog:
     def plain_files(self, version: int) -> list[DataFile] | None:
         """The live data files at `version`, every row of which is live: a reader of Parquet may take them as they are.
 
+        Files all of whose rows were erased since (headrace.lake.delta.erased) are left out.
+
         Returns:
             None where Spark must read the table: the log no longer reaches back that far, or rows are marked as
             deleted by deletion vectors.
@@ -234,7 +242,9 @@ class DeltaLog:
             UserError: a table that headrace does not read.
         """
         files = self.files(version)
-        return None if files is None or any(f.deleted for f in files) else files
+        if files is None or any(f.deleted for f in files):
+            return None
+        return [f for f in files if f.rows != 0 or not f.erased]
 
     def versions(self) -> set[int]:
         """Those whose commits are in the log."""
@@ -247,8 +257,11 @@ class DeltaLog:
                 if line.strip():
                     yield json.loads(line)
 
-    def _replay(self, version: int, *kinds: str) -> _Snapshot | None:
-        """The state at `version`, of some kinds of actions; None where a commit is missing."""
+    def _replay(self, version: int, *kinds: str, current: bool = True) -> _Snapshot | None:
+        """The state at `version`, of some kinds of actions; None where a commit is missing.
+
+        `current`: with the files that have taken the place of others since (headrace.lake.delta.erased).
+        """
         found = _Snapshot()
         checkpoint = newest_checkpoint(self._log, version)
         if checkpoint is not None:
@@ -260,6 +273,8 @@ class DeltaLog:
                 return None
             for action in self.actions(at):
                 found.apply(action)
+        if "add" in kinds and current and (instead := erased_files.replacements(self.folder)):
+            found.adds = {key: erased_files.replaced(add, instead) for key, add in found.adds.items()}
         return found
 
 
@@ -284,7 +299,8 @@ def _deleted(add: Mapping[str, Any]) -> int:
 def _data_file(folder: Location, add: Mapping[str, Any]) -> DataFile:
     # A Parquet map reads as a list of pairs.
     partition = dict(add["partitionValues"] or {})
-    return DataFile(file_path(folder, add["path"]), partition, _live_rows(add), _deleted(add), _key(add)[1])
+    path, erased = file_path(folder, add["path"]), int(add.get(erased_files.ROWS, 0))
+    return DataFile(path, partition, _live_rows(add), _deleted(add), _key(add)[1], erased)
 
 
 def _file_action(folder: Location, action: Mapping[str, Any]) -> FileAction:

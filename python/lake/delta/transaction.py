@@ -123,7 +123,7 @@ class Transaction:
         self.folder = folder
         self._log = DeltaLog(folder)
         version = self._log.version if version is None else version
-        state = self._log.state(version) if version is not None else None
+        state = self._log.state(version, current=False) if version is not None else None
         if version is None or state is None:
             raise UserError(f"{folder}: there is no Delta table, or its log is not whole")
         self._version, self._state = version, state
@@ -217,6 +217,41 @@ class Transaction:
                 removed = "remove" in action and action["remove"].get("dataChange", True)
                 if mine or removed or "metaData" in action or "protocol" in action:
                     raise TransactionOvertaken(f"{self.folder} was changed at version {at} since it was read")
+            at += 1
+        return at
+
+    def rewrite(self, files: Mapping[str, Mapping[str, Any] | None], user_metadata: str) -> int:
+        """Put data files in the places of others that have fewer rows, in one commit.
+
+        Args:
+            files: by path in the log of a live file, the `add` action of the one in its place; None: nothing is.
+            user_metadata: the commit's userMetadata.
+
+        Returns:
+            the version that was committed.
+
+        Raises:
+            UserError: a file is not live, another writer has removed one since this transaction began, or the table
+                only grows.
+        """
+        if self._state.configuration.get("delta.appendOnly") == "true":
+            raise UserError(
+                f"{self.folder}: the table only grows (delta.appendOnly), and rows of it are to go; run ALTER TABLE "
+                f"delta.`{self.folder}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')"
+            )
+        now = _now()
+        live = {str(add["path"]): add for add in self._state.adds}
+        if gone := sorted(files.keys() - live.keys()):
+            raise UserError(f"{self.folder}: {gone[0]} is not in the table any more; run again")
+        info = _info("DELETE", {"predicate": "[]"}, self._version, is_append=False) | {"userMetadata": user_metadata}
+        actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
+        actions += [{"remove": _removal(live[path], now)} for path in files]
+        actions += [{"add": add} for add in files.values() if add is not None]
+        at = self._version + 1
+        while not _put(self.folder, at, actions):
+            for action in self._log.actions(at):
+                if action.get("remove", {}).get("path") in files or "metaData" in action or "protocol" in action:
+                    raise UserError(f"{self.folder} was changed at version {at} meanwhile; run again")
             at += 1
         return at
 

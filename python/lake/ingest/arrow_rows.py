@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from headrace.lake.blocks.lines import COMPRESSIONS, Part
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.arrow_plan import COMPRESSED_TO, ArrowPlan, grouped_by_day, part_size, split_files
 from headrace.lake.ingest.data_file import WrittenFile, data_schema, remove_files
 from headrace.lake.ingest.profile import FileProfile
@@ -86,14 +87,15 @@ class ArrowRows:
         columns = [c.name for c in self.plan.declaration.columns]
         found = replace(others)
         good = sum(p.good for p in parts)
-        found.read = others.read + good
+        found.forgotten = others.forgotten + sum(p.forgotten for p in parts)
+        found.read = others.read + good + sum(p.forgotten for p in parts)
         found.good = others.good + good
         readable = [sum(p.readable[k] for p in parts) for k in range(len(columns))]
         found.readable = {name: n + others.readable.get(name, 0) for name, n in zip(columns, readable, strict=True)}
         place = {name: k for k, name in enumerate(columns)}
         found.nulls = {name: n + good - readable[place[name]] for name, n in others.nulls.items()}
         found.extra = others.extra | {name for p in parts for name in p.extra}
-        present = {name for p in parts for name in p.present} if good else set()
+        present = {name for p in parts for name in p.present}
         if others.read:
             present |= set(columns) - others.absent
         found.absent = frozenset(columns) - present if found.read else frozenset()
@@ -168,7 +170,12 @@ class ArrowRows:
 
 
 def read_by_arrow(
-    batch: LandingBatch, plan: ArrowPlan, table: Location, scratch: Location, codec: str
+    batch: LandingBatch,
+    plan: ArrowPlan,
+    table: Location,
+    scratch: Location,
+    codec: str,
+    forgotten: ForgottenValues | None = None,
 ) -> ArrowRows | str:
     """Read a batch and write its data files, which no commit names yet; or why it could not be read."""
     size = sum(f.size * (COMPRESSED_TO if f.path.suffix in COMPRESSIONS else 1) for _, f in batch.files)
@@ -179,7 +186,9 @@ def read_by_arrow(
     keys = batch.table.keys
     extra = (f"{name} string" for name in quoted(plan.declaration.extra))
     schema = data_schema(", ".join([batch.table.spark_schema, *extra]))
-    work = ReadTask(tuple(tasks), plan.files, plan.declaration, plan.accept, keys, table, schema, scratch, codec)
+    work = ReadTask(
+        tuple(tasks), plan.files, plan.declaration, plan.accept, keys, table, schema, scratch, codec, forgotten
+    )
     data: list[_Data] = []
     counts: dict[int, list[PartCounts]] = {}
     unreadable = None
@@ -202,7 +211,7 @@ def read_by_arrow(
         remove_files(table, rows.written)
         return unreadable
     for i, of in rows.counts.items():
-        if any(p.lines != p.skipped + p.good + p.left for p in of):
+        if any(p.lines != p.skipped + p.good + p.forgotten + p.left for p in of):
             raise RuntimeError(f"lines of landing file {plan.files[i].name} were lost: {of}")
     return rows
 

@@ -77,6 +77,8 @@ def assess_day(
     rows = {"read": read, "kept": good - duplicates - deleted, "quarantined": bad, "duplicates": duplicates}
     if deleted:
         rows["deleted"] = deleted
+    if forgotten := sum(f.forgotten for f in files):
+        rows["forgotten"] = forgotten
     if expanded:
         rows["expanded"] = expanded
     reloads = day.ds in plan.records and table.keys and ctx.source.daily

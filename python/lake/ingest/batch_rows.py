@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest import deduplicate
 from headrace.lake.ingest.arrow_plan import arrow_plan
 from headrace.lake.ingest.arrow_rows import DRIVER_BYTES, ArrowRows, read_by_arrow, typed_files
@@ -178,12 +179,12 @@ def read_batch(
     if isinstance(arrow, str):
         _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
         few = sum(d.day.size for d in days) <= DRIVER_BYTES
-        rows, where = rows_by_spark(batch, form, folder)
+        rows, where = rows_by_spark(batch, form, folder, ctx.forgotten)
         return BatchRows(ctx, plan, batch, rows, where, None, few)
     left = sum(arrow.left.values())
     if not left:
         return BatchRows(ctx, plan, batch, None, folder, arrow, True)
-    rows, where = rows_by_spark(replace(batch, left=arrow.scratch / LEFT_FOLDER), form, folder)
+    rows, where = rows_by_spark(replace(batch, left=arrow.scratch / LEFT_FOLDER), form, folder, ctx.forgotten)
     return BatchRows(ctx, plan, batch, rows, where, arrow, left <= _FEW)
 
 
@@ -229,16 +230,18 @@ def _by_arrow(
     arrow = arrow_plan(batch, [n for n in others if columns[n] == "string"])
     if isinstance(arrow, str):
         return arrow
-    return read_by_arrow(batch, arrow, ctx.events, scratch, codec_of(batch.spark))
+    return read_by_arrow(batch, arrow, ctx.events, scratch, codec_of(batch.spark), ctx.forgotten)
 
 
-def rows_by_spark(batch: LandingBatch, form: SourceFormat, folder: Location) -> tuple[DataFrame, Location]:
+def rows_by_spark(
+    batch: LandingBatch, form: SourceFormat, folder: Location, forgotten: ForgottenValues | None = None
+) -> tuple[DataFrame, Location]:
     """The typed rows of a batch, and their Parquet files: one a landing file.
 
     Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
     """
     with one_file_a_task(batch.spark), damaged_file_named(batch):
-        frames = [typed(frame, batch.source, batch.table) for frame in form.read(batch)]
+        frames = [typed(frame, batch.source, batch.table, forgotten) for frame in form.read(batch)]
         rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
     if form.finish is None:
         return rows, folder / "lines"

@@ -77,6 +77,7 @@ class DaysCheck:
         self._check_columns(stored)
         rows = judged(rows, self.source, self.table, self._any_age())
         found = profiles(rows, self.source, self.table, stored.missing)
+        self._count_forgotten(spark, found)
         changes = self._changes(spark, found)
         refuse_changes(changes, self.source, self.ctx.where)
         repeated = self._duplicates(spark, rows, stored)
@@ -97,7 +98,17 @@ class DaysCheck:
             raise stopped
 
     def _rows(self, spark: SparkSession, snapshot: Snapshot, days: Sequence[str]) -> tuple[DataFrame, StoredColumns]:
-        return table_rows(spark, snapshot, self.table, self.source, days, self.ctx.ds)
+        return table_rows(spark, snapshot, self.table, self.source, days, self.ctx.ds, self.ctx.forgotten)
+
+    def _count_forgotten(self, spark: SparkSession, found: dict[str, FileProfile]) -> None:
+        """Rows of each day that the list of `headrace forget` keeps out: a look at the table of its own."""
+        if self.ctx.forgotten is None:
+            return
+        whole, _ = table_rows(spark, self.snapshot, self.table, self.source, self.days, self.ctx.ds)
+        for row in whole.groupBy("ds").count().collect():
+            one = found.setdefault(row["ds"], FileProfile(row["ds"], self.source.shown))
+            one.forgotten = row["count"] - one.read
+            one.read = row["count"]
 
     def _check_columns(self, stored: StoredColumns) -> None:
         gone = [c.name for c in self.table.columns if c.required and c.name in stored.missing]
@@ -194,6 +205,7 @@ class DaysCheck:
                 "kept": profile.good - duplicates,
                 "quarantined": profile.bad,
                 "duplicates": duplicates,
+                **({"forgotten": profile.forgotten} if profile.forgotten else {}),
             }
             records.append(
                 TakenDay(

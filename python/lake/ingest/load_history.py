@@ -3,9 +3,9 @@
 Read from the table's log without Spark. Where the log no longer reaches back (log retention is set to ten years), a
 day counts as not loaded, and loading it again replaces it.
 
-Days that retention has removed count as not loaded. Others may change loaded days: a person is erased by `DELETE`,
-files are compacted by `OPTIMIZE`. What they removed stays removed: `LoadHistory.state` tells it from damage, which
-loading again repairs.
+Days that retention has removed count as not loaded; rows that `headrace forget` has erased are no damage. Others may
+change loaded days: rows are removed by `DELETE`, files are compacted by `OPTIMIZE`. What they removed stays removed:
+`LoadHistory.state` tells it from damage, which loading again repairs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey
 from headrace.lake.delta.retention import first_kept
 from headrace.storage import Location
@@ -41,7 +42,7 @@ class LoadRecord:
     #: [name, size, SHA-256] of each file (a time in nanoseconds in place of the SHA-256: of an older release).
     files: list[list[Any]]
     #: read, kept, quarantined, duplicates; where there are such: expanded, deleted (left out:
-    #: headrace.lake.ingest.withhold).
+    #: headrace.lake.ingest.withhold), forgotten (headrace.lake.forgotten).
     rows: dict[str, int]
     #: Days that must be loaded again after this load: their duplicates were found by what it replaced.
     then: list[str] = field(default_factory=list)
@@ -94,7 +95,7 @@ class LoadHistory:
 
     def state(self, ds: str) -> DayState:
         """What became of a loaded day since its load."""
-        record = self.records[ds]
+        record, erased = self.records[ds], 0
         live: dict[FileKey, FileAction] = {}
         changes: list[tuple[Commit, bool]] = []
         #: Files and changes after each commit.
@@ -107,7 +108,10 @@ class LoadHistory:
             for action in removes:
                 del live[action.key]
             live |= {a.key: a for a in adds}
-            if commit.version > record.version and (adds or removes):
+            of_request = erased_rows(commit.user_metadata)
+            if of_request is not None:
+                erased += of_request.get(ds, 0)
+            elif commit.version > record.version and (adds or removes):
                 if commit.operation == "RESTORE":
                     back = next((c for files, c in reversed(past) if files == frozenset(live)), None)
                     if back is None:
@@ -125,8 +129,8 @@ class LoadHistory:
             damage = f"{lost[0]} is gone"
         elif not removed and changes:
             damage = f"rows were added by {_describe(changes[0][0])}"
-        elif None in counts or (not removed and rows != record.rows["kept"]):
-            damage = f"its files hold {rows:,} rows, not {record.rows['kept']:,}"
+        elif None in counts or (not removed and rows + erased != record.rows["kept"]):
+            damage = f"its files hold {rows:,} rows, not {record.rows['kept'] - erased:,}"
         return DayState(rows, removed, damage)
 
     def last_change(self, ds: str) -> int:
@@ -140,7 +144,8 @@ class LoadHistory:
             if commit.version <= after:
                 break
             removes = [r for r in commit.removes if r.data_change and (_partition(r) or "") <= ds]
-            if removes and _record(commit) is None and first_kept(commit.user_metadata) is None:
+            ours = first_kept(commit.user_metadata) is not None or erased_rows(commit.user_metadata) is not None
+            if removes and _record(commit) is None and not ours:
                 found = _describe(commit)
         return found
 
@@ -152,7 +157,7 @@ def last_change(log: DeltaLog, ds: str) -> int:
 
 def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
     """Rows of each day at `version` by the log, all of whose files are on disk; None where some are not, or the log
-    does not reach back. A day without rows is not in the answer.
+    does not reach back. A day without rows is not in the answer. Rows that were erased since are counted.
     """
     files = log.files(version)
     if files is None:
@@ -166,7 +171,7 @@ def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | 
             rows = file.rows
             if rows is None:  # a writer without statistics
                 rows = pq.read_metadata(file.path).num_rows - file.deleted
-            found[str(ds)] = found.get(str(ds), 0) + rows
+            found[str(ds)] = found.get(str(ds), 0) + rows + file.erased
     return found
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
 from headrace.lake.ingest.rules import event_time
-from headrace.lake.sources.frame import BAD, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
+from headrace.lake.sources.frame import BAD, FORGOTTEN, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.values import kind_unreadable
 
@@ -36,6 +36,8 @@ class FileProfile:
     read: int = 0
     good: int = 0
     bad: int = 0
+    #: Rows that must not come back (headrace.lake.forgotten), good or not.
+    forgotten: int = 0
     #: Rows beyond one a line (lists that are exploded, drawn negatives).
     expanded: int = 0
     #: Bad rows that do not even read as a line.
@@ -106,6 +108,7 @@ def _count(
         F.count_if((state != SKIPPED) & (F.col("_copy") > 0)).alias("expanded"),
         F.count_if(good).alias("good"),
         F.count_if(state == BAD).alias("bad"),
+        F.count_if(state == FORGOTTEN).alias("forgotten"),
         F.count_if((state != SKIPPED) & F.col("_extra").isNotNull()).alias("extras"),
         *(F.bit_or(F.when(state != SKIPPED, F.col(m))).alias(m) for m in mask_names(len(columns))),
         *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted(wanted_nulls))),
@@ -127,6 +130,7 @@ def _count(
         extras += row["extras"]
         one = found[row["_file"]]
         one.read, one.good, one.bad, one.expanded = row["read"], row["good"], row["bad"], row["expanded"]
+        one.forgotten = row["forgotten"]
         one.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
         one.nulls = {name: row[f"n{i}"] for i, name in enumerate(wanted_nulls)}
         if row["read"]:

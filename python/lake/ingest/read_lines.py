@@ -20,6 +20,7 @@ from headrace.lake.blocks.delimited import DelimitedForm, DelimitedReader
 from headrace.lake.blocks.json_lines import JsonReader
 from headrace.lake.blocks.lines import Block, Mask, Part, UnreadableError, blocks, count_lines
 from headrace.lake.blocks.reader import Declaration, ReadBlock, Reader, TimeRange, event_micros, read_block
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.data_file import DataFileWriter
 from headrace.lake.ingest.hash_files import save_hashes
 from headrace.lake.ingest.key_hash import key_hashes
@@ -50,6 +51,8 @@ class PartCounts:
     lines: int = 0
     skipped: int = 0
     good: int = 0
+    #: Good ones that must not come back (headrace.lake.forgotten).
+    forgotten: int = 0
     left: int = 0
     #: By declared column: values.
     readable: list[int] = field(default_factory=list)
@@ -84,6 +87,8 @@ class ReadTask:
     schema: pa.Schema
     scratch: Location
     codec: str
+    #: Values whose rows must not come back, of declared columns.
+    forgotten: ForgottenValues | None = None
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         """What was found: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `left` (names in `scratch`), or
@@ -110,12 +115,16 @@ class ReadTask:
         counts = PartCounts(part.file, readable=[0] * len(self.declaration.columns))
         for block in blocks(part, reader.block_size):
             read = read_block(reader, block, self.declaration, source.times)
+            if self.forgotten is not None and len(read.lines):
+                gone = self.forgotten.any_of(self.declaration.names, read.columns)
+                counts.forgotten += int(gone.sum())
+                read = read.without(gone)
             self._count(counts, block, read)
             output.add(read, place)
             if read.unsure.any():
                 output.leave(part.file, block, read.unsure)
         rows = counts.good or counts.left
-        counts.present = sorted(reader.found.present) if counts.good else []
+        counts.present = sorted(reader.found.present) if counts.good or counts.forgotten else []
         counts.extra = sorted(reader.found.extra) if rows else []
         return counts
 

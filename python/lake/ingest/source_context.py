@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace.config import LandingSource, Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.load_history import LoadHistory
 from headrace.stage import Context
 from headrace.storage import Location
@@ -56,6 +57,12 @@ class SourceContext:
         """A folder for rows on their way."""
         folder = self.ws.spark_local / "ingest" / self.pipeline
         return folder if self.name is None else folder / self.name
+
+    @property
+    def forgotten(self) -> ForgottenValues | None:
+        """What of the list of `headrace forget` is of this source's columns; None: nothing."""
+        found = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
+        return None if found is None else found.of([c.name for c in self.table.columns])
 
     @property
     def table_source(self) -> TableSource | None:

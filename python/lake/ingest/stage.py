@@ -171,7 +171,7 @@ def _source_result(ctx: SourceContext) -> Result:
         for ds, state in states.items()
         if state.changed_by
     ]
-    order = ("read", "kept", "quarantined", "duplicates", "deleted", "expanded")
+    order = ("read", "kept", "quarantined", "duplicates", "deleted", "forgotten", "expanded")
     outputs = (
         ("delta", ctx.events, version, sum(kept.values())),
         ("quarantine", ctx.quarantine, last_change(DeltaLog(ctx.quarantine), ctx.ds), rows["quarantined"]),

@@ -29,7 +29,7 @@ class TakenDay:
     #: Fingerprints of the declaration, see headrace.lake.ingest.load_history.LoadRecord.
     declared: str
     judged: str
-    #: read, kept, quarantined, duplicates.
+    #: read, kept, quarantined, duplicates; where there are such: forgotten (headrace.lake.forgotten).
     rows: dict[str, int]
     drift: list[dict[str, Any]] = field(default_factory=list)
     expectations: list[dict[str, Any]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class TakenDay:
     @property
     def left_out(self) -> int:
         """Rows of the day that are in the quarantine table."""
-        return self.rows["read"] - self.rows["kept"]
+        return self.rows["read"] - self.rows["kept"] - self.rows.get("forgotten", 0)
 
 
 @dataclass(frozen=True)

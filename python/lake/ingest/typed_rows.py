@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
 from headrace.errors import UserError
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.rules import Wrong, column_of, missing, out_of_range, untimely
-from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
+from headrace.lake.sources.frame import BAD, FORGOTTEN, GOOD, SKIPPED, mask_names, quoted
 from headrace.lake.sources.values import a_type, from_text, kind_unreadable, list_from_texts
 from headrace.schema import TableColumn as Declared
 from headrace.schema import decimal_digits
@@ -43,12 +44,18 @@ def check_table(table: Table, where: str = "") -> None:
         )
 
 
-def typed(frame: DataFrame, source: AnySource, table: Table) -> DataFrame:
+def typed(frame: DataFrame, source: AnySource, table: Table, forgotten: ForgottenValues | None = None) -> DataFrame:
     """A reader's frame with its columns typed and the state of each row.
 
+    Args:
+        frame: a reader's.
+        source: the spec's.
+        table: the declaration.
+        forgotten: values whose rows must not come back, of declared columns.
+
     Returns:
-        `_file`, `_ds`, `_source_file`, `_line`, `_copy`; `_state` int (GOOD, BAD, SKIPPED); the declared columns;
-        `_present<k>`, `_extra`; and, null where the row is good, `_raw` string, `_reason` string,
+        `_file`, `_ds`, `_source_file`, `_line`, `_copy`; `_state` int (GOOD, BAD, SKIPPED, FORGOTTEN); the declared
+        columns; `_present<k>`, `_extra`; and, null where the row is not bad, `_raw` string, `_reason` string,
         `_kinds` array<struct<kind string, value string>>.
     """
     columns = table.columns
@@ -56,7 +63,10 @@ def typed(frame: DataFrame, source: AnySource, table: Table) -> DataFrame:
     frame = frame.select("*", *values)
     wrong = _wrong(frame, source, table)
     bad = F.col("_broken").isNotNull() | reduce(lambda a, b: a | b, (w.when for w in wrong), F.lit(False))
-    state = F.when(F.col("_skip"), SKIPPED).when(F.coalesce(bad, F.lit(True)), BAD).otherwise(GOOD)
+    state = F.when(F.col("_skip"), SKIPPED)
+    if forgotten is not None:
+        state = state.when(_forgotten(forgotten, table), FORGOTTEN)
+    state = state.when(F.coalesce(bad, F.lit(True)), BAD).otherwise(GOOD)
     frame = frame.select("*", state.alias("_state"))
     is_bad = F.col("_state") == BAD
     kinds = F.array_compact(
@@ -79,6 +89,16 @@ def typed(frame: DataFrame, source: AnySource, table: Table) -> DataFrame:
         F.when(is_bad, F.when(broken, F.col("_broken")).otherwise(reason)).alias("_reason"),
         F.when(is_bad, F.when(broken, whole).otherwise(kinds)).alias("_kinds"),
     )
+
+
+def _forgotten(forgotten: ForgottenValues, table: Table) -> Column:
+    """Whether a row has a forgotten value: as it is typed, as it is written, or in a line that is no row at all."""
+    places = {c.name: i for i, c in enumerate(table.columns)}
+    found = F.lit(False)
+    for name in forgotten.columns:
+        found = found | forgotten.spark(name, column_of(name)) | forgotten.spark(name, F.col(f"_t{places[name]}"))
+        found = found | (F.col("_broken").isNotNull() & forgotten.spark_line(name, F.col("_text")))
+    return found
 
 
 def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[Wrong]:

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import row_counts
@@ -62,8 +63,10 @@ def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: lis
 
 def _positions(spark: SparkSession, table: Location, version: int | None, days: list[DayFiles]) -> DataFrame:
     """The landing lines of a table's rows."""
-    reader = spark.read.format("delta")
-    if version is not None:
-        reader = reader.option("versionAsOf", version)
-    rows = reader.load(str(table)).where(F.col("ds").isin([d.ds for d in days]))
+    mine = [d.ds for d in days]
+    if version is None:
+        rows = spark.read.format("delta").load(str(table))
+    else:
+        rows = read_version(spark, table, version, lambda of: of.get("ds") in mine)
+    rows = rows.where(F.col("ds").isin(mine))
     return rows.select(F.col("ds").alias("_ds"), "_source_file", F.col("_source_line").alias("_line"))

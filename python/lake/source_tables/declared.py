@@ -10,8 +10,10 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.source_tables.days import day_column
 from headrace.lake.source_tables.snapshot import DAY, FILE, LINE, Snapshot
+from headrace.lake.sources.frame import quoted
 from headrace.lake.sources.values import Extracted, a_type, extract, kind_unreadable
 from headrace.schema import TableColumn
 
@@ -35,7 +37,13 @@ class StoredColumns:
 
 
 def table_rows(
-    spark: SparkSession, snapshot: Snapshot, table: Table, source: TableSource, days: Collection[str], ds: str
+    spark: SparkSession,
+    snapshot: Snapshot,
+    table: Table,
+    source: TableSource,
+    days: Collection[str],
+    ds: str,
+    forgotten: ForgottenValues | None = None,
 ) -> tuple[DataFrame, StoredColumns]:
     """The rows of some days.
 
@@ -46,6 +54,7 @@ def table_rows(
         source: says what a day is.
         days: all others are left out; of a table without days, the one day that all its rows are of.
         ds: of the run.
+        forgotten: values of declared columns whose rows are left out.
 
     Returns:
         the declared columns (null where the table lacks one), `_source_file`, `_source_line`, `ds`, and FAULTS
@@ -73,6 +82,9 @@ def table_rows(
     rows = frame.select(
         *declared, place[0].alias(FILE), place[1].alias(LINE), day.alias("ds"), wrong.cast(_FAULTS_TYPE).alias(FAULTS)
     )
+    for name in forgotten.columns if forgotten is not None else ():
+        assert forgotten is not None
+        rows = rows.where(~forgotten.spark(name, F.col(quoted([name])[0])))
     return (rows.where(F.col("ds").isin(sorted(days))) if source.daily else rows), stored
 
 

@@ -12,6 +12,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
+from headrace.lake.delta.frame import read_version
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.source_tables.declared import FAULTS, table_rows
 from headrace.lake.source_tables.opened import TablePlace, open_table
 from headrace.lake.source_tables.parquet_files import arrow_reads
@@ -33,6 +35,8 @@ class PinnedTable:
     #: The table of the rows that are left out, and its version.
     quarantine: Location
     quarantine_version: int
+    #: Values of declared columns whose rows are left out.
+    forgotten: ForgottenValues | None = None
 
     @staticmethod
     def of(
@@ -42,8 +46,11 @@ class PinnedTable:
         facts: Mapping[str, Any],
         version: str,
         quarantine: tuple[Location, int],
+        forgotten: ForgottenValues | None = None,
     ) -> PinnedTable:
         """From a manifest: `facts["table"]`, the output's version, the quarantine table and its version.
+
+        Rows with a value of `forgotten` are left out, whenever the day was taken.
 
         Raises:
             UserError: the version is gone, or files are others than they were.
@@ -59,7 +66,7 @@ class PinnedTable:
                 f"source: the files of {source.shown} of {', '.join(changed[:3])} are others than when ingest ran; run "
                 f"ingest again"
             )
-        return PinnedTable(source, table, ds, snapshot, days, *quarantine)
+        return PinnedTable(source, table, ds, snapshot, days, *quarantine, forgotten)
 
     def rows(self, spark: SparkSession, days: Collection[str]) -> DataFrame:
         """The rows of some of the days, without those that are left out.
@@ -68,10 +75,11 @@ class PinnedTable:
             the declared columns, `_source_file`, `_source_line`, `ds`.
         """
         wanted = sorted(set(days) & set(self.days))
-        rows = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)[0].drop(FAULTS)
+        rows, _ = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds, self.forgotten)
+        rows = rows.drop(FAULTS)
         if not any(self.days[day][1] for day in wanted):
             return rows
-        bad = spark.read.format("delta").option("versionAsOf", self.quarantine_version).load(str(self.quarantine))
+        bad = read_version(spark, self.quarantine, self.quarantine_version, lambda of: of.get("ds") in wanted)
         bad = bad.where(F.col("ds").isin(wanted)).select(FILE, LINE)
         return rows.join(bad, [FILE, LINE], "left_anti")
 
@@ -86,11 +94,11 @@ class PinnedTable:
             columns: that are read.
 
         Returns:
-            None where Spark must read the table: rows are deleted or left out, columns are partitions, have other
-            names or types than declared, files hold rows of days that were not taken, or Arrow cannot open them.
+            None where Spark must read the table: rows are deleted, forgotten or left out, columns are partitions, have
+            other names or types than declared, files hold rows of days that were not taken, or Arrow cannot open them.
         """
         wanted = sorted(set(days) & set(self.days))
-        if not self.snapshot.plain or any(self.days[day][1] for day in wanted):
+        if not self.snapshot.plain or self.forgotten is not None or any(self.days[day][1] for day in wanted):
             return None
         _, stored = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)
         exact = {c.name for c in self.table.columns if c.path is None and stored.types.get(c.name) == c.stored_type}

@@ -20,6 +20,8 @@ from headrace.lake.sources.lines import LandingBatch
 
 #: `_state` of a typed row (headrace.lake.ingest.typed_rows).
 GOOD, BAD, SKIPPED = 0, 1, 2
+#: Of a row that must not come back (headrace.lake.forgotten).
+FORGOTTEN = 3
 
 #: Declared columns a bit mask.
 MASK_BITS = 60

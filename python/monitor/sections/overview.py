@@ -26,6 +26,7 @@ def cards(day: Day) -> list[Card]:
             "Events kept",
             facts.count(ingest.get("kept")),
             f"{facts.count(ingest.get('quarantined'))} quarantined of {facts.count(ingest.get('read'))} read"
+            + (f", {facts.count(ingest.get('forgotten'))} forgotten" if ingest.get("forgotten") else "")
             if ingest
             else "ingest has not run",
         ),

@@ -6,7 +6,7 @@ who opens the file anew (`lmdb.open(path, subdir=False, readonly=True, lock=Fals
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,25 @@ class LmdbStore:
                         writing.commit()
                         writing = env.begin(write=True)
                 writing.commit()
+                env.sync(True)
+
+    def users_with(self, users: Sequence[str]) -> int:
+        if not self._file.is_file():
+            return 0
+        path = str(self._file.local_path())
+        with self._lmdb.open(path, subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
+            # A longer key than LMDB takes is in no file.
+            known = (u.encode() for u in users if 0 < len(u.encode()) <= env.max_key_size())
+            return sum(reading.get(key) is not None for key in known)
+
+    def erase(self, users: Sequence[str]) -> None:
+        gone, path = {u.encode() for u in users}, str(self._file.local_path())
+        with self._file.new_file() as new, self._lmdb.open(path, subdir=False, readonly=True, lock=False) as old:
+            with self._lmdb.open(str(new), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False) as env:
+                with old.begin() as reading, env.begin(write=True) as writing:
+                    for key, value in reading.cursor():
+                        if bytes(key) not in gone:
+                            writing.put(key, value)
                 env.sync(True)
 
 

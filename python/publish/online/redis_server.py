@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,23 @@ class RedisStore:
 
         sent = sum(row["users"] for row in users.mapInArrow(send, "users bigint").collect())
         self._client.set(f"{table}:current", json.dumps(asdict(version) | {"version": token, "users": sent}))
+
+    def users_with(self, users: Sequence[str]) -> int:
+        return sum(int(n) for n in self._of_versions(users, "exists"))
+
+    def erase(self, users: Sequence[str]) -> None:
+        self._of_versions(users, "unlink")
+
+    def _of_versions(self, users: Sequence[str], command: str) -> list[int]:
+        """A command for the key of each user in each version; its answers."""
+        found: list[int] = []
+        for token in sorted(name.decode() for name in self._client.smembers(f"{self._table}:versions")):
+            for start in range(0, len(users), _BATCH):
+                pipe = self._client.pipeline(transaction=False)
+                for user in users[start : start + _BATCH]:
+                    getattr(pipe, command)(f"{self._table}:{token}:{user}")
+                found += pipe.execute()
+        return found
 
     def _drop(self, token: str) -> None:
         pipe = self._client.pipeline(transaction=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +28,14 @@ class OnlineStore(Protocol):
 
     def put(self, users: DataFrame, version: Version) -> None:
         """Write the items of all users (columns `user` and `items`, text), then make them current in one step."""
+        ...
+
+    def users_with(self, users: Sequence[str]) -> int:
+        """How many of these users it has, in whatever version."""
+        ...
+
+    def erase(self, users: Sequence[str]) -> None:
+        """Remove these users from all versions."""
         ...
 
 

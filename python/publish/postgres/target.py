@@ -12,10 +12,10 @@ import psycopg
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.publish.postgres import sample, staging, swap, tables
+from headrace.publish.postgres import erase, sample, staging, swap, tables
 from headrace.publish.postgres.grants import set_grants
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
-from headrace.publish.target import Check, Publication, StagedDay, Target, table_name
+from headrace.publish.target import Check, Key, Publication, StagedDay, Target, table_name
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ class PostgresTarget(Target):
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
             swap.drop_days(self._conn, (self._schema, self._name), days)
+
+    def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
+        return erase.rows_with(self._conn, self._schema, self._name, column, keys)
+
+    def erase(self, column: str, keys: Sequence[Key]) -> str:
+        erase.erase(self._conn, self._schema, self._name, column, keys)
+        return ""
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
         set_grants(self._conn, self._table, grants)

@@ -111,6 +111,14 @@ class SqlClient(ABC):
         """The statement that removes a day's rows; `table` is quoted."""
         return f"DELETE FROM {table} WHERE {self.quote('ds')} = {self.day(ds)}"
 
+    def delete_rows(self, table: str, where: str) -> str:
+        """The statement that removes rows for good; `table` is quoted."""
+        return f"DELETE FROM {table} WHERE {where}"
+
+    def update_rows(self, table: str, change: str, where: str) -> str:
+        """The statement that changes columns of rows; `table` is quoted."""
+        return f"UPDATE {table} SET {change} WHERE {where}"
+
     def replace_record(self, publications: str, names: str, values: str, where: str) -> list[str]:
         """The statements that replace a record; the last of them has the values' marks.
 

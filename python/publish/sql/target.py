@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +17,7 @@ from headrace.publish.columns import SCORES
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import FilesTarget, Record
 from headrace.publish.sql.client import SqlClient
-from headrace.publish.target import Publication
+from headrace.publish.target import Key, Publication
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
@@ -27,6 +27,8 @@ PUBLICATIONS = "headrace_publications"
 #: One row for each (table, privilege, role) that `publish.grants` has given.
 GRANTS = "headrace_grants"
 STAGING_PREFIX = "headrace_staging_"
+#: Values in one statement: databases take some thousands.
+_KEYS_AT_ONCE = 500
 
 
 class SqlTarget(FilesTarget):
@@ -196,6 +198,31 @@ class SqlTarget(FilesTarget):
                 client.run(client.delete_day(self._id(client, self.name), ds))
                 client.run(f"DELETE FROM {self._id(client, PUBLICATIONS)} WHERE {self._of_day(client, ds)}")
 
+    def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        with self._connect() as client:
+            if column not in client.columns(self.name):
+                return found
+            q, table = client.quote, self._id(client, self.name)
+            for where, some in _having(client, column, keys):
+                for ds, count in client.run(
+                    f"SELECT {q('ds')}, count(*) FROM {table} WHERE {where} GROUP BY {q('ds')}", some
+                ):
+                    found[str(ds)[:10]] = found.get(str(ds)[:10], 0) + int(count)
+        return found
+
+    def erase(self, column: str, keys: Sequence[Key]) -> str:
+        left = {ds: self.count(ds) - rows for ds, rows in self.rows_with(column, keys).items()}
+        with self._connect() as client, client.transaction():
+            table, records = self._id(client, self.name), self._id(client, PUBLICATIONS)
+            # The records first: where nothing can be undone, a rerun comes to the same numbers.
+            for ds, rows in left.items():
+                change = f"{client.quote('row_count')} = {rows}"
+                client.run(client.update_rows(records, change, self._of_day(client, ds)))
+            for where, some in _having(client, column, keys):
+                client.run(client.delete_rows(table, where), some)
+        return ""
+
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
         wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
         with self._connect() as client:
@@ -254,3 +281,10 @@ class SqlTarget(FilesTarget):
 
     def _id(self, client: SqlClient, name: str) -> str:
         return client.quote(*client.schema, name)
+
+
+def _having(client: SqlClient, column: str, keys: Sequence[Key]) -> Iterator[tuple[str, Sequence[Key]]]:
+    """Conditions that a column has one of some keys, and the keys of each."""
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        some = keys[start : start + _KEYS_AT_ONCE]
+        yield f"{client.quote(column)} IN ({', '.join([client.mark] * len(some))})", some

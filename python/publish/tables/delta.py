@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.publish.tables.parquet_rows import first_rows
+from headrace.lake.erase import Change, erase
+from headrace.lake.redact import exactly, redact_log
+from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
 from headrace.publish.tables.spark_table import SparkTableTarget
-from headrace.publish.target import Target, table_name
+from headrace.publish.target import Key, Target, table_name
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
 
@@ -64,6 +67,21 @@ class DeltaTarget(SparkTableTarget):
         if state is None:
             return []
         return sorted(f.path.local_path() for f in state.data_files(self.folder) if f.partition["ds"] == ds)
+
+    def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
+        return {ds: n for ds in self.days() if (n := rows_having(self._files(ds), column, keys))}
+
+    def erase(self, column: str, keys: Sequence[Key]) -> str:
+        found = self.rows_with(column, keys)
+        # The records first: a rerun comes to the same numbers.
+        self.records.set_rows({ds: self.count(ds) - rows for ds, rows in found.items()})
+        change = Change((column,), partial(without_keys, column, keys))
+        values = {column: exactly(frozenset(map(str, keys)))}
+        left = []
+        for table in (self.current, self.folder):
+            left += erase(table, change, "forget", True).left
+            left += redact_log(table, values, True)[1]
+        return "; ".join(left)
 
     def drop_days(self, days: Sequence[str]) -> None:
         from delta.tables import DeltaTable

@@ -10,7 +10,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.publish.tables.spark_table import SparkTableTarget
-from headrace.publish.target import Target, table_name
+from headrace.publish.target import Key, Target, table_name
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -68,6 +68,26 @@ class IcebergTarget(SparkTableTarget):
             day = spark.table(self.table).where(f"ds = DATE '{ds}'").orderBy(_quote(self.user), "rank")
             return [row.asDict() for row in day.limit(rows).collect()]
 
+    def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
+        from pyspark.sql import functions as F
+
+        with self._spark() as spark:
+            if not spark.catalog.tableExists(self.table):
+                return {}
+            rows = spark.table(self.table).where(F.col(_quote(column)).isin(list(keys))).groupBy("ds").count()
+            return {str(row["ds"]): int(row["count"]) for row in rows.collect()}
+
+    def erase(self, column: str, keys: Sequence[Key]) -> str:
+        found = self.rows_with(column, keys)
+        with self._spark() as spark:
+            # The records first: a rerun comes to the same numbers.
+            self.records.set_rows({ds: self.count(ds) - rows for ds, rows in found.items()})
+            values = ", ".join(str(k) if isinstance(k, int) else _text(k) for k in keys)
+            for table in (self.current, self.table):
+                if spark.catalog.tableExists(table):
+                    spark.sql(f"DELETE FROM {table} WHERE {_quote(column)} IN ({values})")
+        return f"older snapshots of {self.label} and {self.label}_current hold the rows until they expire"
+
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
             with self._spark() as spark:
@@ -86,6 +106,11 @@ class IcebergTarget(SparkTableTarget):
         else:
             with session(self.spec.spark, self.ws, "headrace warehouse") as spark:
                 yield spark
+
+
+def _text(value: str) -> str:
+    """A literal of Spark's SQL."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _quote(name: str) -> str:

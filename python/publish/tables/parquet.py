@@ -10,6 +10,7 @@ The files of the version before stay until the table is published to once more: 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,9 +21,9 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import FilesTarget, Record
-from headrace.publish.tables.parquet_rows import first_rows
+from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
 from headrace.publish.tables.spark_table import TYPES
-from headrace.publish.target import Publication, Target, table_name
+from headrace.publish.target import Key, Publication, Target, table_name
 from headrace.storage import Location, local
 from headrace.storage.lease import Held
 from headrace.workspace import Workspace
@@ -112,6 +113,28 @@ class ParquetTarget(FilesTarget):
             for ds in days:
                 manifest["days"].pop(ds, None)
             self._save(manifest)
+
+    def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
+        return {ds: n for ds in self.days() if (n := rows_having(self._files(ds), column, keys))}
+
+    def erase(self, column: str, keys: Sequence[Key]) -> str:
+        import pyarrow.parquet as pq
+
+        with self._alone():
+            manifest = self.manifest()
+            for ds, rows in self.rows_with(column, keys).items():
+                day, folder = manifest["days"][ds], f"ds={ds}/{uuid.uuid4().hex[:8]}"
+                names = []
+                for old in day["files"]:
+                    kept, _ = without_keys(column, keys, pq.read_table(self.folder / old, partitioning=None))
+                    names.append(f"{folder}/{old.rpartition('/')[2]}")
+                    with (self.folder / names[-1]).new_file() as path:
+                        pq.write_table(kept, path)
+                manifest["days"][ds] = day | {"folder": folder, "files": names, "rows": day["rows"] - rows}
+            self._save(manifest)
+            # At once: readers of the manifest before find their files gone, and read it anew.
+            self._discard(manifest)
+        return ""
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
         if grants:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from headrace.publish.files.target import Record
@@ -33,6 +33,12 @@ class Records:
         """Day -> rows."""
         names = sorted(f.stem for f in self._folder.entries() if f.suffix == ".json") if self._folder.is_dir() else []
         return {ds: found.rows for ds in names if (found := self.published(ds)) is not None}
+
+    def set_rows(self, rows: Mapping[str, int]) -> None:
+        """How many rows days have by now."""
+        for ds, count in rows.items():
+            file = self._folder / f"{ds}.json"
+            file.put_text(json.dumps(json.loads(file.read_text()) | {"rows": count}, indent=1) + "\n")
 
     def forget(self, days: Sequence[str]) -> None:
         """Remove the records of days."""

@@ -1,0 +1,66 @@
+"""`headrace forget`: what there is of persons, and its going."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from headrace.commands.screen import out, print_json, table
+from headrace.config import load_spec
+from headrace.housekeeping.forget import erase
+from headrace.housekeeping.forget.persons import read_persons
+from headrace.housekeeping.forget.place import Place
+from headrace.workspace import Workspace
+
+
+def forget(
+    ws: Workspace,
+    pipeline: str,
+    column: str,
+    values: Path,
+    delete: bool,
+    overrides: Sequence[str] = (),
+    as_json: bool = False,
+) -> None:
+    """List what a pipeline has of the persons in a file; with `delete`, erase it and write the proof.
+
+    Raises:
+        UserError: see `headrace.housekeeping.forget.persons.read_persons` and `headrace.housekeeping.forget.erase`.
+    """
+    spec = load_spec(pipeline, overrides)
+    persons, now = read_persons(spec, column, values), datetime.now(UTC)
+    places: list[Place] = []
+    said: dict[str, Any] = {"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete}
+    try:
+        if not delete:
+            places += erase.found_places(spec, ws, persons, now)
+        for step in erase.forget(spec, ws, persons, now) if delete else ():
+            if isinstance(step, Place):
+                places.append(step)
+            else:
+                request, file = step
+                said |= {"request": request.model_dump(mode="json"), "proof": str(file)}
+    finally:
+        _show(places, said, delete, as_json)
+
+
+def _show(places: Sequence[Place], said: dict[str, Any], delete: bool, as_json: bool) -> None:
+    if as_json:
+        names = ("kind", "what", "rows", "rewritten", "removed", "size", "note", "left")
+        print_json(said | {"places": [{name: getattr(p, name) for name in names} for p in places]})
+        return
+    shown = table("kind", "what", ">rows", ">written again", ">removed", "")
+    for p in places:
+        counts = (f"{n:,}" if n else "–" for n in (p.rows, p.rewritten, p.removed))
+        shown.add_row(p.kind, p.what, *counts, "; ".join(x for x in (p.left, p.note) if x))
+    if places:
+        out.print(shown)
+    ours = sum(p.act is not None for p in places)
+    if delete:
+        out.print(f"{ours} places erased; proof: {said.get('proof', 'none, it did not end')}")
+    elif ours:
+        out.print(f"{ours} places have some. Nothing was changed: add --delete to erase them")
+    else:
+        out.print("nothing is left of them")

@@ -1,0 +1,121 @@
+"""All that is erased of persons, in order, and the second look that finds none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from headrace.config import LandingSource, Spec
+from headrace.errors import UserError
+from headrace.housekeeping import scratch
+from headrace.housekeeping.forget import proof
+from headrace.housekeeping.forget.folders import (
+    cache_places,
+    dataset_places,
+    search_places,
+    text_places,
+    training_places,
+)
+from headrace.housekeeping.forget.models import model_places
+from headrace.housekeeping.forget.persons import Persons, sources_with
+from headrace.housekeeping.forget.place import Place
+from headrace.housekeeping.forget.request import Request, begin, is_finished
+from headrace.housekeeping.forget.scan import scan
+from headrace.housekeeping.forget.tables import table_places
+from headrace.housekeeping.forget.warehouse import warehouse_places
+from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.stage import run_lock
+from headrace.storage import Location
+from headrace.workspace import Workspace
+
+
+def found_places(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterator[Place]:
+    """What would be erased. Changes nothing and takes no lock.
+
+    Raises:
+        UserError: a file of ours cannot be read, or the warehouse cannot be reached.
+    """
+    state = WorkspaceState(spec, ws, now)
+    yield from _places(state, persons, "", is_again=is_finished(ws, spec.pipeline, persons))
+    yield from _of_others(state, persons)
+
+
+def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterator[Place | tuple[Request, Location]]:
+    """Erase them: each place after it is done, then the request with the file of its proof.
+
+    May be killed anywhere: the list of hashes and the request are written first, and the same call does the rest.
+
+    Raises:
+        BusyError: a stage of the pipeline is at work.
+        UserError: as `found_places`; or something is left, which the proof names.
+    """
+    with run_lock(ws, spec.pipeline) as lease:
+        state = WorkspaceState(spec, ws, now)
+        scratch.discard_unfinished(state)
+        again = is_finished(ws, spec.pipeline, persons)
+        request = begin(ws, spec.pipeline, persons, now)
+        if again and any(True for _ in _places(state, persons, request.id, is_again=True)):
+            # Somebody has brought rows back: what was made of them has to go as well.
+            again = False
+        if not again:
+            request = request.model_copy(update={"finished": None})
+            request.save(ws.forgotten(spec.pipeline))
+        done: list[Place] = []
+        for place in _places(state, persons, request.id, again):
+            lease.check()
+            proof.note(ws, request, place, now)
+            left = place.act() if place.act is not None else None
+            done.append(replace(place, left="; ".join(x for x in (place.left, left) if x)))
+            if left:
+                proof.note(ws, request, done[-1], now)
+            yield done[-1]
+        for place in _of_others(state, persons):
+            proof.note(ws, request, place, now)
+            yield place
+        second, searched = list(_places(state, persons, request.id, is_again=True)), scan(state, persons)
+        left_over = [p for p in done if p.left]
+        lease.check()
+        if not second and not searched.found and not left_over:
+            request = request.model_copy(update={"finished": now})
+        file = proof.write(ws, request, second, searched, now)
+        request.save(ws.forgotten(spec.pipeline))
+        yield request, file
+        if request.finished is None:
+            what = [*(p.what for p in second), *searched.found, *(f"{p.what}: {p.left}" for p in left_over)]
+            raise UserError(
+                f"not all is erased: {'; '.join(dict.fromkeys(what))}. The rest is; do what is said, and run the same "
+                f"command again ({file})"
+            )
+
+
+def _places(state: WorkspaceState, persons: Persons, request: str, is_again: bool) -> Iterator[Place]:
+    """Each kind looks at what the ones before it have left.
+
+    `is_again`: nothing is looked for but the values themselves: what is made of rows was removed before, and what is
+    there has been made since.
+    """
+    if not is_again:
+        yield from dataset_places(state)
+        yield from search_places(state)
+        yield from training_places(state)
+        yield from cache_places(state)
+    yield from text_places(state, persons)
+    yield from model_places(state, persons)
+    yield from warehouse_places(state, persons)
+    yield from table_places(state, persons, request)
+
+
+def _of_others(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
+    """What is not ours to write: landing files and tables of the user's."""
+    spec = state.spec
+    for name, table in sources_with(spec, persons.column):
+        if table is not None:
+            note = f"yours: every stage leaves the rows out; DELETE them WHERE {persons.column} IN (...)"
+            yield Place("source", table.shown, note=note)
+            continue
+        source = spec.source if name is None else spec.sources[name].source
+        assert isinstance(source, LandingSource)
+        yield Place(
+            "landing", source.path, note="yours: ingest leaves the rows out; remove them, or the files, yourself"
+        )

@@ -1,0 +1,88 @@
+"""What was asked to be forgotten, and the list that ingest consults: both durable before anything is erased."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from headrace.account import user_name
+from headrace.housekeeping.forget.persons import Persons
+from headrace.lake.forgotten import ForgottenValues
+from headrace.storage import Location
+from headrace.workspace import Workspace
+
+_ID_CHARS = 16
+
+
+class Request(BaseModel):
+    """`request.json`: who asked for what. The values are not in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    pipeline: str
+    column: str
+    #: How many, and the SHA-256 of the salt and the sorted list: who has both can show that they are these.
+    values: int
+    sha256: str
+    by: str
+    begun: datetime
+    #: When a second look at all places found none; None: not yet.
+    finished: datetime | None = None
+
+    def save(self, folder: Location) -> None:
+        """Write it in one step; `folder`: of the pipeline's requests."""
+        (folder / self.id / "request.json").put_text(self.model_dump_json(indent=1) + "\n")
+
+
+def begin(ws: Workspace, pipeline: str, persons: Persons, now: datetime) -> Request:
+    """Write the list of hashes and the request. The same values again are the same request.
+
+    Raises:
+        UserError: the list is damaged.
+    """
+    file = ws.forgotten_values(pipeline)
+    known = ForgottenValues.load(file) or ForgottenValues.new()
+    hashes = known.hashes(persons.column, sorted(persons.texts))
+    listed = known.having(persons.column, hashes)
+    if listed != known:
+        listed.save(file)
+    name = _sha256(persons.column, *sorted(hashes))[:_ID_CHARS]
+    there = ws.forgotten(pipeline) / name / "request.json"
+    if there.is_file():
+        return Request.model_validate_json(there.read_text())
+    request = Request(
+        id=name,
+        pipeline=pipeline,
+        column=persons.column,
+        values=len(persons.texts),
+        sha256=_sha256(listed.salt, persons.column, *sorted(persons.texts)),
+        by=f"{user_name()}@{socket.gethostname()}",
+        begun=now,
+    )
+    request.save(ws.forgotten(pipeline))
+    return request
+
+
+def is_finished(ws: Workspace, pipeline: str, persons: Persons) -> bool:
+    """Whether these values are forgotten already, as far as the requests say."""
+    known = ForgottenValues.load(ws.forgotten_values(pipeline))
+    if known is None:
+        return False
+    name = _sha256(persons.column, *sorted(known.hashes(persons.column, persons.texts)))[:_ID_CHARS]
+    file = ws.forgotten(pipeline) / name / "request.json"
+    return file.is_file() and Request.model_validate_json(file.read_text()).finished is not None
+
+
+def unfinished(ws: Workspace, pipeline: str) -> list[Request]:
+    """Requests that were begun and not finished, oldest first."""
+    files = (folder / "request.json" for folder in ws.forgotten(pipeline).entries() if folder.is_dir())
+    found = [Request.model_validate_json(file.read_text()) for file in files if file.is_file()]
+    return sorted((r for r in found if r.finished is None), key=lambda r: r.begun)
+
+
+def _sha256(*lines: str) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

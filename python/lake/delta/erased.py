@@ -1,0 +1,81 @@
+"""Data files of a table that were written again without some rows, for readers of older versions.
+
+Versions of a Delta table name files, and a file with rows that must go has to go itself. What took its place is kept
+beside the log (`_delta_log/_headrace_erased.json`), and DeltaLog gives that file where a version names the other one:
+so manifests, which pin versions, stand. Another reader of an older version finds its files gone, as after a VACUUM.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.errors import UserError
+from headrace.storage import Location
+
+_MARK = "headrace.erasure"
+#: In an `add` action: rows of the file that it took the place of, and that are gone.
+ROWS = "headrace.erased"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What took the place of a data file."""
+
+    #: The `add` action of the new file, which may be without rows.
+    add: dict[str, Any]
+    #: Rows that are gone.
+    rows: int
+
+
+def replacements(table: Location) -> dict[str, Replacement]:
+    """By path in the log: of all files that were written again.
+
+    Raises:
+        UserError: the record is damaged.
+    """
+    try:
+        text = _file(table).read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        return {path: Replacement(**found) for path, found in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as e:
+        raise UserError(
+            f"{_file(table)} is damaged: older versions of the table cannot be read. Remove it to read the newest "
+            f"version alone"
+        ) from e
+
+
+def save_replacements(table: Location, found: Mapping[str, Replacement]) -> None:
+    """Replace the record in one step."""
+    _file(table).put_text(json.dumps({path: asdict(one) for path, one in found.items()}) + "\n")
+
+
+def replaced(add: Mapping[str, Any], found: Mapping[str, Replacement]) -> Mapping[str, Any]:
+    """The `add` action in force for that of a version."""
+    one = found.get(add["path"])
+    # With a deletion vector a version has other rows of the file.
+    return add if one is None or add.get("deletionVector") else {**one.add, ROWS: one.rows}
+
+
+def erasure_text(request: str, rows: Mapping[str, int]) -> str:
+    """The userMetadata of the commit by which rows of a request go; `rows`: how many, by partition `ds`."""
+    return json.dumps({_MARK: {"request": request, "rows": dict(rows)}})
+
+
+def erased_rows(user_metadata: str | None) -> Mapping[str, int] | None:
+    """By day, the rows that a commit of ours has erased; None of another commit."""
+    if user_metadata is None or _MARK not in user_metadata:
+        return None
+    try:
+        stored = json.loads(user_metadata)
+    except ValueError:
+        return None
+    return dict(stored[_MARK]["rows"]) if isinstance(stored, dict) and _MARK in stored else None
+
+
+def _file(table: Location) -> Location:
+    return table / "_delta_log" / "_headrace_erased.json"

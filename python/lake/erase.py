@@ -1,0 +1,212 @@
+"""Rows that go from a Delta table for good: from its newest version, from older ones, from its log.
+
+    erase(table, change, redact, request)
+
+Each data file that has such rows, of whatever version, is written again without them; a record says which file is in
+whose place (headrace.lake.delta.erased), one commit makes the newest version of them, and the old files are removed. A
+process may be killed between any two of these: called again, it goes on. Without Spark, and in bounded memory: a file
+is read row group by row group.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.errors import UserError
+from headrace.lake.delta.erased import Replacement, erasure_text, replacements, save_replacements
+from headrace.lake.delta.log import DeltaLog, file_path
+from headrace.lake.delta.transaction import Transaction
+from headrace.lake.ingest.data_file import statistics
+from headrace.lake.redact import remove_checksum
+from headrace.storage import Location
+
+_LOG = "_delta_log"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of the rows of a table."""
+
+    #: The columns that it looks at; a file that has none of them has nothing to go.
+    columns: tuple[str, ...]
+    #: Some rows of a file without those that go, and how many went or were changed. Of the columns alone, too.
+    apply: Callable[[pa.Table], tuple[pa.Table, int]]
+
+
+@dataclass
+class Erased:
+    """What went from a table."""
+
+    #: Rows of the newest version that went or were changed.
+    rows: int = 0
+    #: Files of it that were written again.
+    rewritten: int = 0
+    #: Files of it and of older versions that were removed.
+    removed: int = 0
+    #: Bytes of these.
+    size: int = 0
+    #: What could not be done, and what to do.
+    left: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.rewritten or self.removed or self.left)
+
+
+def erase(table: Location, change: Change, request: str, delete: bool) -> Erased:
+    """Take rows from a table and from all of its history that is on the disk.
+
+    Args:
+        table: its folder.
+        change: what becomes of rows; applied to its own result it changes nothing.
+        request: noted in the commit.
+        delete: do it; else what would be done is counted.
+
+    Raises:
+        UserError: a table that headrace does not read or write, or that another writer changes.
+    """
+    log, found = DeltaLog(table), Erased()
+    newest = log.version
+    state = log.state(newest, current=False) if newest is not None else None
+    if newest is None or state is None:
+        return found
+    log.check()
+    instead = replacements(table)
+    known = {**_known_adds(log, newest), **{str(r.add["path"]): r.add for r in instead.values()}}
+    live = {str(add["path"]): add for add in state.adds}
+    swaps: dict[str, Mapping[str, Any] | None] = {}
+    by_day: dict[str, int] = {}
+    old: list[Location] = []
+    at = {file_path(table, path): path for path in known}
+    for file in table.files():
+        if file.below(table).split("/", 1)[0] == _LOG or file.suffix != ".parquet":
+            continue
+        path = at.get(file)
+        done = instead.get(path) if path is not None else None
+        rows = done.rows if done is not None else _touched(file, change)
+        if done is None and not rows:
+            continue
+        add = live.get(path) if path is not None else None
+        if add is not None and add.get("deletionVector"):
+            found.left.append(
+                f"{table}: {path} has rows that deletion vectors hide; run REORG TABLE delta.`{table}` APPLY (PURGE), "
+                f"then this command again"
+            )
+            continue
+        if delete and done is None and path is not None:
+            done = instead[path] = _written(table, file, known[path], change)
+        old.append(file)
+        found.size += file.size()
+        found.removed += 1
+        if add is not None:
+            found.rewritten += 1
+            found.rows += rows
+            assert path is not None
+            if done is not None:
+                swaps[path] = done.add if _rows_of(done.add) else None
+                day = str(dict(add["partitionValues"] or {}).get("ds"))
+                gone = _rows_of(add) - _rows_of(done.add)
+                by_day[day] = by_day.get(day, 0) + gone
+    if delete and old:
+        save_replacements(table, _flattened(instead))
+        if swaps:
+            Transaction(table).rewrite(swaps, erasure_text(request, by_day))
+        for file in old:
+            remove_checksum(file)
+            file.remove()
+    return found
+
+
+def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:
+    """By path: the `add` actions of all versions that the log tells of."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for version in sorted(log.versions()):
+        for action in log.actions(version):
+            if "add" in action:
+                found[str(action["add"]["path"])] = action["add"]
+    state = log.state(newest, current=False)
+    return {**found, **{str(add["path"]): add for add in (state.adds if state else ())}}
+
+
+def _touched(file: Location, change: Change) -> int:
+    parquet = pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
+    there = [c for c in change.columns if c in parquet.schema_arrow.names]
+    return sum(change.apply(rows)[1] for rows in _groups(parquet, there)) if there else 0
+
+
+def _groups(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    for group in range(parquet.num_row_groups):
+        yield parquet.read_row_group(group, columns=columns, use_threads=False)
+
+
+def _written(table: Location, file: Location, add: Mapping[str, Any], change: Change) -> Replacement:
+    """Write a file again, beside the old one. Nothing names it yet."""
+    parquet = pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
+    schema = _schema(parquet)
+    codec = parquet.metadata.row_group(0).column(0).compression.lower() if parquet.num_row_groups else "snappy"
+    new = file.parent / f"part-{uuid.uuid4()}.c000.{codec}.parquet"
+    nulls = dict.fromkeys(schema.names, 0)
+    gone, metadata = 0, list[Any]()
+    with new.new_file() as path:
+        with pq.ParquetWriter(path, schema, compression=_CODECS.get(codec, codec), metadata_collector=metadata) as out:
+            for rows in _groups(parquet):
+                kept, _ = change.apply(rows)
+                gone += rows.num_rows - kept.num_rows
+                for name in nulls:
+                    nulls[name] += kept.column(name).null_count
+                if kept.num_rows:
+                    out.write_table(kept.cast(schema), row_group_size=kept.num_rows)
+    info = new.info()
+    folder = str(add["path"]).rpartition("/")[0]
+    replaced = {
+        "path": f"{folder}/{quote(new.name)}" if folder else quote(new.name),
+        "partitionValues": dict(add["partitionValues"] or {}),
+        "size": info.size,
+        "modificationTime": time.time_ns() // 1_000_000,
+        "dataChange": True,
+        "stats": statistics(metadata[0], schema, nulls),
+    }
+    return Replacement(replaced, gone)
+
+
+def _schema(parquet: pq.ParquetFile) -> pa.Schema:
+    """As the file has it; times of 96 bits, which are Spark's instants, as those of 64."""
+    schema = parquet.schema_arrow
+    wide = {
+        c.name for c in (parquet.schema.column(i) for i in range(len(parquet.schema))) if c.physical_type == "INT96"
+    }
+    for i, column in enumerate(schema):
+        if column.name in wide:
+            schema = schema.set(i, column.with_type(pa.timestamp("us", "UTC")))
+    return schema
+
+
+#: As pyarrow's writer names what its reader calls otherwise.
+_CODECS = {"uncompressed": "none"}
+
+
+def _rows_of(add: Mapping[str, Any]) -> int:
+    """Rows by the statistics, which all files have that headrace or Spark has written."""
+
+    stats = json.loads(add["stats"]) if add.get("stats") else {}
+    if "numRecords" not in stats:
+        raise UserError(f"{add['path']} has no statistics in the table's log: run OPTIMIZE on the table first")
+    return int(stats["numRecords"])
+
+
+def _flattened(found: Mapping[str, Replacement]) -> dict[str, Replacement]:
+    """What took the place of what took a file's place, is in the file's."""
+    whole = dict(found)
+    for path, one in found.items():
+        while (after := whole.get(str(one.add["path"]))) is not None:
+            one = Replacement(after.add, one.rows + after.rows)
+        whole[path] = one
+    return whole

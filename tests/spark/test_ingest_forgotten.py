@@ -1,0 +1,75 @@
+"""Rows of forgotten values: erased, and never loaded again, by Arrow and by Spark's rules."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.housekeeping.forget.erase import forget
+from headrace.housekeeping.forget.persons import Persons
+from headrace.lake.delta.frame import read_version
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest.load_history import LoadHistory
+from headrace.workspace import Workspace
+from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, table
+
+NOW = datetime(2026, 3, 9, tzinfo=UTC)
+USERS = [2**53 + n for n in (3, 7)]
+GONE = Persons("user", True, frozenset(map(str, USERS)))
+
+
+def files(ds: str, start: int) -> list[dict[str, Any] | str]:
+    """Good rows, a bad one of each of two users, a line that is no JSON with one of them."""
+    good: list[dict[str, Any] | str] = [event(start + n % 100, ds, user=2**53 + n % 10) for n in range(40)]
+    bad = [event(start + 90 + n, ds, user=2**53 + n, hour=99) for n in (3, 4)]
+    return [*good, *bad, f'{{"user": {USERS[1]}, broken']
+
+
+@pytest.mark.parametrize("ending", ["", ".zst"], ids=["arrow", "spark"])
+def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None:
+    spec, ws = make_spec(), Workspace(tmp_path / "home")
+
+    def deliver(ds: str, start: int, name: str = "a.jsonl") -> None:
+        body = jsonl(files(ds, start))
+        put(ws, f"in/{ds}/{name}{ending}", pa.compress(body, "zstd", asbytes=True) if ending else body)
+
+    deliver(D1, 0)
+    first = run(spec, ws, D1).manifest
+    version = int(first.output("delta").version)
+    before = {name: table(spark, ws, name) for name in ("events", "quarantine")}
+    assert (len(before["events"]), len(before["quarantine"])) == (40, 3)
+    *_, (request, _) = forget(spec, ws, GONE, NOW)
+    assert request.finished  # type: ignore[union-attr]
+    kept = {
+        "events": [r for r in before["events"] if r["user"] not in USERS],
+        "quarantine": [r for r in before["quarantine"] if not any(str(u) in r["_raw"] for u in USERS)],
+    }
+    assert (len(kept["events"]), len(kept["quarantine"])) == (32, 1)
+    for name, rows in kept.items():
+        assert table(spark, ws, name) == rows
+    # Older versions are read without them, by Spark too.
+    old = read_version(spark, ws.table("shop", "events"), version, lambda _: True)
+    assert sorted(r["id"] for r in old.collect()) == sorted(r["id"] for r in kept["events"])
+    # The day stands, and the next one has none of them.
+    again = run(spec, ws, D1)
+    assert (again.skipped, again.manifest) == (True, first)
+    deliver(D2, 100)
+    second = run(spec, ws, D2).manifest
+    expected = {"read": 43, "kept": 32, "quarantined": 1, "duplicates": 0, "forgotten": 10}
+    assert second.rows == expected
+    assert {r["user"] for r in table(spark, ws, "events")}.isdisjoint(USERS)
+    # Nor has a day that is loaded again from the same files and another one.
+    put(ws, f"in/{D1}/b.jsonl", jsonl([event(60, D1), event(61, D1, user=USERS[0])]))
+    run(spec, ws, D1)
+    records = LoadHistory(DeltaLog(ws.table("shop", "events"))).records
+    assert records[D1].rows == expected | {"read": 45, "kept": 33, "forgotten": 11}
+    assert records[D2].rows == expected
+    assert len(ids(ws)[D1]) == 33
+    for name in kept:
+        assert not any(str(u) in str(r) for u in USERS for r in table(spark, ws, name))
+    assert len([r for r in table(spark, ws, "quarantine") if r["ds"] == D1]) == 1

@@ -1,0 +1,280 @@
+"""`headrace forget`: nothing of some persons is left anywhere, everything of the others is; killed at every call."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from bench.simulated_days import day
+from headrace.cli import app
+from headrace.comm.base import LocalCollective
+from headrace.config import EmbeddingOptimizer, Spec
+from headrace.errors import BusyError, UserError
+from headrace.housekeeping.forget.erase import forget, found_places
+from headrace.housekeeping.forget.persons import Persons, read_persons
+from headrace.housekeeping.forget.place import Place
+from headrace.housekeeping.forget.request import Request
+from headrace.housekeeping.workspace_state import manifests_of
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.ingest.load_history import LoadHistory, row_counts
+from headrace.manifest import Manifest
+from headrace.models.predictor import load_predictor
+from headrace.models.saved import read_card, restore
+from headrace.models.sharded_model import ShardedModel
+from headrace.score.day_table import verify_day
+from headrace.stage import identity, run_lock
+from headrace.storage import local
+from headrace.workspace import Workspace
+from tests.forget_support import DAYS, GONE, ROWS, USERS, events, make_home, put_rows, record, shop, tables
+from tests.storage_faults import Killed, faulty
+
+NOW = datetime(2026, 1, 9, tzinfo=UTC)
+PERSONS = Persons("user_id", False, frozenset(GONE))
+SPEC = shop()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ws = Workspace(tmp_path_factory.mktemp("made") / "home")
+    make_home(ws, SPEC)
+    return ws.home
+
+
+@pytest.fixture
+def ws(made: Path, tmp_path: Path) -> Workspace:
+    shutil.copytree(made, tmp_path / "home")
+    return Workspace(tmp_path / "home")
+
+
+def erase(ws: Workspace, spec: Spec = SPEC, persons: Persons = PERSONS) -> tuple[list[Place], Request]:
+    *places, (request, proof) = forget(spec, ws, persons, NOW)
+    assert proof.is_file()
+    return places, request  # type: ignore[return-value]
+
+
+def text_of(file: Path) -> str:
+    """All of a file as text: Parquet decoded, all else as it is."""
+    if file.suffix == ".parquet" and file.read_bytes()[:4] == b"PAR1":
+        return str(pq.ParquetFile(file).read().to_pylist())
+    return file.read_bytes().decode("latin-1")
+
+
+def files_with(home: Path, values: list[str]) -> list[str]:
+    found = [f for f in home.rglob("*") if f.is_file() and any(v in text_of(f) for v in values)]
+    return sorted(str(f.relative_to(home)) for f in found)
+
+
+def weights(folder: Path) -> list[torch.Tensor]:
+    """All that a training on one rank reads of a saved model: rows, states."""
+    card = read_card(local(folder))
+    model = ShardedModel(card.dataset_schema, card.model, LocalCollective(), 9)
+    model.embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+    restore(model, local(folder), with_optimizer=True)
+    states = [s for of in model.embeddings.states for _, s in sorted(of.items())]
+    return [*model.embeddings.weights, *states, *load_file(folder / "dense.safetensors").values()]
+
+
+def without(rows: pa.Table) -> list[dict[str, Any]]:
+    return [r for r in rows.to_pylist() if not any(g in str(v) for v in r.values() for g in GONE)]
+
+
+def test_nothing_of_them_is_left_and_all_of_the_others(ws: Workspace) -> None:
+    before, said = tables(ws.home), {m.ds + m.stage: m for _, m in manifests_of(ws, "clicks")}
+    models = {d.name: weights(d / f"train-{d.name}/model") for d in (ws.home / "models/clicks").iterdir()}
+    assert files_with(ws.home, GONE)
+    listed = list(found_places(SPEC, ws, PERSONS, NOW))
+    assert {p.kind for p in listed if p.act} == {
+        *("dataset", "training", "cache", "log", "manifest", "model", "events", "quarantine", "table", "vocabulary")
+    }
+    assert tables(ws.home).keys() == before.keys()
+    assert not ws.forgotten("clicks").exists()  # dry
+    places, request = erase(ws)
+    assert request.finished == NOW
+    assert files_with(ws.home, GONE) == []
+    # The same places as were listed, with the same counts.
+    assert {(p.kind, p.what, p.rows) for p in places} == {(p.kind, p.what, p.rows) for p in listed}
+    for name, rows in tables(ws.home).items():
+        if name == "vocabulary":
+            old, new = (t.sort_by("code").to_pylist() for t in (before[name], rows))
+            same = [(a, b) for a, b in zip(old, new, strict=True) if a["value"] not in GONE]
+            assert len(same) == len(USERS) - len(GONE)
+            assert all(a == b for a, b in same)
+            assert [r["code"] for r in new] == [r["code"] for r in old]
+            assert len({r["value"] for r in new}) == len(USERS)
+        else:
+            assert rows.to_pylist() == without(before[name]), name
+            assert rows.num_rows < before[name].num_rows, name
+    codes = [2 + USERS.index(u) for u in GONE]
+    for ds, old in models.items():
+        folder = ws.home / f"models/clicks/{ds}/train-{ds}/model"
+        new, rows = weights(folder), [c for c in range(22) if c not in codes]
+        users, states = old[0].shape[0], len(old)
+        assert len(new) == states
+        for a, b in zip(old, new, strict=True):
+            if a.shape[0] == users and a.ndim == 2:
+                assert torch.equal(a[rows], b[rows])
+                assert not b[codes].any()
+            else:
+                assert torch.equal(a, b)
+        load_predictor(local(folder))
+        assert not (folder.parent / "checkpoints").exists()
+    assert old[0][codes].any()
+    # Nothing is stale, and what is gone is said to be.
+    for _, manifest in manifests_of(ws, "clicks"):
+        assert identity(manifest) == identity(said[manifest.ds + manifest.stage])
+        assert bool(manifest.removed) == (manifest.stage == "features")
+    assert list(found_places(SPEC, ws, PERSONS, NOW)) == list(found_places(SPEC, ws, PERSONS, NOW))
+    assert [p.kind for p in found_places(SPEC, ws, PERSONS, NOW)] == ["landing", "landing"]
+
+
+def test_versions_that_manifests_pin_are_read_without_them(ws: Workspace) -> None:
+    table = ws.table("clicks", "events")
+    first = DeltaLog(table).files(1)
+    assert first is not None
+    assert [f.rows for f in first] == [ROWS]
+    erase(ws)
+    log = DeltaLog(table)
+    history = LoadHistory(log)
+    for n in range(DAYS):
+        manifest = Manifest.load(ws.manifest("clicks", day(n), "ingest"))
+        assert manifest is not None
+        version = int(manifest.output("delta").version)
+        assert row_counts(log, version, {day(n)}) == {day(n): ROWS}
+        assert history.removed_by_others(version, day(n)) is None
+        state = history.state(day(n))
+        assert (state.damage, state.changed_by, state.rows) == (None, (), ROWS - 3 * ROWS // len(USERS))
+        read = [pq.read_table(f.path) for f in log.files(version) or [] if f.partition["ds"] == day(n)]
+        assert pa.concat_tables(read).to_pylist() == without(events(n))
+        scores = Manifest.load(ws.manifest("clicks", day(n), "score"))
+        assert scores is not None
+        assert verify_day(ws, scores.output("delta"), day(n)) is None
+    # The version before a day was loaded again, too.
+    old = [pq.read_table(f.path) for f in log.files(1) or []]
+    assert pa.concat_tables(old).to_pylist() == without(events(50))
+    # And after somebody else is forgotten.
+    erase(ws, persons=Persons("user_id", False, frozenset([USERS[5]])))
+    old = [pq.read_table(f.path) for f in log.files(1) or []]
+    assert pa.concat_tables(old).to_pylist() == [r for r in without(events(50)) if r["user_id"] != USERS[5]]
+
+
+@pytest.mark.parametrize(("kills", "points"), [(False, 8), (True, 20)], ids=["fails", "killed"])
+def test_killed_at_many_calls(made: Path, tmp_path: Path, kills: bool, points: int) -> None:
+    """At calls that are spread over all of them, the first ones among them."""
+    shutil.copytree(made, tmp_path / "home")
+    with faulty(10**9, False) as counted:
+        erase(Workspace(tmp_path / "home"))
+    shutil.rmtree(tmp_path / "home")
+    assert counted.made > 100
+    wanted = tables(made)
+    for n in sorted({1, 2, 3, 5, *(counted.made * k // points for k in range(1, points + 1))}):
+        shutil.copytree(made, tmp_path / "home")
+        ws = Workspace(tmp_path / "home")
+        with faulty(n, kills), suppress(OSError, Killed):
+            erase(ws)
+        # From the first moment on nothing comes back, and what is there can be read.
+        listed = ForgottenValues.load(ws.forgotten_values("clicks"))
+        if files_with(ws.home, GONE) != files_with(made, GONE):
+            assert listed is not None
+        for folder in sorted((ws.home / "models/clicks").glob("*/*/model")):
+            load_predictor(local(folder))
+        for name in ("events", "scores"):
+            log = DeltaLog(ws.table("clicks", name))
+            assert log.version is not None
+            for version in range(1, log.version + 1):
+                for file in log.files(version) or []:
+                    assert pq.read_metadata(file.path).num_rows == file.rows
+        _, request = erase(ws)
+        assert request.finished == NOW
+        assert files_with(ws.home, GONE) == [], n
+        for name, rows in tables(ws.home).items():
+            if name != "vocabulary":
+                assert rows.to_pylist() == without(wanted[name]), (n, name)
+        shutil.rmtree(ws.home)
+
+
+def test_values_that_somebody_brings_back_go_again(ws: Workspace) -> None:
+    erase(ws)
+    with ws.dataset("clicks", day(0), "anew").new_folder() as folder:
+        (folder / "x").put_text("x")
+    put_rows(ws.table("clicks", "events"), day(0), events(0), record(day(0), ROWS))
+    _, request = erase(ws)
+    assert request.finished == NOW
+    assert files_with(ws.home, GONE) == []
+    assert not ws.dataset("clicks", day(0), "anew").exists()  # made of these rows
+
+
+def test_the_proof_names_no_value_and_the_list_hides_them(ws: Workspace) -> None:
+    _, request = erase(ws)
+    folder = ws.forgotten("clicks") / request.id
+    proof = json.loads((folder / "proof.json").read_text())
+    (run,) = proof["runs"]
+    assert (run["second_look"], run["search"]["found"]) == ([], [])
+    assert run["search"]["parquet"] > 10
+    assert {"kind": "vocabulary", "what": "lake/clicks/vocabulary", "rows": 3}.items() <= next(
+        p for p in run["places"] if p["kind"] == "vocabulary"
+    ).items()
+    assert "0 have some" in (folder / "proof.txt").read_text()
+    listed = ForgottenValues.load(ws.forgotten_values("clicks"))
+    assert listed is not None
+    assert listed.of(["item_id"]) is None
+    mask = listed.mask("user_id", pa.array([*USERS, None]))
+    assert [u for u, m in zip(USERS, mask, strict=False) if m] == GONE
+    assert not mask[-1]
+
+
+def test_a_second_look_that_finds_some_is_no_success(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ws.store / "promotions" / "clicks.jsonl").put_text(GONE[0])
+    with pytest.raises(UserError, match=r"not all is erased: promotions/clicks\.jsonl"):
+        erase(ws)
+    assert "NOT FINISHED" in next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
+    (ws.store / "promotions" / "clicks.jsonl").remove()
+    assert erase(ws)[1].finished == NOW
+
+
+def test_at_work(ws: Workspace) -> None:
+    with run_lock(ws, "clicks"), pytest.raises(BusyError):
+        erase(ws)
+    assert not ws.forgotten("clicks").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "said"),
+    [
+        ("usr_id", "x", "did you mean 'user_id'"),
+        ("item_id", "7\nseven\n", "line 2: it is no bigint"),
+        ("item_id", "9223372036854775808", "line 1"),
+        ("user_id", " \n", "has no values"),
+    ],
+)
+def test_refused(tmp_path: Path, column: str, text: str, said: str) -> None:
+    (tmp_path / "values").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_persons(SPEC, column, tmp_path / "values")
+
+
+def test_values_of_integers(tmp_path: Path) -> None:
+    (tmp_path / "values").write_text("\ufeff007\n +8\n\n-9\n")
+    persons = read_persons(SPEC, "item_id", tmp_path / "values")
+    assert persons.texts == {"7", "8", "-9"}
+    assert persons.mask(pa.array([7, 9, None, -9], pa.int32())).tolist() == [True, False, False, True]
+    assert [persons.said_in(t) for t in ("a;7", "77", '{"i": -9}', None)] == [True, False, True, False]
+
+
+def test_command(ws: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "values").write_text("5\n")
+    words = ["forget", "clicks", "--column", "user_id", "--values", str(tmp_path / "values"), "--home", str(ws.home)]
+    dry = CliRunner().invoke(app, [*words, "--set", "publish=null", "--json"])
+    assert dry.exit_code == 0, dry.output
+    assert json.loads(dry.output)["deleted"] is False

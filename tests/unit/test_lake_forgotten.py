@@ -1,0 +1,80 @@
+"""Rows of forgotten values in the tasks that read landing files, without Spark; the hashes, as Spark's `sha2` makes
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import UserError
+from headrace.lake.blocks.lines import Part
+from headrace.lake.blocks.reader import Declaration, TimeRange
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.ingest.read_lines import PartCounts, ReadTask, SourceFile
+from headrace.schema import TableColumn
+from headrace.storage import local
+
+COLUMNS = (TableColumn(name="user", type="bigint"), TableColumn(name="note"))
+
+
+def listed(column: str, *texts: str) -> ForgottenValues:
+    found = ForgottenValues.new()
+    return found.having(column, found.hashes(column, texts))
+
+
+@given(st.lists(st.text(max_size=4) | st.none()), st.sets(st.text(max_size=4), min_size=1))
+def test_masks_are_those_of_plain_sets(values: list[str | None], gone: set[str]) -> None:
+    found = listed("c", *gone).mask("c", pa.array(values, pa.string()))
+    assert found.tolist() == [v in gone for v in values]
+
+
+def test_hashes_are_of_salt_column_and_text(tmp_path: Path) -> None:
+    found = listed("user", "17")
+    assert found.columns["user"] == (hashlib.sha256(f"{found.salt}/user/17".encode()).hexdigest(),)
+    assert found.having("user", found.columns["user"]) == found
+    assert listed("user", "17").columns != found.columns  # another salt
+    file = local(tmp_path / "values.json")
+    assert ForgottenValues.load(file) is None
+    found.save(file)
+    assert ForgottenValues.load(file) == found
+    file.put_text("{")
+    with pytest.raises(UserError, match="whose rows must not be loaded again"):
+        ForgottenValues.load(file)
+
+
+def test_a_task_leaves_their_rows_out(tmp_path: Path) -> None:
+    users = np.random.default_rng(1).integers(-3, 9, 500)
+    users[7] = 5
+    lines = [json.dumps({"user": int(u), "note": f"n{i}"}) for i, u in enumerate(users)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    schema = pa.schema(
+        [("user", pa.int64()), ("note", pa.string()), ("_source_file", pa.string()), ("_source_line", pa.int64())]
+    )
+    task = ReadTask(
+        ((Part(0, local(tmp_path / "a.jsonl")),),),
+        {0: SourceFile("2026-01-01", "a.jsonl", TimeRange(None, 0), None)},
+        Declaration(COLUMNS, (), "UTC", {}, {}, None),
+        False,
+        (),
+        local(tmp_path / "table"),
+        schema,
+        local(tmp_path / "scratch"),
+        "zstd",
+        listed("user", "-3", "5"),
+    )
+    (found,) = task(0)
+    counts = PartCounts(**found["parts"][0])
+    gone = np.isin(users, [-3, 5])
+    assert (counts.lines, counts.forgotten, counts.good, counts.left) == (500, gone.sum(), (~gone).sum(), 0)
+    rows = pq.read_table(tmp_path / "table" / found["data"]["path"], partitioning=None)
+    assert rows["user"].to_pylist() == users[~gone].tolist()
+    assert rows["_source_line"].to_pylist() == (np.flatnonzero(~gone) + 1).tolist()
