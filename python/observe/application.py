@@ -15,7 +15,6 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.observe.openlineage.runs import RunEvents, parent_of_process
-from headrace.observe.prometheus.file import write_metrics
 from headrace.observe.run_id import Run, new_run_id
 from headrace.observe.running import RunningFile, RunningStage
 from headrace.stage import RunPlan
@@ -69,7 +68,7 @@ class Observation:
         """Its manifest is written."""
         self.quietly(lambda: self._events.complete(run, plan, manifest))
         if (folder := self._spec.observe.prometheus) is not None:
-            self.quietly(lambda: write_metrics(self._ws, self._spec, folder))
+            self.quietly(lambda: self._write_metrics(folder))
 
     def failed(self, run: Run, plan: RunPlan, e: BaseException) -> None:
         """It raised."""
@@ -84,6 +83,12 @@ class Observation:
             if not self._told:
                 self._told = True
                 log.warning("who observes pipeline '%s' was not told: %s: %s", self._spec.pipeline, type(e).__name__, e)
+
+    def _write_metrics(self, folder: str) -> None:
+        # Reads tables' logs, and with them imports pyarrow: not in each application.
+        from headrace.observe.prometheus.file import write_metrics
+
+        write_metrics(self._ws, self._spec, folder)
 
     def _earlier(self, run: Run) -> Manifest | None:
         """Of the newest earlier day on which the stage was run."""

@@ -14,9 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.manifest import Resources
+from headrace.observe.application import Observation
 from headrace.observe.prometheus.file import write_metrics
 from headrace.observe.prometheus.text import Metric, render
+from headrace.stage import run_stage
 from headrace.workspace import Workspace
+from tests.cli_support import Fake
 from tests.report_support import DS, make_manifests
 
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -145,3 +148,21 @@ def test_numbers_that_are_none_and_samples_that_repeat() -> None:
 def test_a_folder_that_is_no_folder_is_told_by_the_spec() -> None:
     with pytest.raises(UserError, match="s3"):
         load_spec("clicks", ["observe.prometheus=s3://bucket/metrics"])
+
+
+def test_each_stage_writes_the_file_and_a_bad_folder_fails_none(
+    ws: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    for folder in ("collector", "taken"):
+        spec = load_spec("clicks", [f"observe.prometheus={tmp_path / folder}"])
+        observation = Observation(spec, ws)
+        for ds in ("2026-01-01", "2026-01-02") if folder == "collector" else ("2026-01-03", "2026-01-04"):
+            with observation.stage("ingest", ds) as turn:
+                turn.done(run_stage(Fake("ingest"), spec, ws, ds, turn.begin).manifest)
+        observation.close()
+    found = parse((tmp_path / "collector" / "headrace_clicks.prom").read_text())
+    midnight = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
+    assert value(found, "headrace_stage_day_timestamp_seconds", stage="ingest") == midnight
+    assert ws.days("clicks")[-1] == "2026-01-04"
+    assert len([r for r in caplog.records if "was not told" in r.getMessage()]) == 1
