@@ -1,22 +1,30 @@
 """Applications that run on a cluster by themselves: sent by REST or spark-submit, then known by an id and a state.
 
 Standalone: the REST API of Spark's master takes Python programs only by way of SparkSubmit itself, which spark-submit's
-own cluster mode refuses; it tells a driver's state and no exit code. YARN: the ResourceManager's REST API, whose
-diagnostics name the exit code.
+own cluster mode refuses; it tells a driver's state and no exit code, which `python/jobs/run_command.py` therefore says
+in the driver's log, and the worker's page gives. YARN: the ResourceManager's REST API, whose diagnostics name the code.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+log = logging.getLogger("headrace.airflow")
+
 _TIMEOUT_SECONDS = 30
+#: As much of the end of a driver's log as is read.
+_LOG_BYTES = 20_000
 _EXITED = re.compile(r"exited with (?:status|exitCode:?|code) (\d+)", re.IGNORECASE)
+#: The last line of `python/jobs/run_command.py`.
+_ENDS = re.compile(r"^headrace ends with exit code (\d+)$", re.MULTILINE)
 #: States of Spark's master (DriverState) and of YARN in which nothing more will happen.
 _ENDED = ("FINISHED", "FAILED", "KILLED", "ERROR", "NOT_FOUND")
 
@@ -39,10 +47,14 @@ class State:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What knows the applications: `kind` is standalone or yarn, `rest` the address of its API."""
+    """What knows the applications: `kind` is standalone or yarn, `rest` the address of its API.
+
+    Of a standalone master `web` is the address of its pages: they name the workers, which have the drivers' logs.
+    """
 
     kind: str
     rest: str
+    web: str = ""
 
     def state(self, application: str) -> State:
         """Of an application, by its id.
@@ -51,7 +63,13 @@ class Cluster:
             OSError: the API cannot be asked now.
         """
         if self.kind == "yarn":
-            found = _ask(f"{self.rest}/ws/v1/cluster/apps/{application}").get("app", {})
+            answer = _ask(f"{self.rest}/ws/v1/cluster/apps/{application}")
+            if "RemoteException" in answer:
+                # The ResourceManager has been started anew without its applications, or forgets old ones.
+                return State(True, False, "NOT_FOUND", message=str(answer["RemoteException"].get("message") or ""))
+            if "state" not in answer.get("app", {}):
+                raise OSError(f"{self.rest} tells no state of {application}")
+            found = answer["app"]
             name, message = str(found.get("state", "UNKNOWN")), str(found.get("diagnostics") or "").strip()
             done = name == "FINISHED" and found.get("finalStatus") == "SUCCEEDED"
         else:
@@ -61,17 +79,37 @@ class Cluster:
                 return State(True, False, "NOT_FOUND", message=str(found.get("message") or ""))
             name, message = str(found.get("driverState", "UNKNOWN")), str(found.get("message") or "").strip()
             done = name == "FINISHED"
+            if name == "FAILED":
+                said = self._end_of_log(application, str(found.get("workerId")))
+                if ends := _ENDS.findall(said):
+                    return State(True, False, name, int(ends[-1]), last_words(_ENDS.sub("", said)))
         code = _EXITED.search(message)
         return State(name in _ENDED, done, name, 0 if done else int(code[1]) if code else None, message)
 
-    def submit(self, program: str, words: Sequence[str], conf: Mapping[str, str], env: Mapping[str, str]) -> str:
+    def _end_of_log(self, driver: str, worker: str) -> str:
+        """What a driver of the standalone master said last; empty where the pages cannot be read."""
+        query = urllib.parse.urlencode({"driverId": driver, "logType": "stdout", "byteLength": _LOG_BYTES})
+        try:
+            workers = _ask(f"{self.web}/json/").get("workers", [])
+            page = next(w["webuiaddress"] for w in workers if w["id"] == worker)
+            with urllib.request.urlopen(f"{page}/log/?{query}", timeout=_TIMEOUT_SECONDS) as answer:
+                return str(answer.read().decode(errors="replace"))
+        except (OSError, ValueError, StopIteration) as e:
+            log.warning("the log of %s cannot be read by %s: %s", driver, self.web or "no page", e)
+            return ""
+
+    def submit(
+        self, master: str, program: str, words: Sequence[str], env: Mapping[str, str], name: str, memory: str
+    ) -> str:
         """Have the standalone master run a Python program as a driver on one of its workers.
 
         Args:
+            master: its URL.
             program: its path, the same on each worker.
             words: its arguments.
-            conf: Spark properties; `spark.master` among them.
             env: variables for the driver's process.
+            name: what the master's page calls it.
+            memory: what the worker counts for it, as Spark spells it: the program has a JVM of its own.
 
         Returns:
             The driver's id.
@@ -80,19 +118,19 @@ class Cluster:
             RuntimeError: the master refuses.
             OSError: it cannot be reached.
         """
-        options = [w for key, value in sorted(conf.items()) for w in ("--conf", f"{key}={value}")]
         request = {
             "action": "CreateSubmissionRequest",
             "appResource": f"file:{program}",
             "mainClass": "org.apache.spark.deploy.SparkSubmit",
-            "appArgs": ["--master", conf["spark.master"], "--deploy-mode", "client", *options, program, *words],
+            "appArgs": ["--master", "local", program, *words],
             "clientSparkVersion": "4.0",
             "environmentVariables": dict(env),
             "sparkProperties": {
-                "spark.app.name": conf.get("spark.app.name", "headrace"),
-                "spark.master": conf["spark.master"],
+                "spark.app.name": name,
+                "spark.master": master,
                 "spark.submit.deployMode": "cluster",
                 "spark.driver.supervise": "false",
+                "spark.driver.memory": memory,
             },
         }
         found = _ask(f"{self.rest}/v1/submissions/create", request)
@@ -101,13 +139,11 @@ class Cluster:
         return str(found["submissionId"])
 
 
-def read_properties(path: str) -> dict[str, str]:
-    """A file that `headrace spark-properties` has written: lines key=value, backslashes escaped."""
-    with open(path, encoding="utf-8") as file:
-        lines = [line.rstrip("\n") for line in file if line.strip() and not line.startswith("#")]
-    pairs = (line.partition("=") for line in lines)
-    escapes = {"n": "\n", "r": "\r", "t": "\t"}
-    return {key: re.sub(r"\\(.)", lambda m: escapes.get(m[1], m[1]), value) for key, _, value in pairs}
+def last_words(text: str) -> str:
+    """The end of what a program said: its own message where there is one."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return "\n".join(errors[-1:] or lines[-5:])
 
 
 def _ask(url: str, body: Any = None) -> dict[str, Any]:

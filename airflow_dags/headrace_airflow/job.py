@@ -10,23 +10,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.standard.operators.branch import BranchMixIn
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from headrace_airflow.cluster import Cluster, read_properties
+from headrace_airflow.cluster import last_words
+from headrace_airflow.elsewhere import LITTLE, Elsewhere, known
 from headrace_airflow.ends import RefusedException, end
 from headrace_airflow.notify import tell
 from headrace_airflow.outside import SPARK, Master, command, master, private_variables, run, secrets
 from headrace_airflow.pipelines import Pipeline
 from headrace_airflow.settings import ERRORS, SETTINGS, STAGES
-from headrace_airflow.triggers import ApplicationEnded
+from headrace_airflow.spark_provider import SparkSubmitHook, SparkSubmitOperator, with_kubernetes
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-_POLL_SECONDS = 15.0
 
 
 class _Hook(SparkSubmitHook):
@@ -47,18 +44,17 @@ class _Hook(SparkSubmitHook):
 
     @property
     def said(self) -> str:
-        """The end of what it said: its own message where there is one."""
-        lines = [line for line in self._last_submit_log_lines if line]
-        errors = [line for line in lines if line.startswith("error: ")]
-        return "\n".join(errors[-1:] or lines[-5:])
+        """The end of what it said."""
+        return last_words("\n".join(self._last_submit_log_lines))
 
 
-class HeadraceJob(SparkSubmitOperator):
+class HeadraceJob(Elsewhere, SparkSubmitOperator):
     """`spark-submit python/jobs/run_stage.py STAGE PIPELINE --ds DS --home HOME`, one stage for one day.
 
     Before it submits, it has the pipelines' environment write the Spark properties of the pipeline, so that a change
-    of its YAML needs no further step. Where the connection `spark_default` asks for a cluster's own drivers, the task
-    gives its slot back until the application has ended.
+    of its YAML needs no further step. Where the connection `spark_default` asks for a cluster's own drivers, or for
+    pods, the task gives its slot back until the application has ended. A standalone cluster's drivers and pods are
+    `headrace run PIPELINE --from STAGE --to STAGE`, which does all of that where it runs.
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "ds")
@@ -93,12 +89,18 @@ class HeadraceJob(SparkSubmitOperator):
             AirflowException: as `headrace_airflow.ends.end`.
         """
         place = self._place = master(self.pipeline)
-        # What the application sets up depends on where it runs, so it is told the connection's master.
-        self.properties_file = _spark_properties(self.pipeline, place)
-        self.application_args = [*self.application_args, *place.overrides]
+        if place.kind == "kubernetes":
+            self.run_elsewhere(context, place, self._words(place), self.execution_timeout)
+            return
+        if not place.elsewhere:
+            # What the application sets up depends on where it runs, so it is told the connection's master.
+            self.properties_file = _spark_properties(self.pipeline, place)
+            self.application_args = [*self.application_args, *place.overrides]
+        if place.url.startswith("k8s"):
+            with_kubernetes()
         if place.url.startswith("local"):
             self.env_vars = {**self.env_vars, "SPARK_LOCAL_IP": "127.0.0.1"}
-        if place.cluster:
+        if place.kind != "local":
             self.execute_resumable(context)
             return
         self._hook = self._get_hook()
@@ -110,6 +112,23 @@ class HeadraceJob(SparkSubmitOperator):
             self._end(context, self._hook.code, self._hook.said, e)
         else:
             self.succeeded(context)
+
+    def _words(self, place: Master) -> list[str]:
+        """The stage as a command."""
+        words = ("run", str(self.pipeline.path), "--ds", self.ds, "--from", self.stage, "--to", self.stage)
+        return [*command(*words), *place.overrides]
+
+    def ended(self, context: Context, code: int | None, said: str) -> None:
+        """The driver or the pod has. Raises AirflowException as `headrace_airflow.ends.end`."""
+        if code == ERRORS.EXIT_DONE:
+            self.succeeded(context)
+        else:
+            self._end(context, code, said)
+
+    def on_kill(self) -> None:
+        """Stop what this process has started. The triggerer stops a pod; a driver of a cluster works on."""
+        if self._hook is not None:
+            super().on_kill()
 
     def succeeded(self, context: Context) -> None:
         """Called when the job has."""
@@ -142,17 +161,12 @@ class HeadraceJob(SparkSubmitOperator):
 
     # An application of a cluster; called by `execute_resumable`, which keeps its id for a retry of the task.
 
-    def _known(self) -> Cluster:
-        return Cluster("yarn" if self._place.url == "yarn" else "standalone", self._place.rest)
-
     def submit_job(self, context: Context) -> str:
         """Send the application; its id."""
+        if self._place.kind == "standalone":
+            heap = str(self.pipeline.value("spark.driver_memory", "3g")) if STAGES[self.stage].spark else LITTLE
+            return self.send_driver(self._place, self._words(self._place), heap)
         given = secrets(self.pipeline)
-        if self._place.url != "yarn":
-            conf = {**read_properties(self.properties_file), "spark.app.name": self.name}
-            conf["spark.master"] = self._place.url
-            env = {**self.env_vars, **given}
-            return self._known().submit(self.application, self.application_args, conf, env)
         with _private_properties(self.properties_file, given) as path:
             self.properties_file = path
             self._yarn_track_via_rm_api = True
@@ -165,7 +179,7 @@ class HeadraceJob(SparkSubmitOperator):
     def get_job_status(self, external_id: Any, context: Context) -> str:
         """The state of an application that a try before this one has sent."""
         try:
-            state = self._known().state(str(external_id))
+            state = known(self._place).state(str(external_id))
         except OSError as e:
             raise AirflowException(f"{self._place.rest} does not answer: {e}") from e
         return "SUCCEEDED" if state.done else "ENDED" if state.ended else "ACTIVE"
@@ -180,37 +194,11 @@ class HeadraceJob(SparkSubmitOperator):
 
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
         """Leave it to the triggerer."""
-        known = self._known()
-        trigger = ApplicationEnded(known.kind, known.rest, str(external_id), _POLL_SECONDS)
-        self.defer(trigger=trigger, method_name="application_ended", timeout=self.execution_timeout)
+        self.wait_for(self._place, str(external_id), self.execution_timeout)
 
     def get_job_result(self, external_id: Any, context: Context) -> None:
         """A try before this one has seen it through."""
         self.succeeded(context)
-
-    def application_ended(self, context: Context, event: dict[str, Any]) -> None:
-        """It has: what it means.
-
-        Raises:
-            AirflowException: as `headrace_airflow.ends.end`.
-        """
-        self.log.info("the application is %s: %s", event["name"], event["message"])
-        if event["done"]:
-            self.succeeded(context)
-            return
-        said = f"the application is {event['name']}: {event['message']}"
-        code = event["code"] if event["code"] is not None else self._ask_why()
-        self._end(context, code, said)
-
-    def _ask_why(self) -> int | None:
-        """The exit code that a look by `headrace` ends with where it would not run either; None where it would."""
-        words = ["run", str(self.pipeline.path), "--ds", self.ds, "--from", self.stage, "--to", self.stage, "--dry-run"]
-        done = run(command(*words), self.pipeline)
-        code = done.returncode
-        if code:
-            self.log.info("%s", done.stderr.strip())
-        known = (ERRORS.EXIT_USER_ERROR, ERRORS.EXIT_REFUSED, ERRORS.EXIT_BUSY, ERRORS.EXIT_INCOMPLETE)
-        return code if code in known else None
 
 
 class HeadraceGate(HeadraceJob, BranchMixIn):
@@ -221,7 +209,9 @@ class HeadraceGate(HeadraceJob, BranchMixIn):
     refused_next: Sequence[str] = ()
 
     def succeeded(self, context: Context) -> None:
-        """Ask for the verdict: the stage's own work is done whatever it is."""
+        """Ask for the verdict: the stage's own work is done whatever it is. `headrace run` has told it."""
+        if master(self.pipeline).elsewhere:
+            return
         done = run(command("gate", str(self.pipeline.path), "--ds", self.ds), self.pipeline)
         self.log.info("%s", done.stdout.strip())
         if done.returncode:
@@ -245,9 +235,14 @@ def _spark_properties(pipeline: Pipeline, place: Master) -> str:
 
 @contextlib.contextmanager
 def _private_properties(properties: str, given: dict[str, str]) -> Iterator[str]:
-    """The file with variables for YARN's application master, readable by its owner alone, while the block runs."""
+    """The file with variables for YARN's application master, readable by its owner alone, while the block runs.
+
+    YARN starts a failed application again by itself, whatever its exit code says; here Airflow decides about tries.
+    """
     with open(properties, encoding="utf-8") as file:
         text = file.read()
+    if "\nspark.yarn.maxAppAttempts=" not in text:
+        text += "spark.yarn.maxAppAttempts=1\n"
     for name, value in given.items():
         escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
         text += f"spark.yarn.appMasterEnv.{name}={escaped}\n"

@@ -12,8 +12,9 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from headrace_airflow.elsewhere import Elsewhere
 from headrace_airflow.ends import end
-from headrace_airflow.outside import command, environment
+from headrace_airflow.outside import command, environment, master
 from headrace_airflow.pipelines import POOL, Pipeline
 from headrace_airflow.settings import ERRORS, SETTINGS
 from headrace_airflow.triggers import DayComplete, look
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class WaitForDay(BaseOperator):
+class WaitForDay(Elsewhere, BaseOperator):
     """Wait until a day's data are complete, as far as markers and files tell (`source.complete`), in the triggerer.
 
     It asks `headrace run --from ingest --to ingest --dry-run`, whose exit code is 75 until then. What needs the rows to
@@ -39,6 +40,10 @@ class WaitForDay(BaseOperator):
         """Look once, then leave it to the triggerer. Raises AirflowException as `headrace_airflow.ends.end`."""
         words = ("--ds", self.ds, "--from", "ingest", "--to", "ingest", "--dry-run")
         argv = command("run", str(self.pipeline.path), *words)
+        place = master(self.pipeline)
+        if place.elsewhere:  # each look is one there; between two of them the task waits for its time
+            self.run_elsewhere(context, place, argv, self.timeout)
+            return
         code, said = asyncio.run(look(argv))
         if code == ERRORS.EXIT_INCOMPLETE:
             self.log.info("%s", said)
@@ -48,15 +53,20 @@ class WaitForDay(BaseOperator):
 
     def complete(self, context: Context, event: dict[str, Any]) -> None:
         """It is, or the command has failed."""
-        self.log.info("%s", event["said"])
-        if event["code"]:
-            end(event["code"], f"a look at the day {self.ds} of '{self.pipeline.name}'", event["said"])
+        self.ended(context, event["code"], event["said"])
+
+    def ended(self, context: Context, code: int | None, said: str) -> None:
+        """A look has. Raises AirflowException as `headrace_airflow.ends.end`."""
+        self.log.info("%s", said)
+        if code != ERRORS.EXIT_DONE:
+            end(code, f"a look at the day {self.ds} of '{self.pipeline.name}'", said)
 
 
-class HeadraceCommand(BaseOperator):
+class HeadraceCommand(Elsewhere, BaseOperator):
     """`headrace WORDS... --home HOME` in the pipelines' environment; its exit code means what a job's does."""
 
     template_fields: Sequence[str] = ("words", "ds")
+    _process: subprocess.Popen[str] | None = None
 
     def __init__(self, *, pipeline: Pipeline, words: Sequence[str], ds: str, **kwargs: Any) -> None:
         super().__init__(pool=POOL, **kwargs)
@@ -65,6 +75,10 @@ class HeadraceCommand(BaseOperator):
     def execute(self, context: Context) -> None:
         """Run it, its output to the task's log. Raises AirflowException as `headrace_airflow.ends.end`."""
         argv, last = command(*self.words), ""
+        place = master(self.pipeline)
+        if place.elsewhere:
+            self.run_elsewhere(context, place, argv, None)
+            return
         with subprocess.Popen(
             argv, env=environment(self.pipeline), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as self._process:
@@ -72,12 +86,17 @@ class HeadraceCommand(BaseOperator):
             for line in self._process.stdout:
                 self.log.info("%s", line.rstrip())
                 last = line.strip() or last
-        if self._process.returncode:
-            end(self._process.returncode, f"headrace {' '.join(self.words)}", last)
+        self.ended(context, self._process.returncode, last)
+
+    def ended(self, context: Context, code: int | None, said: str) -> None:
+        """The command has. Raises AirflowException as `headrace_airflow.ends.end`."""
+        if code != ERRORS.EXIT_DONE:
+            end(code, f"headrace {' '.join(self.words)}", said)
 
     def on_kill(self) -> None:
         """Stop the command with its task."""
-        self._process.terminate()
+        if self._process is not None:
+            self._process.terminate()
 
 
 class ModelEvent(BaseOperator):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow.sdk.bases.hook import BaseHook
@@ -36,25 +37,39 @@ def connection(conn_id: str) -> Any:
 
 @dataclass(frozen=True)
 class Master:
-    """Spark's master, by the connection `spark_default`."""
+    """Spark's master, by the connection `spark_default`: where stages run.
 
+    By `kind`: `local`: an application of this machine, whose driver is a process of the task (spark-submit; the master
+    may be a cluster's). `standalone`, `yarn`: drivers on a cluster. `kubernetes`: a pod each.
+    """
+
+    kind: str
     conn_id: str
     url: str
-    cluster: bool
     #: Of the REST API that knows a submitted driver (standalone) or application (YARN).
-    rest: str
+    rest: str = ""
+    #: Of the pages of a standalone master.
+    web: str = ""
+    #: Of Kubernetes: Spark properties for the pods of all pipelines, and Airflow's connection of the API server.
+    conf: Mapping[str, str] = field(default_factory=dict)
+    kubernetes: str = ""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether commands of `headrace` run where the stages do: this machine need not reach the workspace."""
+        return self.kind in ("standalone", "kubernetes")
 
     @property
     def overrides(self) -> list[str]:
         """What the application sets up depends on where it runs, so it is told."""
-        return ["--set", f"spark.master={self.url}"]
+        return [] if self.kind == "kubernetes" else ["--set", f"spark.master={self.url}"]
 
 
 def master(pipeline: Pipeline) -> Master:
     """Of a pipeline's own connection, else of all. Without this look, a missing one would silently mean `yarn`.
 
     Raises:
-        AirflowFailException: it is missing, has no host, or names a cluster manager that jobs cannot be sent to.
+        AirflowFailException: it is missing, has no host, or what it needs besides is not there.
     """
     conn_id = f"{SPARK}_{pipeline.name}"
     found = connection(conn_id)
@@ -72,13 +87,19 @@ def master(pipeline: Pipeline) -> Master:
     url = f"{found.host}:{found.port}" if found.port else str(found.host)
     extra = found.extra_dejson
     cluster = extra.get("deploy-mode") == "cluster"
-    if cluster and url.startswith("k8s"):
-        raise AirflowFailException(
-            f"the connection '{conn_id}' asks for drivers of Kubernetes' own ({url}, deploy-mode cluster), for which "
-            f"jobs have no image: run Airflow's workers as pods (its Kubernetes provider), with deploy-mode client"
-        )
-    rest = ""
-    if cluster and url == "yarn":
+    if url == "k8s" or (cluster and url.startswith("k8s")):
+        if url != "k8s" or not cluster:
+            raise AirflowFailException(
+                f"the connection '{conn_id}' has the host {url}: for pods of Kubernetes write the host k8s and "
+                f'"deploy-mode": "cluster"; the API server is that of the connection kubernetes_default (or the '
+                f'one that "kubernetes_conn_id" of the extra names)'
+            )
+        conf = {str(key): str(value) for key, value in (extra.get("conf") or {}).items()}
+        place = str(extra.get("kubernetes_conn_id") or "kubernetes_default")
+        return Master("kubernetes", conn_id, url, conf=conf, kubernetes=place)
+    if not cluster:
+        return Master("local", conn_id, url)
+    if url == "yarn":
         # The keys are those of Airflow's Spark provider.
         rest = str(extra.get("yarn_resourcemanager_webapp_address") or "")
         if not rest:
@@ -86,10 +107,11 @@ def master(pipeline: Pipeline) -> Master:
                 f"the connection '{conn_id}' has deploy-mode cluster on YARN: give the ResourceManager in its extra, "
                 f'"yarn_resourcemanager_webapp_address": "http://HOST:8088"'
             )
-    elif cluster:
-        host = url.removeprefix("spark://").rpartition(":")[0]
-        rest = f"{extra.get('rest-scheme', 'http')}://{host}:{extra.get('rest-port', 6066)}"
-    return Master(conn_id, url, cluster, rest.rstrip("/"))
+        return Master("yarn", conn_id, url, rest.rstrip("/"))
+    host = url.removeprefix("spark://").rpartition(":")[0]
+    begin = f"{extra.get('rest-scheme', 'http')}://{host}"
+    rest, web = (f"{begin}:{extra.get(key, port)}" for key, port in (("rest-port", 6066), ("webui-port", 8080)))
+    return Master("standalone", conn_id, url, rest, web)
 
 
 def secrets(pipeline: Pipeline) -> dict[str, str]:

@@ -31,6 +31,8 @@ class Settings:
     backfill_days: int
     #: Seconds between two looks at a day that is not complete, and before a busy pipeline is tried again.
     wait_seconds: float
+    #: Seconds between two looks at an application of a cluster.
+    poll_seconds: float
     #: Seconds before the second try of what has failed; three times as long before the third.
     retry_seconds: float
     #: Of what messages are sent: failed, refused, done.
@@ -51,6 +53,11 @@ class Settings:
         """The program of the stages."""
         return self.checkout / "python" / "jobs" / "run_stage.py"
 
+    @property
+    def command_program(self) -> Path:
+        """The program that runs a command as a driver of a standalone cluster."""
+        return self.checkout / "python" / "jobs" / "run_command.py"
+
 
 def settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the variables HEADRACE_*; all have defaults."""
@@ -69,6 +76,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> Settings:
         schedule=None if schedule == "none" else schedule,
         backfill_days=int(environ.get("HEADRACE_BACKFILL_DAYS") or 31),
         wait_seconds=float(environ.get("HEADRACE_WAIT_SECONDS") or 300),
+        poll_seconds=float(environ.get("HEADRACE_POLL_SECONDS") or 15),
         retry_seconds=float(environ.get("HEADRACE_RETRY_SECONDS") or 300),
         notify=tuple((environ.get("HEADRACE_NOTIFY") or "failed,refused").split(",")),
     )

@@ -65,22 +65,24 @@ class ApplicationEnded(BaseTrigger):
     Args:
         kind: see `Cluster`.
         rest: see `Cluster`.
+        web: see `Cluster`.
         application: its id.
         seconds: between two looks.
     """
 
-    def __init__(self, kind: str, rest: str, application: str, seconds: float) -> None:
+    def __init__(self, kind: str, rest: str, web: str, application: str, seconds: float) -> None:
         super().__init__()
-        self.kind, self.rest, self.application, self.seconds = kind, rest, application, seconds
+        self.kind, self.rest, self.web, self.application, self.seconds = kind, rest, web, application, seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """What the triggerer makes it from."""
-        kwargs = {"kind": self.kind, "rest": self.rest, "application": self.application, "seconds": self.seconds}
+        names = ("kind", "rest", "web", "application", "seconds")
+        kwargs = {name: getattr(self, name) for name in names}
         return "headrace_airflow.triggers.ApplicationEnded", kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Ask, wait, ask again; an API that is silent for a while is asked on."""
-        cluster, silent = Cluster(self.kind, self.rest), 0
+        cluster, silent = Cluster(self.kind, self.rest, self.web), 0
         while True:
             try:
                 state = await asyncio.to_thread(cluster.state, self.application)

@@ -2,6 +2,7 @@
 
     python airflow_side.py look
     python airflow_side.py run [DAG_ID DS]...
+    python airflow_side.py pods PIPELINE STAGE...
 
 The caller sets AIRFLOW_HOME, the DAGs folder and the connection before: `import airflow` reads them.
 """
@@ -16,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-HEAVY = ("pyspark", "torch", "headrace", "numpy", "pandas", "pyarrow", "horovod", "xgboost", "mlflow")
+HEAVY = ("pyspark", "torch", "headrace", "numpy", "pandas", "pyarrow", "horovod", "xgboost", "mlflow", "kubernetes")
 
 
 def bag() -> Any:
@@ -40,11 +41,13 @@ def look() -> dict[str, Any]:
 
     # What Airflow itself does when it is imported is not looked at.
     import airflow.dag_processing.dagbag  # noqa: F401
-    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
     sys.addaudithook(watch)
     found = bag()
     audited = {"opened": dict(opened), "begun": list(begun)}
+    heavy = [m for m in HEAVY if m in sys.modules]
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
     dags = {}
     for dag_id, dag in found.dags.items():
         tasks = {
@@ -69,7 +72,6 @@ def look() -> dict[str, Any]:
             "params": sorted(dag.params),
             "timeout": dag.dagrun_timeout is not None,
         }
-    heavy = [m for m in HEAVY if m in sys.modules]
     return {"errors": found.import_errors, "heavy": heavy, "dags": dags, **audited}
 
 
@@ -93,10 +95,29 @@ def run(wanted: list[str]) -> dict[str, Any]:
     return {"runs": outcomes}
 
 
+def pods(name: str, stages: list[str]) -> dict[str, Any]:
+    """The pods of a pipeline's stages as the API server would be sent them, by the models of Kubernetes' client."""
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from headrace_airflow.elsewhere import Elsewhere
+    from headrace_airflow.job import HeadraceJob
+    from headrace_airflow.outside import master
+    from headrace_airflow.pipelines import pipelines
+    from kubernetes.client import ApiClient
+
+    pipeline = next(p for p in pipelines() if p.name == name)
+    place, found = master(pipeline), {}
+    for stage in stages:
+        job = HeadraceJob(stage=stage, pipeline=pipeline, ds="2026-02-01")
+        pod = Elsewhere._pod(job, place, job._words(place), job.execution_timeout)
+        found[stage] = ApiClient().sanitize_for_serialization(pod.build_pod_request_obj(dry_run=True))
+    return {"pods": found}
+
+
 if __name__ == "__main__":
     # What the tasks print goes to standard error; the answer alone to standard output.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    result = look() if sys.argv[1] == "look" else run(sys.argv[2:])
+    verb, words = sys.argv[1], sys.argv[2:]
+    result = look() if verb == "look" else run(words) if verb == "run" else pods(words[0], words[1:])
     answer.write(json.dumps(result) + "\n")
     answer.close()

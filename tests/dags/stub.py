@@ -50,6 +50,8 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 
 def main() -> int:
     folder, program, argv = Path(sys.path[0]), sys.argv[1], sys.argv[2:]
+    if program == "python":
+        os.execv(sys.executable, [sys.executable, *argv])
     home = Path(argv[argv.index("--home") + 1])
     if argv[0] == "spark-properties":
         path = home / f"{Path(argv[1]).stem}.properties"
@@ -57,6 +59,9 @@ def main() -> int:
         path.write_text("spark.app=stub\n")
         print(path)
         return 0
+    if argv[0] == "run" and "--dry-run" not in argv:  # of a pod or a driver: the stage's verdict is its exit code
+        argv[0] = argv[argv.index("--from") + 1]
+        program = "run"
     if program == "spark-submit":
         argv = argv[next(i for i, word in enumerate(argv) if word.endswith(".py")) + 1 :]
     pipeline = Path(argv[1]).stem
@@ -80,7 +85,7 @@ def main() -> int:
     word = said[min(number, len(said)) - 1] if said else "0"
     if program == "headrace" and stage == "gate":
         return int(word)
-    # The gate's own verdict is in its manifest; the command tells it.
+    # The gate's own verdict is in its manifest; commands tell it.
     if word.isdigit() and int(word) and stage != "gate":
         print(f"error: {stage} of {pipeline} answers {word}", file=sys.stderr)
         return int(word)
@@ -101,7 +106,7 @@ def main() -> int:
     if word.startswith("with:"):
         meet(folder, pipeline, ds, stage, word.removeprefix("with:"))
     work(home, pipeline, ds, stage)
-    return 0
+    return int(word) if program == "run" and stage == "gate" else 0
 
 
 def meet(folder: Path, pipeline: str, ds: str, stage: str, other: str) -> None:

@@ -4,85 +4,58 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.jobs.submit import spark_home
 from headrace.workspace import checkout
-from tests.dags.service import free_port
+from tests.dags.standalone import standalone
 
 sys.path.insert(0, str(checkout() / "airflow_dags"))
-from headrace_airflow.cluster import Cluster, State, read_properties
+from headrace_airflow.cluster import Cluster, State
+
+RUN_COMMAND = checkout() / "python" / "jobs" / "run_command.py"
 
 _PROGRAM = """
 import json, os, sys
-print(json.dumps({"argv": sys.argv[1:], "word": os.environ["WORD"]}), file=open(sys.argv[1], "w"))
+gateway = "PYSPARK_GATEWAY_PORT" in os.environ
+print(json.dumps({"argv": sys.argv[1:], "word": os.environ["WORD"], "gateway": gateway}), file=open(sys.argv[1], "w"))
+print("error: not yet", file=sys.stderr)
 sys.exit(int(sys.argv[2]))
 """
 
 
-@pytest.fixture(scope="module")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Cluster, Path]]:
-    """A master and a worker of Spark on loopback: the master's URL, its REST API, a folder."""
-    folder, port, rest = tmp_path_factory.mktemp("standalone"), free_port(), free_port()
-    conf = folder / "spark.properties"
-    rest_is = {"enabled": "true", "host": "127.0.0.1", "port": str(rest)}
-    conf.write_text("".join(f"spark.master.rest.{key} {value}\n" for key, value in rest_is.items()))
-    env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOG_DIR": str(folder), "SPARK_WORKER_DIR": str(folder)}
-    url, start = f"spark://127.0.0.1:{port}", [str(spark_home() / "bin" / "spark-class")]
-    words = [
-        ["org.apache.spark.deploy.master.Master", "--port", str(port), "--webui-port", "0"],
-        ["org.apache.spark.deploy.worker.Worker", "--cores", "2", "--memory", "2g", "--webui-port", "0", url],
-    ]
-    words[0] += ["--host", "127.0.0.1", "--properties-file", str(conf)]
-    words[1][1:1] = ["--host", "127.0.0.1"]
-    with (folder / "log").open("wb") as log:
-        daemons = [subprocess.Popen([*start, *w], env=env, stdout=log, stderr=log) for w in words]
-    try:
-        cluster = Cluster("standalone", f"http://127.0.0.1:{rest}")
-        end = time.monotonic() + 120
-        while True:
-            try:
-                cluster.state("driver-none")
-                break
-            except OSError:
-                assert time.monotonic() < end, (folder / "log").read_text()[-3000:]
-                time.sleep(0.2)
-        yield url, cluster, folder
-    finally:
-        for daemon in daemons:
-            daemon.terminate()
-            daemon.wait()
-
-
-def test_a_python_program_as_a_driver_of_a_real_master(standalone: tuple[str, Cluster, Path]) -> None:
-    url, cluster, folder = standalone
-    program = folder / "program.py"
+def test_a_command_as_a_driver_of_a_real_master(tmp_path: Path) -> None:
+    """Its arguments, its variables, and by its log its exit code and its last words."""
+    program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    conf = {"spark.master": url, "spark.app.name": "a name", "spark.driver.memory": "512m"}
     env = {"WORD": "hidden word", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    sent = {code: cluster.submit(str(program), [str(folder / f"out{code}"), code], conf, env) for code in ("0", "3")}
     states: dict[str, State] = {}
-    end = time.monotonic() + 120
-    for code, driver in sent.items():
-        while not (state := cluster.state(driver)).ended:
-            assert time.monotonic() < end, state
-            time.sleep(0.3)
-        states[code] = state
-        said = json.loads((folder / f"out{code}").read_text())
-        assert said == {"argv": [str(folder / f"out{code}"), code], "word": "hidden word"}
+    with standalone(tmp_path) as place:
+        cluster = Cluster("standalone", f"http://127.0.0.1:{place.rest}", f"http://127.0.0.1:{place.web}")
+        sent = {}
+        for code in ("0", "75"):
+            words = [sys.executable, str(program), str(tmp_path / f"out{code}"), code]
+            sent[code] = cluster.submit(place.url, str(RUN_COMMAND), words, env, "a name", "512m")
+        end = time.monotonic() + 120
+        for code, driver in sent.items():
+            while not (state := cluster.state(driver)).ended:
+                assert time.monotonic() < end, state
+                time.sleep(0.3)
+            states[code] = state
+            said = json.loads((tmp_path / f"out{code}").read_text())
+            assert said == {"argv": [str(tmp_path / f"out{code}"), code], "word": "hidden word", "gateway": False}
+        # Where the worker's pages are not to be reached, the state alone is known.
+        blind = Cluster("standalone", cluster.rest, "http://127.0.0.1:9").state(sent["75"])
+        assert cluster.state("driver-of-another-master").name == "NOT_FOUND"
     assert (states["0"].done, states["0"].name, states["0"].code) == (True, "FINISHED", 0)
-    # The master knows that it failed, and not with which code.
-    assert (states["3"].done, states["3"].name, states["3"].code) == (False, "FAILED", None)
-    assert cluster.state("driver-of-another-master").name == "NOT_FOUND"
+    assert (states["75"].done, states["75"].name, states["75"].code) == (False, "FAILED", 75)
+    assert states["75"].message == "error: not yet"
+    assert (blind.done, blind.name, blind.code) == (False, "FAILED", None)
 
 
 def test_what_a_resource_manager_answers() -> None:
@@ -101,9 +74,11 @@ def test_what_a_resource_manager_answers() -> None:
     class Manager(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             assert self.path.startswith("/ws/v1/cluster/apps/")
-            self.send_response(200)
+            found = answers.get(self.path.rpartition("/")[2])
+            lost = {"RemoteException": {"exception": "NotFoundException", "message": "app not found"}}
+            self.send_response(200 if found else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"app": answers[self.path.rpartition("/")[2]]}).encode())
+            self.wfile.write(json.dumps({"app": found} if found else lost).encode())
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -112,13 +87,12 @@ def test_what_a_resource_manager_answers() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         cluster = Cluster("yarn", f"http://127.0.0.1:{server.server_address[1]}")
         found = [(s.ended, s.done, s.code) for s in map(cluster.state, answers)]
+        lost = cluster.state("application_0_1")
+        answers["application_1_1"] = {"appIdNum": "1"}
+        with pytest.raises(OSError, match="tells no state"):
+            cluster.state("application_1_1")
         server.shutdown()
+    assert (lost.ended, lost.done, lost.name, lost.message) == (True, False, "NOT_FOUND", "app not found")
     assert found == [(False, False, None), (True, True, 0), (True, False, 75), (True, False, None)]
     with pytest.raises(OSError, match="refused"):
         cluster.state("application_1_1")
-
-
-def test_properties_are_read_as_they_are_written(tmp_path: Path) -> None:
-    path = tmp_path / "x.properties"
-    path.write_text("# written\na.b=c=d\ne=\\ f\\\\g\\n\n")
-    assert read_properties(str(path)) == {"a.b": "c=d", "e": " f\\g\n"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from headrace.publish.postgres import server as warehouse
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout, pipeline_file
 from tests.clicks_stages import CLICKS_STAGES
+from tests.dags import stub
+from tests.dags.standalone import standalone
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"
@@ -46,18 +49,23 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     }
     migrated = False
 
-    def call(*args: str, env: Mapping[str, str] | None = None, connection: str | None = "local[2]") -> dict[str, Any]:
+    def call(
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        host: str = "local[2]",
+        extra: Mapping[str, Any] | None = None,
+        hidden: Sequence[Path] = (),
+    ) -> dict[str, Any]:
         nonlocal migrated
         variables = base | dict(env or {})
-        if connection is not None:
-            variables["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": connection})
+        variables["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": host, "extra": extra})
         if args[0] == "run" and not migrated:
             subprocess.run(
                 [AIRFLOW.with_name("airflow"), "db", "migrate"], env=variables, check=True, capture_output=True
             )
             migrated = True
         done = subprocess.run(
-            [AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args],
+            [*without(hidden), AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args],
             env=variables,
             capture_output=True,
             text=True,
@@ -68,6 +76,12 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
         return {**json.loads(done.stdout), "log": done.stderr}
 
     return call
+
+
+def without(folders: Sequence[Path]) -> list[str]:
+    """What begins a command that runs where folders are empty: in a mount namespace of its own."""
+    hide = " && ".join(f"mount -t tmpfs none {shlex.quote(str(f))}" for f in folders)
+    return ["unshare", "-m", "sh", "-c", f'{hide} && exec "$@"', "sh"] if folders else []
 
 
 def pipelines_folder(folder: Path, **specs: dict[str, Any]) -> Path:
@@ -161,6 +175,110 @@ def test_one_job_at_a_time_has_the_gpu(seen: dict[str, Any]) -> None:
     assert pools == {n: "headrace_gpu" if STAGES[n].spark else "headrace" for n in pools}
     declared = json.loads((DAGS / "pools.json").read_text())
     assert declared["headrace_gpu"] == {**declared["headrace_gpu"], "slots": 1, "include_deferred": True}
+
+
+def test_a_pod_is_what_the_pipeline_says(ask: Ask, tmp_path: Path) -> None:
+    """By the models of Kubernetes' own client; only the stage that trains asks for a GPU."""
+    own = {
+        "spark.kubernetes.namespace": "days",
+        "spark.kubernetes.container.image": "registry.example.org/headrace:7",
+        "spark.kubernetes.container.image.pullSecrets": "registry-login",
+        "spark.kubernetes.authenticate.driver.serviceAccountName": "headrace",
+        "spark.kubernetes.driver.request.cores": "2",
+        "spark.kubernetes.driver.limit.cores": 4,
+        "spark.driver.memoryOverhead": "12g",
+        "spark.driver.resource.gpu.amount": "1",
+        "spark.kubernetes.driver.volumes.persistentVolumeClaim.home.mount.path": "/data/headrace",
+        "spark.kubernetes.driver.volumes.persistentVolumeClaim.home.options.claimName": "headrace-home",
+        "spark.kubernetes.driver.volumes.emptyDir.shm.mount.path": "/dev/shm",
+        "spark.kubernetes.driver.volumes.emptyDir.shm.options.medium": "Memory",
+        "spark.kubernetes.node.selector.pool": "batch",
+        "spark.kubernetes.driver.label.team": "ads",
+        "spark.kubernetes.driverEnv.TZ": "UTC",
+        "spark.kubernetes.driver.secretKeyRef.MLFLOW_TRACKING_TOKEN": "mlflow:token",
+    }
+    publish = {"warehouse": {"host": "x", "password_env": "WAREHOUSE_PASSWORD"}}
+    spec = {"train": {"device": "cuda"}, "spark": {"driver_memory": "4g", "properties": own}, "publish": publish}
+    folder = pipelines_folder(tmp_path / "pipelines", a_pipeline=spec)
+    env = {
+        "HEADRACE_PIPELINES": str(folder),
+        "HEADRACE_HOME": "/data/headrace",
+        "AIRFLOW_CONN_HEADRACE_WAREHOUSE": json.dumps({"conn_type": "postgres", "password": "hidden-word"}),
+    }
+    conf = {"spark.kubernetes.namespace": "other", "spark.kubernetes.container.image.pullPolicy": "Always"}
+    seen = ask(
+        "pods", "a_pipeline", "ingest", "train", env=env, host="k8s", extra={"deploy-mode": "cluster", "conf": conf}
+    )
+    pod = seen["pods"]["train"]
+    [container] = pod["spec"].pop("containers")
+    words = ["run", str(folder / "a_pipeline.yaml"), "--ds", "2026-02-01", "--from", "train", "--to", "train"]
+    assert container["args"] == [*words, "--home", "/data/headrace"]
+    assert container["command"] == [str(Path(sys.executable).with_name("headrace"))]
+    assert (container["image"], container["imagePullPolicy"]) == ("registry.example.org/headrace:7", "Always")
+    assert container["resources"] == {
+        "requests": {"cpu": "2", "memory": "16384Mi"},
+        "limits": {"cpu": "4", "memory": "16384Mi", "nvidia.com/gpu": "1"},
+    }
+    assert "nvidia.com/gpu" not in seen["pods"]["ingest"]["spec"]["containers"][0]["resources"]["limits"]
+    assert container["volumeMounts"] == [
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "home", "mountPath": "/data/headrace"},
+    ]
+    assert container["env"] == [
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        {"name": "TZ", "value": "UTC"},
+        {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": {"secretKeyRef": {"name": "mlflow", "key": "token"}}},
+    ]
+    assert container["envFrom"] == [{"secretRef": {"name": "headrace-a-pipeline-env"}}]
+    assert pod["spec"]["volumes"] == [
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "home", "persistentVolumeClaim": {"claimName": "headrace-home"}},
+    ]
+    assert pod["spec"]["nodeSelector"] == {"pool": "batch"}
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry-login"}]
+    assert (pod["spec"]["serviceAccountName"], pod["spec"]["restartPolicy"]) == ("headrace", "Never")
+    assert (pod["metadata"]["namespace"], pod["metadata"]["labels"]["team"]) == ("days", "ads")
+    assert pod["metadata"]["name"].startswith("headrace-a-pipeline-train-")
+    assert "hidden-word" not in json.dumps(seen["pods"]) + seen["log"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_a_worker_that_reaches_neither_store_nor_environment(ask: Ask, tmp_path: Path) -> None:
+    """What runs Airflow's tasks and triggers sees an empty workspace and no environment of the pipelines.
+
+    The drivers of a real standalone master have them; stages take no time (stub.py).
+    """
+    python, home = stub.make(tmp_path), tmp_path / "home"
+    home.mkdir()
+    (home / "here").touch()
+    hidden = (home, python.parent)
+    sees = subprocess.run([*without(hidden), "ls", "-A", *hidden], capture_output=True, text=True, check=False)
+    if sees.returncode:
+        pytest.skip(f"no mount namespaces here: {sees.stderr.strip()}")
+    assert "here" not in sees.stdout
+    assert "headrace" not in sees.stdout.replace(str(tmp_path), "").split()
+    folder = pipelines_folder(
+        tmp_path / "pipelines", far={"gate": {}, "drift": None, "baseline": None, "outcomes": None}
+    )
+    stub.order(tmp_path, "far", DS, "gate", "3")
+    env = {
+        "HEADRACE_PYTHON": str(python),
+        "HEADRACE_HOME": str(home),
+        "HEADRACE_PIPELINES": str(folder),
+        "HEADRACE_POLL_SECONDS": "1",
+    }
+    (tmp_path / "spark").mkdir()
+    with standalone(tmp_path / "spark") as place:
+        extra = {"deploy-mode": "cluster", "rest-port": place.rest, "webui-port": place.web}
+        seen = ask("run", "headrace_far_retrain", DS, env=env, host=place.url, extra=extra, hidden=hidden)
+    [run] = seen["runs"]
+    assert run["state"] == "success", seen["log"][-6000:]
+    # What a driver's log says is known: the gate's exit code 3.
+    assert run["tasks"].pop("promote") == "skipped"
+    assert set(run["tasks"].values()) == {"success"}
+    stages = [name for name in run["tasks"] if name in STAGES]
+    assert {p.name for p in (home / "made" / "far").iterdir()} == {f"{DS}.{name}" for name in stages}
+    assert not list((home).glob("*.properties"))
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from headrace.stages import STAGES
 from headrace.workspace import checkout
-from tests.dags import stub
+from tests.dags import kubernetes_api, stub
 from tests.dags.service import AIRFLOW, Service
 
 pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environ
 DAYS = ("2026-02-01", "2026-02-02", "2026-02-03")
 DS = DAYS[0]
 PASSWORD, KEY, HOOK_TOKEN = "hidden-warehouse-word", "hidden-store-word", "hidden-hook-word"
+KUBERNETES_TOKEN = "kubernetes-token"
 _LEAN = {"source": {"format": "clicks", "path": "landing/x/{ds}/*"}, "score": {}, "publish": {"warehouse": {}}}
 _FULL = _LEAN | {"drift": {}, "baseline": {}, "second_stage": {}, "outcomes": {}, "gate": {}}
 _LEAN["publish"] = {"warehouse": {"password_env": "WAREHOUSE_PASSWORD"}}
@@ -42,6 +44,16 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "daily": _LEAN,
     "past": _LEAN,
     "remote": _LEAN,
+    # In pods, and "mend", too.
+    "pods": _LEAN | {"gate": {}},
+}
+PODS = {
+    "conn_type": "spark",
+    "host": "k8s",
+    "extra": {
+        "deploy-mode": "cluster",
+        "conf": {"spark.kubernetes.container.image": "headrace:1", "spark.kubernetes.namespace": "days"},
+    },
 }
 
 
@@ -104,28 +116,41 @@ def master() -> Iterator[int]:
 
 
 class Master(http.server.BaseHTTPRequestHandler):
-    """The REST API of a Spark master whose drivers are processes of the stub. A real one: test_cluster.py."""
+    """The REST API and the pages of a Spark master; drivers are processes. A real one: test_cluster.py."""
 
-    submit: ClassVar[Path]
+    folder: ClassVar[Path]
     drivers: ClassVar[list[subprocess.Popen[bytes]]] = []
     requests: ClassVar[list[dict[str, Any]]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.requests.append(body)
+        # As SparkSubmit does, after its own words "--master local".
+        words = [body["environmentVariables"]["PYSPARK_PYTHON"], *body["appArgs"][2:]]
         env = os.environ | body["environmentVariables"]
-        # As Spark does: its own words before the program's.
-        self.drivers.append(subprocess.Popen([self.submit, "--name", "driver", *body["appArgs"]], env=env))
-        self._answer({"submissionId": f"driver-{len(self.drivers)}"})
+        driver = f"driver-{len(self.drivers) + 1}"
+        with (self.folder / driver).open("wb") as log:
+            self.drivers.append(subprocess.Popen(words, env=env, stdout=log))
+        self._answer({"submissionId": driver})
 
     def do_GET(self) -> None:
-        code = self.drivers[int(self.path.rpartition("-")[2]) - 1].poll()
-        self._answer({"driverState": "RUNNING" if code is None else "FAILED" if code else "FINISHED"})
+        url = urlsplit(self.path)
+        if url.path == "/json/":
+            self._answer({"workers": [{"id": "w1", "webuiaddress": f"http://{self.headers['Host']}"}]})
+        elif url.path == "/log/":
+            self._send((self.folder / parse_qs(url.query)["driverId"][0]).read_bytes())
+        else:
+            code = self.drivers[int(self.path.rpartition("-")[2]) - 1].poll()
+            state = "RUNNING" if code is None else "FAILED" if code else "FINISHED"
+            self._answer({"driverState": state, "workerId": "w1"})
 
     def _answer(self, found: dict[str, Any]) -> None:
+        self._send(json.dumps({"success": True, **found}).encode())
+
+    def _send(self, data: bytes) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps({"success": True, **found}).encode())
+        self.wfile.write(data)
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -140,14 +165,20 @@ class Days:
     messages: Messages
     #: What tests have seen while the runs were at work.
     seen: dict[str, Any]
+    kubernetes: kubernetes_api.Cluster
 
     def calls(self, pipeline: str, stage: str) -> list[dict[str, Any]]:
         """Of the stage's program."""
-        return [c for c in started(self.folder, pipeline, stage) if stage == "look" or "--name" in c["argv"]]
+        return [c for c in started(self.folder, pipeline, stage) if runs_stage(c)]
 
     def made(self, pipeline: str) -> dict[str, str]:
         """What its stages have written."""
         return {p.name: p.read_text() for p in (self.folder / "home" / "made" / pipeline).iterdir()}
+
+
+def runs_stage(call: dict[str, Any]) -> bool:
+    """Not a command that asks for what a stage has made."""
+    return bool(call["argv"][0] == "spark-submit" or call["argv"][1] == "run")
 
 
 def started(folder: Path, pipeline: str, stage: str) -> list[dict[str, Any]]:
@@ -165,11 +196,12 @@ def kill_task(folder: Path, service: Service, pipeline: str, stage: str, ds: str
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory, messages: tuple[Messages, int, int], master: int) -> Iterator[Days]:
-    """All scenarios at the same time, a pipeline each: tasks of nine pipelines wait for four slots."""
+    """All scenarios at the same time, a pipeline each: tasks of ten pipelines wait for four slots."""
     got, hook, smtp = messages
     folder = tmp_path_factory.mktemp("service")
     python = stub.make(folder)
-    Master.submit = folder / "bin" / "spark-submit"
+    Master.folder = folder
+    kubernetes = kubernetes_api.Cluster(folder, KUBERNETES_TOKEN)
     (folder / "pipelines").mkdir()
     for name, spec in PIPELINES.items():
         (folder / "pipelines" / f"{name}.yaml").write_text(yaml.safe_dump({"pipeline": name, **spec}))
@@ -180,8 +212,9 @@ def days(tmp_path_factory: pytest.TempPathFactory, messages: tuple[Messages, int
             "conn_type": "spark",
             "host": "spark://127.0.0.1",
             "port": 7077,
-            "extra": {"deploy-mode": "cluster", "rest-port": master},
+            "extra": {"deploy-mode": "cluster", "rest-port": master, "webui-port": master},
         },
+        **dict.fromkeys(("spark_default_pods", "spark_default_mend"), PODS),
         "headrace_warehouse": {"conn_type": "postgres", "password": PASSWORD},
         "headrace_store": {"conn_type": "aws", "login": "me", "password": KEY},
         "headrace_webhook": {
@@ -208,15 +241,19 @@ def days(tmp_path_factory: pytest.TempPathFactory, messages: tuple[Messages, int
         "HEADRACE_REPORTS_URL": "https://reports.example.org/r/",
         "HEADRACE_WAIT_SECONDS": "6",
         "HEADRACE_RETRY_SECONDS": "1",
+        "HEADRACE_POLL_SECONDS": "2",
         "HEADRACE_NOTIFY": "failed,refused,done",
     }
-    service = Service(folder / "airflow", env)
-    try:
-        service.start()
-        seen = play(service, folder)
-        yield Days(service, folder, got, seen)
-    finally:
-        service.stop()
+    with kubernetes_api.serve(kubernetes) as port:
+        config = kubernetes_api.kube_config(port, KUBERNETES_TOKEN)
+        api = {"conn_type": "kubernetes", "extra": {"kube_config": json.dumps(config)}}
+        service = Service(folder / "airflow", env | {"AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(api)})
+        try:
+            service.start()
+            seen = play(service, folder)
+            yield Days(service, folder, got, seen, kubernetes)
+        finally:
+            service.stop()
 
 
 def play(service: Service, folder: Path) -> dict[str, Any]:
@@ -231,8 +268,11 @@ def play(service: Service, folder: Path) -> dict[str, Any]:
     stub.order(folder, "killed", DS, "features", "s600 0")
     stub.order(folder, "killed", DS, "train", "s600 0")
     service.trigger("headrace_past_backfill", {"first": DAYS[0], "last": DAYS[-1]}, "b")
-    stub.order(folder, "remote", DS, "features", "1 0")
-    for name in ("killed", "late", "good", "refusing", "mend", "broken", "daily", "remote"):
+    for name in ("remote", "pods"):
+        stub.order(folder, name, DS, "ingest", "75 0")
+        stub.order(folder, name, DS, "features", "1 0")
+    stub.order(folder, "pods", DS, "gate", "3")
+    for name in ("killed", "late", "good", "refusing", "mend", "broken", "daily", "remote", "pods"):
         service.trigger(f"headrace_{name}_retrain", {"ds": DS}, f"r{DS}")
     kill_task(folder, service, "killed", "features")
     task = "headrace_late_retrain", f"r{DS}"
@@ -245,7 +285,7 @@ def play(service: Service, folder: Path) -> dict[str, Any]:
     for ds in DAYS[1:]:
         service.ended("headrace_daily_score", DAYS.index(ds))
         service.trigger("headrace_daily_retrain", {"ds": ds}, f"r{ds}")
-    for name in ("late", "good", "refusing", "daily", "remote"):
+    for name in ("late", "good", "refusing", "daily", "remote", "pods"):
         service.ended(f"headrace_{name}_score", len(DAYS) if name == "daily" else 1)
     for name in ("mend", "broken"):
         service.ended(f"headrace_{name}_retrain")
@@ -324,18 +364,47 @@ def test_a_backfill_of_three_days_is_three_daily_runs(days: Days) -> None:
     assert [(c["ds"], c["stage"]) for c in ends] == [(ds, stage) for ds in DAYS for stage in ("ingest", "publish")]
 
 
+def stages_tried(pipeline: str) -> list[str]:
+    """A pipeline's stages in order, where a day is late once and a job fails once."""
+    return [n for stage in stages_of(pipeline) for n in [stage] * (2 if stage in ("ingest", "features") else 1)]
+
+
 def test_drivers_on_a_cluster_are_waited_for_by_the_triggerer(days: Days) -> None:
-    """Each stage is a request to the master; a driver that fails is a try, with a driver of its own."""
+    """Each stage and each look is a driver; its exit code stands in its log: 75 is no try, 1 is, with a new driver."""
     assert set(states(days, "remote_retrain").values()) == {"success"}
-    made = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "remote" and "--name" in c["argv"]]
-    assert made == [n for stage in stages_of("remote") for n in ([stage] * 2 if stage == "features" else [stage])]
+    made = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "remote" and runs_stage(c)]
+    assert made == ["look", *stages_tried("remote")]
     assert len(Master.requests) == len(made)
+    tasks = days.service.tasks("headrace_remote_retrain", f"r{DS}")
+    assert (tasks["ingest"]["try_number"], tasks["features"]["try_number"]) == (1, 2)
     request = Master.requests[-1]
     assert request["mainClass"] == "org.apache.spark.deploy.SparkSubmit"
     assert request["environmentVariables"]["AWS_SECRET_ACCESS_KEY"] == KEY
     assert KEY not in json.dumps(request["appArgs"] + list(request["sparkProperties"].values()))
     log = "".join(p.read_text() for p in days.service.home.rglob("attempt=1.log") if "remote" in str(p))
     assert "the application is FINISHED" in log
+    assert "error: features of remote answers 1" in log
+
+
+def test_pods_of_kubernetes_are_waited_for_by_the_triggerer(days: Days) -> None:
+    """Each stage and look is a pod, removed when it has ended: 75 is no try, 1 is, the gate's 3 is its verdict."""
+    found = states(days, "pods_retrain")
+    assert (found.pop("promote"), set(found.values())) == ("skipped", {"success"})
+    made = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "pods"]
+    assert made == ["look", *(stage for stage in stages_tried("pods") if stage != "promote")]
+    tasks = days.service.tasks("headrace_pods_retrain", f"r{DS}")
+    assert (tasks["ingest"]["try_number"], tasks["features"]["try_number"]) == (1, 2)
+    pods = [p for p in days.kubernetes.created if p["metadata"]["name"].startswith("headrace-pods-")]
+    assert len(pods) == len(made)
+    assert {p["metadata"]["namespace"] for p in pods} == {"days"}
+    assert days.kubernetes.pods == {}
+    # Values are in the Secret alone; the container has them in its environment.
+    assert {PASSWORD, KEY} <= set(days.kubernetes.secrets["headrace-pods-env"]["stringData"].values())
+    assert not any(secret in json.dumps(pods) for secret in (PASSWORD, KEY))
+    [call] = days.calls("pods", "publish")
+    assert (call["env"]["WAREHOUSE_PASSWORD"], call["env"]["AWS_SECRET_ACCESS_KEY"]) == (PASSWORD, KEY)
+    log = "".join(p.read_text() for p in days.service.home.rglob("attempt=1.log") if "headrace_pods_retrain" in str(p))
+    assert "error: features of pods answers 1" in log
 
 
 def test_messages(days: Days) -> None:

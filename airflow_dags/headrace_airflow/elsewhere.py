@@ -1,0 +1,94 @@
+"""Tasks whose command runs where the workspace is: as a driver of a standalone master, or as a pod of Kubernetes.
+
+This machine then needs nothing but Airflow's environment, the DAGs, the pipelines' files and the list of the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowException
+
+from headrace_airflow.cluster import Cluster, last_words
+from headrace_airflow.outside import Master, command, master, secrets
+from headrace_airflow.pipelines import Pipeline
+from headrace_airflow.settings import ERRORS, SETTINGS
+from headrace_airflow.triggers import ApplicationEnded
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+#: What a worker counts for a command that looks at files alone.
+LITTLE = "512m"
+
+
+class Elsewhere:
+    """Of an operator: send a command, have the triggerer wait for it, then be told how it has ended.
+
+    The operator has `pipeline`, and `ended(context, code, said)`.
+    """
+
+    pipeline: Pipeline
+
+    def ended(self, context: Context, code: int | None, said: str) -> None:
+        """Called when the command has; `code` is None where it is not known."""
+        raise NotImplementedError
+
+    def run_elsewhere(
+        self, context: Context, place: Master, words: Sequence[str], timeout: timedelta | None, memory: str = LITTLE
+    ) -> None:
+        """Send a command, then defer."""
+        if place.kind == "kubernetes":
+            pod = self._pod(place, words, timeout)
+            self._see_through(pod, context, lambda: pod.start(context))
+        else:
+            self.wait_for(place, self.send_driver(place, words, memory), timeout)
+
+    def send_driver(self, place: Master, words: Sequence[str], memory: str) -> str:
+        """Have a standalone master start a driver; its id."""
+        python = str(SETTINGS.python)
+        env = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONUNBUFFERED": "1", "PYTHONPATH": ""}
+        name = f"headrace {self.pipeline.name} {self.task_id}"  # type: ignore[attr-defined]
+        program = str(SETTINGS.command_program)
+        return known(place).submit(place.url, program, words, env | secrets(self.pipeline), name, memory)
+
+    def wait_for(self, place: Master, application: str, timeout: timedelta | None) -> None:
+        """Leave a driver or an application to the triggerer."""
+        cluster = known(place)
+        trigger = ApplicationEnded(cluster.kind, cluster.rest, cluster.web, application, SETTINGS.poll_seconds)
+        self.defer(trigger=trigger, method_name="application_ended", timeout=timeout)  # type: ignore[attr-defined]
+
+    def application_ended(self, context: Context, event: dict[str, Any]) -> None:
+        """A driver or an application has."""
+        self.log.info("the application is %s: %s", event["name"], event["message"])  # type: ignore[attr-defined]
+        if event["done"]:
+            self.ended(context, ERRORS.EXIT_DONE, "")
+        else:
+            self.ended(context, event["code"], f"the application is {event['name']}: {event['message']}")
+
+    def trigger_reentry(self, context: Context, event: dict[str, Any]) -> None:
+        """A pod has: the provider's operator names this method. It reads the log, and removes the pod."""
+        pod = self._pod(master(self.pipeline), command(), None)
+        self._see_through(pod, context, lambda: pod.trigger_reentry(context, event))
+
+    def _see_through(self, pod: Any, context: Context, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except AirflowException as e:
+            self.ended(context, pod.code, last_words(pod.said) or str(e))
+        else:  # deferring is an exception, too
+            self.ended(context, ERRORS.EXIT_DONE, "")
+
+    def _pod(self, place: Master, words: Sequence[str], timeout: timedelta | None) -> Any:
+        # Late: the client of Kubernetes takes a second to import, and most tasks need none.
+        from headrace_airflow.pods import CommandPod
+
+        task_id, pool = self.task_id, self.pool  # type: ignore[attr-defined]
+        return CommandPod(pipeline=self.pipeline, place=place, words=words, timeout=timeout, task_id=task_id, pool=pool)
+
+
+def known(place: Master) -> Cluster:
+    """The cluster that knows what was sent to a master."""
+    return Cluster(place.kind, place.rest, place.web)
