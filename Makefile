@@ -19,6 +19,7 @@
 #   make bench-etl-peers   NVTabular, DuckDB and Polars in environments of their own (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
 #   make airflow   Airflow's own environment (.venv-airflow)
+#   make onnx      what `headrace export` needs: ONNX, onnxruntime
 #   make clean     remove build/, the environments and ./var; keep the caches
 
 SHELL := /bin/bash
@@ -40,7 +41,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
+.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids onnx gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -104,6 +105,11 @@ $(STAMPS)/rapids: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve the RAPIDS plugin (1 GB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon rapids 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
+# Beside what `venv` installs, in the same environment.
+$(STAMPS)/onnx: requirements/onnx.lock $(STAMPS)/venv
+	@$(STEP) "install ONNX and onnxruntime (120 MB)" $(UV) pip install -q --require-hashes --no-deps --python $(PYTHON) -r requirements/onnx.lock
+	@touch $@
+
 $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
 	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock'
 	@touch $@
@@ -124,6 +130,7 @@ native-cuda: $(STAMPS)/native-cuda
 iceberg: $(STAMPS)/iceberg
 rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
+onnx: $(STAMPS)/onnx
 
 # --- what people run ------------------------------------------------------------------------------------------------
 
@@ -155,7 +162,7 @@ downloads: $(STAMPS)/tools
 	@$(MAKE) airflow
 setup-test:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads
-	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/classes lint
+	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/onnx $(STAMPS)/classes lint
 
 # Three processes on two cores: many tests wait, for JVMs, for ranks and for deadlines, so two leave a quarter of the
 # cores idle. A process may take 3 GB.
@@ -203,6 +210,7 @@ format: env
 # Compile the locks again after a change of requirements/*.in. Hashes, no index address.
 lock: $(STAMPS)/tools
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/headrace.in -o requirements/headrace.lock
+	@mkdir -p build/tmp; sed 's/ *\\$$//; /--hash/d' requirements/headrace.lock > build/tmp/headrace.constraints && $(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 -c build/tmp/headrace.constraints requirements/onnx.in -o requirements/onnx.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/cuda.in -o requirements/cuda.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/nvtabular.overrides requirements/nvtabular.in -o requirements/nvtabular.lock

@@ -25,6 +25,8 @@ def dot_interaction(bottom: Tensor, features: Tensor | ZeroCopyVectors) -> Tenso
     if isinstance(features, ZeroCopyVectors):
         return _zero_copy_pairs(bottom, features)
     features = features.contiguous()
+    if torch.compiler.is_exporting():  # a graph has torch's operators alone
+        return _by_torch(bottom, features)
     if dispatch.usable(bottom, features):
         from headrace.models import feature_interaction_triton as interaction  # brings Triton
 
@@ -33,6 +35,10 @@ def dot_interaction(bottom: Tensor, features: Tensor | ZeroCopyVectors) -> Tenso
     if cpu.usable(bottom, features):
         out: Tensor = _DotInteraction.apply(bottom, features)  # type: ignore[no-untyped-call]
         return out
+    return _by_torch(bottom, features)
+
+
+def _by_torch(bottom: Tensor, features: Tensor) -> Tensor:
     return torch.cat([bottom, pairwise_dots(torch.cat([bottom.unsqueeze(1), features], dim=1))], dim=1)
 
 

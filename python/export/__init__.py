@@ -1,0 +1,1 @@
+"""Models out of the platform: as ONNX graphs that nothing of headrace is needed to ask."""
