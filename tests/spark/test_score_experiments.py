@@ -121,3 +121,32 @@ def test_arms_of_texts_and_numbers_are_those_of_arrow(spark: SparkSession) -> No
         given = dealt(users).set_index("user").loc[found.k]
         assert found.arms.fillna("").tolist() == given.arms.tolist()
         assert found.model.tolist() == (given.stage == "baseline").astype(int).tolist()
+
+
+def test_candidates_are_made_for_each_models_users(spark: SparkSession, shop: Workspace, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "candidates": {"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}},
+        "exclude_seen": True,
+    }
+    found = {}
+    for name, s in (
+        ("both", with_experiments(**asked)),
+        ("neural", spec(**asked)),
+        ("trees", spec(**asked, model="baseline")),
+    ):
+        ws = Workspace(tmp_path / name)
+        shutil.copytree(shop.home, ws.home)
+        if ws.manifest("shop", DS, "score").is_file():
+            ws.manifest("shop", DS, "score").remove()
+        done = run_stage(ScoreCandidates(), s, ws, DS).manifest
+        assert done.facts["candidates"]["violations"] == 0
+        found[name] = scores(spark, ws)
+    given = dealt(pa.array(sorted(set(found["both"].user)))).set_index("user")
+    by_trees = found["both"].user.map(given.stage) == "baseline"
+    assert 0 < by_trees.sum() < len(by_trees)
+    for name, mine in (("neural", ~by_trees), ("trees", by_trees)):
+        users = found["both"].user[mine]
+        alone = found[name][found[name].user.isin(users)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(
+            found["both"][mine].drop(columns="arms").reset_index(drop=True), alone, check_exact=True
+        )
