@@ -1,4 +1,6 @@
-"""Rows of forgotten values: erased, and never loaded again, by Arrow and by Spark's rules."""
+"""Rows of forgotten values: erased, and never loaded again, by Arrow, by Spark's rules, of tables that are read in
+place.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -16,7 +19,8 @@ from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.load_history import LoadHistory
 from headrace.workspace import Workspace
-from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, table
+from tests import source_table_support as table_support
+from tests.ingest_support import D1, D2, D3, D4, event, ids, jsonl, make_spec, put, run, table
 
 NOW = datetime(2026, 3, 9, tzinfo=UTC)
 USERS = [2**53 + n for n in (3, 7)]
@@ -73,3 +77,28 @@ def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None
     for name in kept:
         assert not any(str(u) in str(r) for u in USERS for r in table(spark, ws, name))
     assert len([r for r in table(spark, ws, "quarantine") if r["ds"] == D1]) == 1
+
+
+def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> None:
+    """It is the user's: its rows are left out, not removed."""
+    ws, folder = Workspace(tmp_path / "home"), tmp_path / "theirs"
+    rows = table_support.make_rows()
+    pq.write_to_dataset(table_support.arrow_rows(rows), folder, partition_cols=["dt"])
+    spec = table_support.make_spec({"format": "parquet", "path": str(folder), "day": {"partition": "dt"}})
+    for ds in (D1, D2, D3):
+        table_support.ingest(spec, ws, ds)
+    whole = table_support.ids(table_support.dataset(spec, ws, D3))
+    gone = Persons("user", False, frozenset(["u3", "u11"]))
+    places = [p for p in forget(spec, ws, gone, NOW) if not isinstance(p, tuple)]
+    assert [p.what for p in places if p.kind == "source"] == [f"parquet {folder}"]
+    left = table_support.ids(table_support.dataset(spec, ws, D3))
+    theirs = set(rows["id"][rows["user"].isin(["u3", "u11"])])
+    assert left == {split: [i for i in of if i not in theirs] for split, of in whole.items()}
+    assert sum(map(len, left.values())) < sum(map(len, whole.values()))
+    # A day that is taken after it counts them.
+    pq.write_to_dataset(table_support.arrow_rows(table_support.make_rows(30, 900, D4)), folder, partition_cols=["dt"])
+    counts = table_support.ingest(spec, ws, D4).rows
+    users = table_support.make_rows(30, 900, D4)["user"]
+    assert (counts["read"], counts["forgotten"]) == (30, int(users.isin(["u3", "u11"]).sum()))
+    assert counts["forgotten"] > 0
+    assert pq.read_table(folder).num_rows == 330
