@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def first_day(experiment: Experiment) -> str | None:
 class Totals:
     """Of each user, day and arm the rows that were shown and those with the label."""
 
-    #: Served days, ascending.
+    #: Served days, ascending; without those whose outcomes are of a run that did not have the label yet.
     days: tuple[str, ...]
     arms: tuple[str, ...]
     #: How many users there are: of `user`.
@@ -113,13 +114,17 @@ class Totals:
         arms = tuple(experiment.arms)
         mine = [of for of in served if experiment.live(of.served_ds)]
         earlier = [] if experiment.start is None else [of for of in served if of.served_ds < experiment.start]
+        runs = {of.run_ds: of.table for of in (*earlier, *mine)}
+        files = {run: _files(ws, table, run, label) for run, table in runs.items()}
+        mine = [of for of in mine if files[of.run_ds] is not None]
         places = {of.served_ds: i for i, of in enumerate(mine)} | {of.served_ds: _BEFORE for of in earlier}
+        columns = [spec.score.user.key, "served_ds", "arms", label]
         parts = []
-        for run in dict.fromkeys((of.run_ds, of.table.version) for of in (*earlier, *mine)):
-            wanted = {of.served_ds for of in (*earlier, *mine) if (of.run_ds, of.table.version) == run}
-            table = next(of.table for of in (*earlier, *mine) if (of.run_ds, of.table.version) == run)
-            for rows in _rows(ws, table, run[0], (spec.score.user.key, "served_ds", "arms", label)):
-                parts.append(_summed(rows, {ds: places[ds] for ds in wanted}, name, arms))
+        for run, paths in files.items():
+            wanted = {of.served_ds: places[of.served_ds] for of in (*earlier, *mine) if of.run_ds == run}
+            for path in paths or ():
+                rows = pq.ParquetFile(path).read(columns).rename_columns(["user", "ds", "arms", "above"])
+                parts.append(_summed(rows, wanted, name, arms))
         found = pa.concat_tables(parts) if parts else None
         if found is None or not len(found):
             none = np.empty(0)
@@ -185,20 +190,21 @@ class Totals:
         return len(pairs) - len(np.unique(self.user))
 
 
-def _rows(ws: Workspace, table: Output, run_ds: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Some columns of the rows that a run wrote, file by file."""
+def _files(ws: Workspace, table: Output, run_ds: str, label: str) -> list[Path] | None:
+    """The files that a run wrote; None where they lack the label, which was declared after that run."""
     files = DeltaLog(ws.locate(table.name)).plain_files(int(table.version))
     again = f"make them again: headrace outcomes PIPELINE --ds {run_ds}"
     if files is None:
         raise UserError(
             f"{table.name} has no version {table.version} any more, which has the outcomes as of {run_ds}; {again}"
         )
-    for file in files:
-        if file.partition.get("ds") != run_ds:
-            continue
-        if not file.path.is_file():
-            raise UserError(f"{file.path} is gone, with outcomes as of {run_ds}; {again}")
-        yield pq.ParquetFile(file.path.local_path()).read(list(columns)).rename_columns(["user", "ds", "arms", "above"])
+    mine = [file.path for file in files if file.partition.get("ds") == run_ds]
+    for path in mine:
+        if not path.is_file():
+            raise UserError(f"{path} is gone, with outcomes as of {run_ds}; {again}")
+    local = [path.local_path() for path in mine]
+    labelled = [path for path in local if label in pq.read_schema(path).names]
+    return labelled if labelled or not local else None
 
 
 def _summed(rows: pa.Table, places: Mapping[str, int], name: str, arms: Sequence[str]) -> pa.Table:

@@ -79,15 +79,10 @@ class Log:
         rows = self.rows[(self.rows.served_ds < day(number)) & (self.rows.served_ds >= day(number - looks_back))].copy()
         table = ws.table(spec.pipeline, "outcomes")
         rows.insert(0, "ds", day(number))
-        types = [
-            ("ds", "string"),
-            ("served_ds", "string"),
-            ("user_id", "int64"),
-            ("arms", "string"),
-            ("click", "int32"),
-        ]
-        written = pa.Table.from_pandas(rows, pa.schema([(n, pa.type_for_alias(t)) for n, t in types]), False)
-        write_deltalake(str(table), written, partition_by=["ds"], mode="append")
+        types = dict.fromkeys(("ds", "served_ds", "arms"), "string") | {"user_id": "int64"}
+        schema = pa.schema([(name, pa.type_for_alias(types.get(name, "int32"))) for name in rows.columns])
+        written = pa.Table.from_pandas(rows, schema, False)
+        write_deltalake(str(table), written, partition_by=["ds"], mode="append", schema_mode="merge")
         version, name = DeltaTable(str(table)).version(), ws.name_of(table)
         facts = {"days": [{"served_ds": ds} for ds in sorted(set(rows.served_ds))]}
         outputs = (
@@ -171,6 +166,28 @@ def test_figures_are_those_of_pandas(ws: Workspace, log: Log) -> None:
         live[(live.served_ds == day(3)) & (live.arm == "same")].click.mean()
     )
     assert found["moved_users"] == 0
+
+
+def test_days_of_runs_without_the_label_are_not_known(ws: Workspace, log: Log) -> None:
+    """A label that was declared when the experiment ran already: it is told by the days of later runs."""
+    labels = {"click": {}, "purchase": {}}
+    given = json.dumps({"ranker": EXPERIMENT | {"label": "purchase"}})
+    spec = load_spec(
+        "clicks", ["table.late_days=0", f"outcomes={json.dumps({'labels': labels})}", f"experiments={given}"]
+    )
+    for number in range(1, 5):
+        log.land(ws, spec, number)
+    (nothing,) = judge(spec, ws, 4).manifest.facts["experiments"]
+    assert nothing["days"] == nothing["ripe_days"] == nothing["by_day"] == []
+    assert nothing["differences"] == {"weak": None, "same": None}
+    bought = Log(log.rows.assign(purchase=1 - log.rows.click))
+    bought.land(ws, spec, 5, looks_back=2)
+    (told,) = judge(spec, ws, 5).manifest.facts["experiments"]
+    # The day before them is known by the run of day 4 alone.
+    assert told["days"] == [of["served_ds"] for of in told["by_day"]] == [day(3), day(4)]
+    live = bought.rows[bought.rows.served_ds.isin([day(3), day(4)]) & bought.rows.arms.str.endswith("weak", na=False)]
+    weak = told["arms"]["weak"]
+    assert (weak["rows"], weak["positives"]) == (len(live), live.purchase.sum())
 
 
 def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: Workspace, log: Log) -> None:
