@@ -35,9 +35,7 @@ def figures(
     """
     assert spec.outcomes is not None
     label = experiment.label or next(iter(spec.outcomes.labels))
-    last = spec.last_ripe_day(label, ds)
-    ripe = [served for served in totals.days if served <= last]
-    known = totals.of_days(ripe)
+    known = totals.of_days(totals.ripe_days)
     control = experiment.control_arm
     scale = _scale(experiment, known)
     shares, first_stop = experiment.shares, min((s.ds for s in stops.values()), default=None)
@@ -58,7 +56,7 @@ def figures(
         "confidence": experiment.confidence,
         "min_users": experiment.min_users,
         "days": list(totals.days),
-        "ripe_days": ripe,
+        "ripe_days": list(totals.ripe_days),
         "moved_users": totals.moved,
         "sample_ratio": {"users": users, "p": p, "ok": p >= SAMPLE_RATIO_LIMIT},
         "expected_effect": scale,
@@ -72,7 +70,7 @@ def figures(
             for arm, given in experiment.arms.items()
         },
         "differences": {arm: _against(experiment, known, arm, scale) for arm in experiment.treatments},
-        "by_day": [_day(experiment, totals, served, served <= last) for served in totals.days],
+        "by_day": [_day(experiment, totals, served) for served in totals.days],
     }
 
 
@@ -168,7 +166,7 @@ def _conclusion(experiment: Experiment, fewest: int, low: float | None, high: fl
     return "undecided"
 
 
-def _day(experiment: Experiment, totals: Totals, served: str, ripe: bool) -> dict[str, Any]:
+def _day(experiment: Experiment, totals: Totals, served: str) -> dict[str, Any]:
     mine = totals.of_days([served])
     differences = {}
     for arm in experiment.treatments:
@@ -177,7 +175,7 @@ def _day(experiment: Experiment, totals: Totals, served: str, ripe: bool) -> dic
             None if found is None else {"estimate": found.estimate, **_interval(found, experiment.confidence)}
         )
     arms = {arm: _value(experiment, mine, arm) for arm in experiment.arms}
-    return {"served_ds": served, "ripe": ripe, "arms": arms, "differences": differences}
+    return {"served_ds": served, "ripe": served in totals.ripe_days, "arms": arms, "differences": differences}
 
 
 def _interval(found: Difference, confidence: float) -> dict[str, float]:

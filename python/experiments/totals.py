@@ -78,6 +78,8 @@ class Totals:
 
     #: Served days, ascending; without those whose outcomes are of a run that did not have the label yet.
     days: tuple[str, ...]
+    #: Those of them whose label was ripe when the run that their outcomes are of looked at it, ascending.
+    ripe_days: tuple[str, ...]
     arms: tuple[str, ...]
     #: How many users there are: of `user`.
     users: int
@@ -125,12 +127,14 @@ class Totals:
             for path in paths or ():
                 rows = pq.ParquetFile(path).read(columns).rename_columns(["user", "ds", "arms", "above"])
                 parts.append(_summed(rows, wanted, name, arms))
+        days = tuple(of.served_ds for of in mine)
+        ripe = tuple(of.served_ds for of in mine if of.served_ds <= spec.last_ripe_day(label, of.run_ds))
         found = pa.concat_tables(parts) if parts else None
         if found is None or not len(found):
             none = np.empty(0)
             empty = np.empty(0, np.int64)
-            return Totals(tuple(of.served_ds for of in mine), arms, 0, empty, empty, empty, none, none, none, none)
-        return _totals(_again(found), tuple(of.served_ds for of in mine), arms)
+            return Totals(days, ripe, arms, 0, empty, empty, empty, none, none, none, none)
+        return _totals(_again(found), days, ripe, arms)
 
     def of_days(self, days: Sequence[str]) -> Totals:
         """Those of some of the days alone."""
@@ -138,6 +142,7 @@ class Totals:
         kept = wanted[self.day] if len(self.days) else np.zeros(len(self.day), bool)
         return Totals(
             self.days,
+            self.ripe_days,
             self.arms,
             self.users,
             self.user[kept],
@@ -242,7 +247,7 @@ def _arm(text: str, name: str) -> str | None:
     return next((part.partition("=")[2] for part in text.split(",") if part.partition("=")[0] == name), None)
 
 
-def _totals(found: pa.Table, days: tuple[str, ...], arms: tuple[str, ...]) -> Totals:
+def _totals(found: pa.Table, days: tuple[str, ...], ripe: tuple[str, ...], arms: tuple[str, ...]) -> Totals:
     users = found["user"].combine_chunks().dictionary_encode()
     code = users.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     day, arm, above, below = (found[c].to_numpy().astype(np.int64) for c in ("day", "arm", "above", "below"))
@@ -250,6 +255,7 @@ def _totals(found: pa.Table, days: tuple[str, ...], arms: tuple[str, ...]) -> To
     kept = ~early
     return Totals(
         days,
+        ripe,
         arms,
         n,
         code[kept],

@@ -190,6 +190,30 @@ def test_days_of_runs_without_the_label_are_not_known(ws: Workspace, log: Log) -
     assert (weak["rows"], weak["positives"]) == (len(live), live.purchase.sum())
 
 
+def test_a_day_is_ripe_by_the_run_that_its_outcomes_are_of(ws: Workspace, log: Log) -> None:
+    """After a gap of the pipeline, days that no run looked at again are as provisional as their last run left them."""
+    given = json.dumps({"ranker": EXPERIMENT | {"stop": {"min_days": 3}}})
+    spec = load_spec("clicks", ["table.late_days=0", "outcomes={starts_after_hours: 24}", f"experiments={given}"])
+    assert spec.days_until_ripe("click") == 2
+    # By day 4 no click of the arms but the control's has landed: they seem to lose.
+    early = log.rows.arms.isna() | log.rows.arms.str.endswith("champion", na=False)
+    late = Log(log.rows.assign(click=log.rows.click * early))
+    for number in range(1, 5):
+        late.land(ws, spec, number)
+    log.land(ws, spec, 7, looks_back=2)
+    (told,) = judge(spec, ws, 7).manifest.facts["experiments"]
+    assert told["days"] == [day(d) for d in range(2, 7) if d != 4]
+    # The day 3 was looked at a day later for the last time; of 5 and 6, looked at by day 7, 5 is ripe.
+    assert told["ripe_days"] == [day(2), day(5)]
+    assert [of["ripe"] for of in told["by_day"]] == [True, False, True, False]
+    live = pd.concat([late.rows[late.rows.served_ds == day(2)], log.rows[log.rows.served_ds == day(5)]])
+    assert told["arms"]["weak"]["rows"] == live.arms.str.endswith("weak").sum()
+    assert told["differences"]["weak"]["days"] == [day(2), day(5)]
+    # A third ripe day would stop it.
+    assert told["differences"]["weak"]["conclusion"] == "worse"
+    assert told["stopped_now"] == []
+
+
 def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: Workspace, log: Log) -> None:
     spec = make_spec()
     decided = []
