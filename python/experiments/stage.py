@@ -47,9 +47,10 @@ class JudgeExperiments(Stage):
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The arms that it stopped are still recorded as such."""
+        """The arms that it stopped, or found stopped from its day on, are still recorded as such."""
         for told in manifest.facts["experiments"]:
-            for arm in told["stopped_now"]:
+            from_now = [arm for arm, of in told["arms"].items() if of["stopped"] and of["stopped"]["ds"] == ctx.ds]
+            for arm in {*told["stopped_now"], *from_now}:
                 if stopped(ctx.ws, ctx.spec.pipeline, told["name"], arm) is None:
                     return f"{ctx.ws.stopped_arm(ctx.spec.pipeline, told['name'], arm)} is gone"
         return None
@@ -79,6 +80,9 @@ class JudgeExperiments(Stage):
                 # Killed behind this line, the next run decides the same, and finds what is written here.
                 stop_arm(ctx.ws, ctx.spec.pipeline, _stop(name, arm, ctx.ds, reason, told["differences"][arm]))
                 log.warning("experiment %s: arm %s is stopped: %s", name, arm, reason)
+            for arm, stop in _stopped_from(ctx, name, experiment).items():
+                # Also what an earlier run of the day has decided by other outcomes: the lists obey it.
+                told["arms"][arm]["stopped"] = stop.model_dump(mode="json")
             found.append({**told, "stopped_now": lost})
         running = sum(told["state"] == "running" for told in found)
         return Result(
@@ -110,6 +114,12 @@ def stops_before(ctx: Context, name: str, experiment: Experiment) -> dict[str, S
     """The arms that were stopped when the day began, or by hand from that day on: not what its own rule has decided."""
     stops = all_stopped(ctx.ws, ctx.spec.pipeline, name, experiment.arms)
     return {a: s for a, s in stops.items() if s.ds < ctx.ds or (s.ds == ctx.ds and s.by != RULE)}
+
+
+def _stopped_from(ctx: Context, name: str, experiment: Experiment) -> dict[str, Stop]:
+    """The arms that were stopped from the day on, by whom ever."""
+    stops = all_stopped(ctx.ws, ctx.spec.pipeline, name, experiment.arms)
+    return {arm: stop for arm, stop in stops.items() if stop.ds == ctx.ds}
 
 
 def _served(ctx: Context) -> dict[str, list[ServedOutcomes]]:

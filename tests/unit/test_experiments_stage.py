@@ -82,7 +82,10 @@ class Log:
         types = dict.fromkeys(("ds", "served_ds", "arms"), "string") | {"user_id": "int64"}
         schema = pa.schema([(name, pa.type_for_alias(types.get(name, "int32"))) for name in rows.columns])
         written = pa.Table.from_pandas(rows, schema, False)
-        write_deltalake(str(table), written, partition_by=["ds"], mode="append", schema_mode="merge")
+        again = (
+            {"mode": "overwrite", "predicate": f"ds = '{day(number)}'"} if DeltaTable.is_deltatable(str(table)) else {}
+        )
+        write_deltalake(str(table), written, partition_by=["ds"], schema_mode="merge", **again)
         version, name = DeltaTable(str(table)).version(), ws.name_of(table)
         facts = {"days": [{"served_ds": ds} for ds in sorted(set(rows.served_ds))]}
         outputs = (
@@ -235,6 +238,7 @@ def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: W
     again = judge(spec, ws, first + 1)
     assert again.manifest.facts["experiments"][0]["stopped_now"] == ["weak"]
     assert stopped(ws, "clicks", "ranker", "weak") == stop
+    assert again.manifest.facts["experiments"][0]["arms"]["weak"]["stopped"] == stop.model_dump(mode="json")
     # Its record is gone: the stage decides again.
     ws.stopped_arm("clicks", "ranker", "weak").remove()
     assert not judge(spec, ws, first + 1).skipped
@@ -253,6 +257,19 @@ def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: W
     html = page(Day(spec, day(first + 1), {"experiments": manifest}))
     assert "Stopped by its rule from this day&#39;s lists on: weak." in html
     assert "Arms of ranker: click" in html
+
+    # Once more, by outcomes with which the arm does not lose: the record stands, and the lists obey it.
+    stop = stopped(ws, "clicks", "ranker", "weak")
+    assert stop is not None
+    Log.make(8, weak=0.0).land(ws, spec, first + 1)
+    (told,) = judge(spec, ws, first + 1).manifest.facts["experiments"]
+    assert told["stopped_now"] == []
+    assert told["arms"]["weak"]["stopped"] == stop.model_dump(mode="json")
+    assert live_experiments(ws, spec, stop.ds)[0].model_of("weak") is None
+    # Without the record nothing is stopped any more, and the stage says so.
+    ws.stopped_arm("clicks", "ranker", "weak").remove()
+    (told,) = judge(spec, ws, first + 1).manifest.facts["experiments"]
+    assert told["arms"]["weak"]["stopped"] is None
 
 
 def test_the_rule_waits_for_users_days_and_the_sample_ratio(ws: Workspace, log: Log) -> None:
