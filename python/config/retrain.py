@@ -30,7 +30,8 @@ class Replay(Section):
 
     #: Share of the rows of a step; its rows of the window become so many fewer.
     share: float = Field(gt=0, lt=1)
-    #: Days before the window whose datasets are drawn from, where they are there. Not `forgetting_day`'s.
+    #: Days before the window whose datasets are drawn from, where they are there. Not those that
+    #: have rows of `forgetting_day`.
     days: int = Field(default=28, ge=1)
     #: row: each row of these days is as likely as any other; day: each day gives as many rows.
     by: Literal["row", "day"] = "row"

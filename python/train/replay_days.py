@@ -12,7 +12,8 @@ def replay_days(spec: Spec, ds: str) -> list[str]:
     """The days from whose datasets a training of `ds` draws, where they are there, the oldest first.
 
     Of each it is the split `valid`, whose days lie before the window of `ds` and in no other dataset's of the list;
-    `forgetting_day` is not drawn from, since what is forgotten is measured on its rows. Empty: nothing is replayed.
+    A dataset that has a day of the rows of `forgetting_day` is not drawn from, since what is forgotten is measured on
+    them. Empty: nothing is replayed.
     """
     replay = None if spec.retrain is None else spec.retrain.replay
     if spec.retrain is None or replay is None:
@@ -23,4 +24,9 @@ def replay_days(spec: Spec, ds: str) -> list[str]:
         day -= timedelta(days=1)
     each = spec.features.split.valid_days
     found = [(day - timedelta(days=back)).isoformat() for back in range(0, replay.days, each)]
-    return sorted(d for d in found if d != spec.retrain.forgetting_day)
+    measured_on = spec.retrain.forgetting_day
+    if measured_on is None:
+        return sorted(found)
+    begin, end = split_ranges(spec, measured_on)[1]
+    ranges = {d: split_ranges(spec, d)[1] for d in found}
+    return sorted(d for d, (from_, to) in ranges.items() if to < begin or end < from_)

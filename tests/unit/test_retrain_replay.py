@@ -27,6 +27,7 @@ from headrace.storage import local
 from headrace.train.day_decay import DayDecay
 from headrace.train.loop.run import train
 from headrace.train.replay_days import replay_days
+from headrace.train.setup.older_dataset import misfit
 from headrace.train.setup.replay import find_replay
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
@@ -256,6 +257,11 @@ def test_a_day_draws_from_days_before_its_window() -> None:
     # It trains on the 4th to the 7th: the datasets of the 4th and the 2nd have the 2nd and 3rd, the 31st and 1st.
     wide = spec_of(retrain={"replay": {"share": 0.1, "days": 4}}, features=_FEATURES | {"split": split})
     assert replay_days(wide, "2026-01-10") == ["2026-01-02", "2026-01-04"]
+    # Each dataset has the rows of its day and the one before: that of the 4th shares the 3rd with that of the 3rd.
+    for measured_on, left in (("03", []), ("04", ["2026-01-02"]), ("05", ["2026-01-02"]), ("01", ["2026-01-04"])):
+        retrain = {"replay": {"share": 0.1, "days": 4}, "forgetting_day": f"2026-01-{measured_on}"}
+        some = spec_of(retrain=retrain, features=_FEATURES | {"split": {"by": "time", "valid_days": 2}})
+        assert replay_days(some, "2026-01-10") == left
     assert replay_days(spec_of(retrain={}), "2026-01-10") == replay_days(spec_of(), "2026-01-10") == []
 
 
@@ -279,6 +285,24 @@ def test_the_datasets_are_part_of_the_key(
     assert f"no rows of {DAYS[1]} are replayed: " in caplog.text
     assert find_replay(home, spec, "2026-01-10", schema, found) == found
     older[1].save(file)
+
+
+def test_a_dataset_without_a_carried_column_of_the_day_is_not_drawn_from(
+    home: Workspace, older: list[Manifest], today: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema, before = today.dataset_schema, older[0].dataset_schema
+    assert schema is not None
+    assert before is not None
+    spec = spec_of(retrain={"replay": {"share": 0.1}})
+    fewer = before.model_copy(update={"features": tuple(f for f in before.features if f.name != "query")})
+    file = home.manifest("clicks", DAYS[0], "features")
+    older[0].model_copy(update={"dataset_schema": fewer}).save(file)
+    with caplog.at_level("INFO", "headrace.train"):
+        found = find_replay(home, spec, "2026-01-10", schema)
+    older[0].save(file)
+    assert [i.name for i in found] == [m.output("dataset").name for m in older[1:]]
+    assert f"no rows of {DAYS[0]} are replayed: it carries no column 'query'" in caplog.text
+    assert misfit(home, older[0].model_copy(update={"dataset_schema": fewer}), schema) is None
 
 
 _REPLAY = {"replay": {"share": 0.1}}

@@ -12,7 +12,7 @@ from headrace.dataset.loader.loaders import ReplayLoader, TrainLoader
 from headrace.dataset.loader.replay import ReplayRows, WithReplay
 from headrace.dataset.parquet.layout import SplitLayout, open_split
 from headrace.manifest import Input, Manifest
-from headrace.schema import DatasetSchema
+from headrace.schema import DatasetSchema, Kind
 from headrace.train.job import Job
 from headrace.train.replay_days import replay_days
 from headrace.train.setup.older_dataset import misfit
@@ -40,14 +40,14 @@ def find_replay(
         begun: what a finished run of the day, which still stands, has read: a dataset that was removed since is among
             its inputs all the same.
     """
-    found = []
+    found, carried = [], [f.name for f in schema.of(Kind.CARRIED)]
     for day in replay_days(spec, ds):
         manifest = Manifest.load(ws.manifest(spec.pipeline, day, "features"))
         if manifest is None:
             continue
         output = manifest.output("dataset")
         read = Input(kind=REPLAY, name=output.name, version=output.version)
-        reason = None if read in begun else misfit(ws, manifest, schema)
+        reason = None if read in begun else misfit(ws, manifest, schema, carried)
         if reason is None:
             found.append(read)
         else:
