@@ -194,8 +194,15 @@ class Target(Protocol):
         """By day, the published rows with one of these keys in a column; days without any are left out."""
         ...
 
+    def leftovers(self, column: str, keys: Sequence[Key]) -> int:
+        """Files that have such rows, or such values in statistics, though it be of no published day; 0 in a database.
+
+        Of days that were dropped or published again, and of processes that were killed.
+        """
+        return 0
+
     def erase(self, column: str, keys: Sequence[Key]) -> str:
-        """Remove these rows of all days; the days stay published, by the same runs, with fewer rows.
+        """Remove these rows of all days, and the leftovers; days stay published, by the same runs, with fewer rows.
 
         Returns:
             what is left to be done by hand; nothing, most often.

@@ -26,11 +26,11 @@ def warehouse_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]
         return
     keys: list[Key] = sorted(map(int, persons.texts)) if persons.integers else sorted(persons.texts)
     with open_target(spec, ws) as target:
-        rows = target.rows_with(persons.column, keys)
-        if rows:
-            note = f"{len(rows)} days, {min(rows)} to {max(rows)}"
+        rows, files = target.rows_with(persons.column, keys), target.leftovers(persons.column, keys)
+        if rows or files:
+            note = f"{len(rows)} days, {min(rows)} to {max(rows)}" if rows else "of no published day"
             act = partial(_erase, target, persons.column, keys)
-            yield Place("warehouse", target.label, sum(rows.values()), note=note, act=act)
+            yield Place("warehouse", target.label, sum(rows.values()), removed=files, note=note, act=act)
         if kept := target.kept():
             yield Place(
                 "warehouse", ", ".join(kept), removed=len(kept), note="failed audits", act=partial(_drop, target)

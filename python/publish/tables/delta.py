@@ -12,7 +12,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.erase import Change, erase
-from headrace.lake.redact import exactly, redact_log
+from headrace.lake.redact import Values, exactly, redact_log
 from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
 from headrace.publish.tables.spark_table import SparkTableTarget
 from headrace.publish.target import Key, Target, table_name
@@ -71,14 +71,26 @@ class DeltaTarget(SparkTableTarget):
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
         return {ds: n for ds in self.days() if (n := rows_having(self._files(ds), column, keys))}
 
+    def leftovers(self, column: str, keys: Sequence[Key]) -> int:
+        count = 0
+        for table, change, values in self._erasures(column, keys):
+            found = erase(table, change, "forget", False)
+            logs, left = redact_log(table, values, False)
+            count += found.removed + len(found.left) + logs + len(left)
+        return count
+
+    def _erasures(self, column: str, keys: Sequence[Key]) -> Iterator[tuple[Location, Change, Values]]:
+        """Of both tables: what becomes of their rows, and what must not be in their logs."""
+        change = Change((column,), partial(without_keys, column, keys))
+        for table in (self.current, self.folder):
+            yield table, change, {column: exactly(frozenset(map(str, keys)))}
+
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         found = self.rows_with(column, keys)
         # The records first: a rerun comes to the same numbers.
         self.records.set_rows({ds: self.count(ds) - rows for ds, rows in found.items()})
-        change = Change((column,), partial(without_keys, column, keys))
-        values = {column: exactly(frozenset(map(str, keys)))}
         left = []
-        for table in (self.current, self.folder):
+        for table, change, values in self._erasures(column, keys):
             left += erase(table, change, "forget", True).left
             left += redact_log(table, values, True)[1]
         return "; ".join(left)

@@ -64,12 +64,14 @@ class ParquetTarget(FilesTarget):
 
     def _discard(self, manifest: Mapping[str, Any]) -> None:
         """Remove the folders that the manifest does not name: of versions before, of dropped days, of killed runs."""
+        for version in self._unnamed(manifest):
+            version.remove()
+
+    def _unnamed(self, manifest: Mapping[str, Any]) -> Iterator[Location]:
         kept = {str(day["folder"]) for day in manifest["days"].values()}
         for day in self.folder.entries() if self.folder.is_dir() else []:
             if day.name.startswith("ds="):
-                for version in day.entries():
-                    if f"{day.name}/{version.name}" not in kept:
-                        version.remove()
+                yield from (v for v in day.entries() if f"{day.name}/{v.name}" not in kept)
 
     def _save(self, manifest: dict[str, Any]) -> None:
         manifest["days"] = dict(sorted(manifest["days"].items()))
@@ -117,6 +119,11 @@ class ParquetTarget(FilesTarget):
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
         return {ds: n for ds in self.days() if (n := rows_having(self._files(ds), column, keys))}
 
+    def leftovers(self, column: str, keys: Sequence[Key]) -> int:
+        # Unfinished files, too, which a process that was killed has left.
+        found = (file for folder in self._unnamed(self.manifest()) for file in folder.local_path().rglob("*"))
+        return sum(_may_have(file, column, keys) for file in found if file.is_file())
+
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         import pyarrow.parquet as pq
 
@@ -139,6 +146,16 @@ class ParquetTarget(FilesTarget):
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
         if grants:
             raise UserError("publish.grants: a folder of Parquet files has no roles: give them to its storage")
+
+
+def _may_have(file: Path, column: str, keys: Sequence[Key]) -> bool:
+    """Whether a file has such rows; one that was not written to its end may have some."""
+    import pyarrow as pa
+
+    try:
+        return rows_having([file], column, keys) > 0
+    except pa.ArrowInvalid:
+        return True
 
 
 @contextmanager

@@ -1,0 +1,178 @@
+"""`headrace forget` in warehouses of files: rows that no published day has any more go, too; killed, it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bench.simulated_days import save
+from headrace.config import Spec, load_spec
+from headrace.housekeeping.forget.persons import Persons
+from headrace.housekeeping.forget.warehouse import warehouse_places
+from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.lake.delta.transaction import Transaction
+from headrace.manifest import Output
+from headrace.publish.files.staging import StagedFiles
+from headrace.publish.files.target import Record
+from headrace.publish.tables.delta import DeltaTarget
+from headrace.publish.tables.parquet import ParquetTarget
+from headrace.publish.warehouses import open_target
+from headrace.storage import Location, local
+from headrace.workspace import Workspace
+from tests.forget_support import put_rows
+from tests.storage_faults import Killed, faulty
+
+DS, NEXT = "2026-01-10", "2026-01-11"
+PERSONS = Persons("user_id", True, frozenset({"1", "9"}))
+RECORD = Record("k", 4, "m", "s", [])
+
+
+def scores(*users: int) -> pa.Table:
+    columns = {"user_id": pa.array(users, pa.int64()), "item_id": pa.array([7] * len(users), pa.int64())}
+    return pa.table({**columns, "rank": pa.array([1] * len(users), pa.int32())})
+
+
+@cache
+def spec_of(kind: str) -> Spec:
+    return load_spec("clicks", [f"publish.warehouse.kind={kind}"])
+
+
+def home(folder: Path, kind: str) -> tuple[Spec, Workspace]:
+    spec, ws = spec_of(kind), Workspace(folder / "home")
+    save(ws, DS, "score", {}, Output(kind="delta", name="lake/clicks/scores", version="1", rows=4))
+    return spec, ws
+
+
+def places(spec: Spec, ws: Workspace) -> Iterator[tuple[int, int, str | None]]:
+    """Erase them: rows, files, what is left."""
+    for place in warehouse_places(WorkspaceState(spec, ws, datetime(2026, 1, 12, tzinfo=UTC)), PERSONS):
+        assert place.act is not None
+        yield place.rows, place.removed, place.act()
+
+
+@contextmanager
+def parquet(spec: Spec, ws: Workspace) -> Iterator[ParquetTarget]:
+    with open_target(spec, ws) as target:
+        assert isinstance(target, ParquetTarget)
+        yield target
+
+
+def publish(target: ParquetTarget, ds: str, token: str, *users: int) -> None:
+    folder = local(Path(f"{target.ws.home}/staged/{ds}_{token}"))
+    with (folder / "part-0.parquet").new_file() as path:
+        pq.write_table(scores(*users), path)
+    staged = StagedFiles(None, folder, ds, "k", None, len(users))  # type: ignore[arg-type]
+    target.publish_files(staged, Record("k", len(users), "m", "s", []))
+
+
+def users_of(folder: Location) -> list[int]:
+    """Of all files, whether a day has them or not."""
+    found = [pq.ParquetFile(f).read()["user_id"].to_pylist() for f in Path(folder).rglob("*.parquet")]
+    return sorted(user for users in found for user in users)
+
+
+def test_a_folder_of_files_has_days_that_were_dropped_and_versions_before(tmp_path: Path) -> None:
+    spec, ws = home(tmp_path, "parquet")
+    with parquet(spec, ws) as target:
+        publish(target, DS, "a", 1, 2)
+        publish(target, NEXT, "b", 1, 3)
+        publish(target, NEXT, "c", 4)  # again: those of before stay for readers
+        target.drop_days([DS])
+        assert target.rows_with("user_id", [1]) == {}
+        assert users_of(target.folder) == [1, 1, 2, 3, 4]
+        assert list(places(spec, ws)) == [(0, 2, "")]
+        assert users_of(target.folder) == [4]
+        assert target.rows_by_day() == {NEXT: 1}
+        assert target.count(NEXT) == 1
+        # Files of others alone stay where they are; those that were being written may have anybody.
+        publish(target, NEXT, "d", 5)
+        assert list(places(spec, ws)) == []
+        assert users_of(target.folder) == [4, 5]
+        (target.folder / f"ds={NEXT}" / "half" / "part-0.parquet").put_text("PAR1")
+        assert list(places(spec, ws)) == [(0, 1, "")]
+        assert list(places(spec, ws)) == []
+
+
+def test_killed_at_every_call_a_folder_of_files_loses_them_at_last(tmp_path: Path) -> None:
+    calls = 1
+    while True:
+        spec, ws = home(tmp_path / str(calls), "parquet")
+        with parquet(spec, ws) as target:
+            publish(target, DS, "a", 1, 2)
+            publish(target, NEXT, "b", 3, 9)
+        with faulty(calls, kills=True) as faults:
+            with suppress(Killed):
+                list(places(spec, ws))
+        list(places(spec, ws))
+        assert list(places(spec, ws)) == []
+        assert users_of(target.folder) == [2, 3]
+        assert target.rows_by_day() == {DS: 1, NEXT: 1}
+        if faults.made < calls:
+            break
+        calls += 1
+    assert calls > 5
+
+
+def delta(folder: Path) -> tuple[Spec, Workspace, DeltaTarget]:
+    """The day of persons was published again without them; so was the copy of the newest day."""
+    spec, ws = home(folder, "delta")
+    with open_target(spec, ws) as target:
+        assert isinstance(target, DeltaTarget)
+        for table in (target.folder, target.current):
+            put_rows(table, DS, scores(1, 2, 3, 9))
+            put_rows(table, DS, scores(2, 3, 4, 5))
+        target.records.save(DS, RECORD)
+    return spec, ws, target
+
+
+def test_a_delta_table_has_files_of_older_versions(tmp_path: Path) -> None:
+    spec, ws, target = delta(tmp_path)
+    assert target.rows_with("user_id", [1, 9]) == {}
+    ((rows, files, left),) = places(spec, ws)
+    assert (rows, left) == (0, "")
+    assert files >= 2
+    assert list(places(spec, ws)) == []
+    for table in (target.folder, target.current):
+        assert set(users_of(table)) == {2, 3, 4, 5}
+        assert '\\"user_id\\":1' not in "".join(f.read_text() for f in (table / "_delta_log").entries())
+    assert target.rows_by_day() == {DS: 4}
+    assert target.count(DS) == 4
+
+
+def test_a_delta_table_whose_erasure_was_killed_before_files_were_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, ws, target = delta(tmp_path)
+    put_rows(target.folder, NEXT, scores(1, 6))
+    target.records.save(NEXT, Record("k", 2, "m", "s", []))
+    commit = Transaction.rewrite
+
+    def killed(*args: object) -> int:
+        commit(*args)  # type: ignore[arg-type]
+        raise Killed
+
+    with monkeypatch.context() as m:
+        m.setattr(Transaction, "rewrite", killed)
+        with pytest.raises(Killed):
+            list(places(spec, ws))
+    assert target.rows_with("user_id", [1, 9]) == {}
+    assert 1 in users_of(target.folder)
+    list(places(spec, ws))
+    assert list(places(spec, ws)) == []
+    assert set(users_of(target.folder)) == {2, 3, 4, 5, 6}
+    assert target.rows_by_day() == {DS: 4, NEXT: 1}
+
+
+def test_a_file_that_was_not_written_to_its_end_is_named(tmp_path: Path) -> None:
+    spec, ws, target = delta(tmp_path)
+    (target.folder / f"ds={DS}" / "half.parquet").put_text("PAR1")
+    ((_, _, left),) = places(spec, ws)
+    assert left is not None
+    assert "half.parquet cannot be read" in left
