@@ -82,8 +82,7 @@ def erase(table: Location, change: Change, request: str, delete: bool) -> Erased
     instead = replacements(table)
     known = {**_known_adds(log, newest), **{str(r.add["path"]): r.add for r in instead.values()}}
     live = {str(add["path"]): add for add in state.adds}
-    swaps: dict[str, Mapping[str, Any] | None] = {}
-    by_day: dict[str, int] = {}
+    changed: list[str] = []
     old: list[Location] = []
     at = {file_path(table, path): path for path in known}
     for file in table.files():
@@ -91,7 +90,11 @@ def erase(table: Location, change: Change, request: str, delete: bool) -> Erased
             continue
         path = at.get(file)
         done = instead.get(path) if path is not None else None
-        rows = done.rows if done is not None else _touched(file, change)
+        try:
+            rows = done.rows if done is not None else _touched(file, change)
+        except pa.ArrowInvalid:
+            found.left.append(f"{file} cannot be read: restore it, or remove it where no version of the table has it")
+            continue
         if done is None and not rows:
             continue
         add = live.get(path) if path is not None else None
@@ -110,19 +113,29 @@ def erase(table: Location, change: Change, request: str, delete: bool) -> Erased
             found.rewritten += 1
             found.rows += rows
             assert path is not None
-            if done is not None:
-                swaps[path] = done.add if _rows_of(done.add) else None
-                day = str(dict(add["partitionValues"] or {}).get("ds"))
-                gone = _rows_of(add) - _rows_of(done.add)
-                by_day[day] = by_day.get(day, 0) + gone
+            changed.append(path)
     if delete and old:
-        save_replacements(table, _flattened(instead))
-        if swaps:
-            Transaction(table).rewrite(swaps, erasure_text(request, by_day))
+        # Where a process was killed before its commit, a file that took a live one's place may have rows to go itself.
+        instead = _flattened(instead)
+        save_replacements(table, instead)
+        if changed:
+            _commit(table, live, {path: instead[path].add for path in changed}, request)
         for file in old:
             remove_checksum(file)
             file.remove()
     return found
+
+
+def _commit(
+    table: Location, live: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]], request: str
+) -> None:
+    """Make the newest version of files that were written again, by the paths of those that they replace."""
+    by_day: dict[str, int] = {}
+    for path, add in new.items():
+        day = str(dict(live[path]["partitionValues"] or {}).get("ds"))
+        by_day[day] = by_day.get(day, 0) + _rows_of(live[path]) - _rows_of(add)
+    swaps = {path: add if _rows_of(add) else None for path, add in new.items()}
+    Transaction(table).rewrite(swaps, erasure_text(request, by_day))
 
 
 def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:

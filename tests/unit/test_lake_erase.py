@@ -1,0 +1,56 @@
+"""Rows that go from a Delta table for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.lake import erase as module
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.erase import Change, erase
+from headrace.storage import local
+from tests.forget_support import put_rows
+from tests.storage_faults import Killed
+
+DS = "2026-01-10"
+
+
+def without(value: int) -> Change:
+    def apply(rows: pa.Table) -> tuple[pa.Table, int]:
+        kept = rows.filter(pc.not_equal(rows["n"], value))
+        return kept, rows.num_rows - kept.num_rows
+
+    return Change(("n",), apply)
+
+
+def test_another_erasure_after_one_that_was_killed_before_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that was to take the place of the live one has rows to go itself, and is replaced before it is live."""
+    table = local(tmp_path / "t")
+    put_rows(table, DS, pa.table({"n": pa.array(range(5), pa.int64())}))
+
+    def killed(*_: object) -> int:
+        raise Killed
+
+    with monkeypatch.context() as m:
+        m.setattr(module.Transaction, "rewrite", killed)
+        with pytest.raises(Killed):
+            erase(table, without(1), "first", delete=True)
+    found = erase(table, without(2), "second", delete=True)
+    assert (found.left, found.rewritten) == ([], 1)
+    log = DeltaLog(table)
+    assert log.version is not None
+    live = [pq.ParquetFile(Path(f.path)).read()["n"].to_pylist() for f in log.files(log.version) or []]
+    assert live == [[0, 3, 4]]
+    # What the commit says went, of both; and the versions before are read without them.
+    (said,) = [a["commitInfo"]["userMetadata"] for a in log.actions(log.version) if "commitInfo" in a]
+    assert f'"{DS}": 2' in said
+    assert [f.rows for f in log.files(log.version - 1) or []] == [3]
+    assert [pq.ParquetFile(f).metadata.num_rows for f in Path(table).rglob("*.parquet")] == [3]
+    for value in (1, 2):
+        assert not erase(table, without(value), "again", delete=True)
