@@ -25,7 +25,8 @@ from headrace.housekeeping.forget.erase import forget, found_places
 from headrace.housekeeping.forget.persons import Persons, read_persons
 from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.forget.request import Request
-from headrace.housekeeping.workspace_state import manifests_of
+from headrace.housekeeping.forget.scan import scan
+from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.load_history import LoadHistory, row_counts
@@ -256,12 +257,40 @@ def test_at_work(ws: Workspace) -> None:
         ("item_id", "7\nseven\n", "line 2: it is no bigint"),
         ("item_id", "9223372036854775808", "line 1"),
         ("user_id", " \n", "has no values"),
+        ("user_id", "a\nb \n", "line 2: it begins or ends with a blank"),
     ],
 )
 def test_refused(tmp_path: Path, column: str, text: str, said: str) -> None:
     (tmp_path / "values").write_text(text)
     with pytest.raises(UserError, match=said):
         read_persons(SPEC, column, tmp_path / "values")
+
+
+def test_values_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "values").write_bytes("a\r\nb\u2028c\x0bd\n".encode())
+    assert read_persons(SPEC, "user_id", tmp_path / "values").texts == {"a", "b\u2028c\x0bd"}
+
+
+def test_the_search_trusts_short_values_in_their_own_column_alone(tmp_path: Path) -> None:
+    ws, persons = Workspace(tmp_path), Persons("user_id", False, frozenset({"17", "user-0017"}))
+    state = WorkspaceState(SPEC, ws, NOW)
+    columns: dict[str, list[Any]] = {
+        "user_id": ["17"],
+        "item_id": ["17"],
+        "other": ["user-0017"],
+        "nested": [{"user_id": "17"}],
+        "items": [["17", "18"]],
+    }
+    for name, values in columns.items():
+        with (ws.table("clicks", name) / "x.parquet").new_file() as file:
+            pq.write_table(pa.table({name: values}), file)
+    # Of another pipeline, at work; and one of ours that was not written to its end.
+    (ws.spark_local / "ingest" / "visits" / "half.parquet").put_text("PAR1")
+    (ws.lake / "warehouse" / "visits_scores" / "half.parquet").put_text("user-0017")
+    (ws.spark_local / "ingest" / "clicks" / "half.parquet").put_text("PAR1")
+    found = scan(state, persons)
+    assert sorted(found.found) == [f"lake/clicks/{name}/x.parquet" for name in ("nested", "other", "user_id")]
+    assert found.unread == ["spark/ingest/clicks/half.parquet"]
 
 
 def test_values_of_integers(tmp_path: Path) -> None:

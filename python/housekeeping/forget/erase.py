@@ -76,13 +76,14 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
         second, searched = list(_places(state, persons, request.id, is_again=True)), scan(state, persons)
         left_over = [p for p in done if p.left]
         lease.check()
-        if not second and not searched.found and not left_over:
+        if not second and not searched.found and not searched.unread and not left_over:
             request = request.model_copy(update={"finished": now})
         file = proof.write(ws, request, second, searched, now)
         request.save(ws.forgotten(spec.pipeline))
         yield request, file
         if request.finished is None:
             what = [*(p.what for p in second), *searched.found, *(f"{p.what}: {p.left}" for p in left_over)]
+            what += [f"{name} cannot be read: restore or remove it" for name in searched.unread]
             raise UserError(
                 f"not all is erased: {'; '.join(dict.fromkeys(what))}. The rest is; do what is said, and run the same "
                 f"command again ({file})"

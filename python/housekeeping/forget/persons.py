@@ -75,6 +75,11 @@ class Persons:
         """Whether a search of bytes can find some: long texts, long integers; others are in files by chance."""
         return bool(self._digits if self.integers else self._bytes)
 
+    @cached_property
+    def long_texts(self) -> frozenset[str]:
+        """Texts that are a value of theirs in whatever column: shorter ones are others' values by chance."""
+        return frozenset(b.decode() for b in self._bytes) if not self.integers else frozenset()
+
     @property
     def longest(self) -> int:
         """Bytes of the longest value."""
@@ -130,7 +135,8 @@ def read_persons(spec: Spec, column: str, file: Path) -> Persons:
     if others := sorted(types - {*_INTEGERS, "string"}):
         raise UserError(f"--column {column}: it is {others[0]}; persons are told apart by text or integers")
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        # Not splitlines(): texts may have other characters that end lines for it.
+        lines = [line.removesuffix("\r") for line in file.read_bytes().decode("utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"--values {file}: {e}") from None
     values = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
@@ -138,6 +144,8 @@ def read_persons(spec: Spec, column: str, file: Path) -> Persons:
         raise UserError(f"--values {file}: it has no values; write one a line")
     bits = min((_INTEGERS[t] for t in types if t in _INTEGERS), default=None)
     if bits is None:
+        if blank := [n for n, line in values if line != line.strip()]:
+            raise UserError(f"--values {file}, line {blank[0]}: it begins or ends with a blank; remove it")
         return Persons(column, False, frozenset(line for _, line in values))
     texts = set()
     for number, line in values:

@@ -83,6 +83,7 @@ def _text(request: Request, runs: Sequence[dict[str, Any]]) -> str:
             f"search of {found['files']:,} files ({found['parquet']:,} Parquet, decoded; {found['bytes'] / 2**20:,.1f} "
             f"MiB): {len(found['found'])} have some",
         ]
+        lines += [f"  NOT LOOKED AT: {what}" for what in found["unread"]]
         lines += [f"  LEFT: {what}" for what in [*(p["what"] for p in run["second_look"]), *found["found"]]]
     return "\n".join(lines) + "\n"
 

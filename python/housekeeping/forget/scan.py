@@ -1,13 +1,14 @@
 """A search of every file of ours, by other means than those that erase: what is left of a value is found here.
 
 Parquet files are decoded: a column of the same name has none of the values, and where these are texts, no column of
-texts. Of all other files the bytes are searched, for texts of at least six bytes and integers of twelve digits or more.
+texts has one of at least six bytes: a shorter one is another column's by chance. Of all other files the bytes are
+searched, for texts of at least six bytes and integers of twelve digits or more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.publish.target import table_name
 from headrace.storage import Location
 
 _BLOCK = 1 << 24
@@ -30,19 +32,29 @@ class Scan:
     bytes: int = 0
     #: Names of files that have a value.
     found: list[str] = field(default_factory=list)
+    #: Names of files that could not be read, and were not looked at.
+    unread: list[str] = field(default_factory=list)
 
 
 def scan(state: WorkspaceState, persons: Persons) -> Scan:
-    """Search all files of the pipeline below the workspace, and those that pipelines share; landing files are yours."""
+    """Search all files of the pipeline below the workspace, and the registry, which pipelines share; landing files are
+    yours, and other pipelines' files are theirs.
+    """
     result = Scan()
     for file in _files(state):
+        is_parquet = file.suffix == ".parquet"
+        try:
+            size = file.size()
+            has = _in_parquet(file, persons) if is_parquet else _in_bytes(file.local_path(), persons)
+        except FileNotFoundError:
+            # It has gone meanwhile: of a database that others use, say.
+            continue
+        except (pa.ArrowInvalid, OSError):
+            result.unread.append(state.ws.name_of(file))
+            continue
         result.files += 1
-        result.bytes += file.size()
-        if file.suffix == ".parquet":
-            result.parquet += 1
-            has = _in_parquet(file, persons)
-        else:
-            has = _in_bytes(file.local_path(), persons)
+        result.bytes += size
+        result.parquet += is_parquet
         if has:
             result.found.append(state.ws.name_of(file))
     return result
@@ -53,7 +65,6 @@ def _files(state: WorkspaceState) -> Iterator[Location]:
     places = [
         ws.table(mine, "x").parent,
         ws.lake / "staging" / mine,
-        ws.lake / "warehouse",
         ws.dataset(mine, "x", "x").parent.parent,
         ws.model(mine, "x", "x").parent.parent,
         ws.search(mine, "x", "x").parent.parent,
@@ -61,14 +72,19 @@ def _files(state: WorkspaceState) -> Iterator[Location]:
         ws.report(mine, "x").parent,
         ws.log(mine, "x", "x").parent.parent,
         ws.forgotten(mine),
-        ws.store / "promotions",
-        ws.store / "online",
+        ws.promotions(mine),
         ws.encoded(mine),
         ws.mapped(mine),
-        ws.spark_local,
+        ws.spark_local / "ingest" / mine,
+        ws.spark_local / "score" / mine,
+        *(e for e in (ws.spark_local / "prepared").entries() if e.name.startswith(f"{mine}-")),
     ]
+    if state.spec.publish is not None:
+        name, warehouse = table_name(state.spec), ws.lake / "warehouse"
+        places += [warehouse / name, warehouse / f"{name}_current", warehouse / "headrace_publications" / name]
+        places += [ws.store / "online" / f"{name}.lmdb"]
     for place in places:
-        yield from place.files()
+        yield from [place] if place.is_file() else place.files()
     yield from (e for e in ws.store.entries() if e.name.startswith("mlflow.db"))
 
 
@@ -77,29 +93,35 @@ def _in_parquet(file: Location, persons: Persons) -> bool:
     names = [f.name for f in parquet.schema_arrow if _is_searched(f, persons)]
     for group in range(parquet.num_row_groups if names else 0):
         rows = parquet.read_row_group(group, columns=names, use_threads=False)
-        if any(_in_values(rows.column(name), persons) for name in rows.column_names):
+        if any(_in_values(rows.column(name), name, persons) for name in rows.column_names):
             return True
     return False
 
 
 def _is_searched(f: Any, persons: Persons) -> bool:
-    nested = pa.types.is_nested(f.type)
-    text = nested or pa.types.is_string(f.type) or pa.types.is_large_string(f.type) or pa.types.is_dictionary(f.type)
-    return f.name == persons.column or (text and not persons.integers)
+    text = pa.types.is_string(f.type) or pa.types.is_large_string(f.type) or pa.types.is_dictionary(f.type)
+    other = not persons.integers and (pa.types.is_nested(f.type) or (text and bool(persons.long_texts)))
+    return f.name == persons.column or other
 
 
-def _in_values(values: Any, persons: Persons) -> bool:
-    if not pa.types.is_nested(values.type):
-        return bool(persons.mask(values).any())
-    return any(_in_object(x, persons) for x in values.to_pylist())
+def _in_values(values: Any, name: str, persons: Persons) -> bool:
+    if pa.types.is_nested(values.type):
+        return any(_in_object(x, name, persons) for x in values.to_pylist())
+    return bool(replace(persons, texts=_sought(name, persons)).mask(values).any())
 
 
-def _in_object(value: Any, persons: Persons) -> bool:
+def _in_object(value: Any, name: str, persons: Persons) -> bool:
     if isinstance(value, dict):
-        return any(_in_object(v, persons) for v in value.values())
+        return any(_in_object(v, k, persons) for k, v in value.items())
     if isinstance(value, (list, tuple)):
-        return any(_in_object(v, persons) for v in value)
-    return (isinstance(value, str) or (persons.integers and isinstance(value, int))) and str(value) in persons.texts
+        return any(_in_object(v, name, persons) for v in value)
+    kind = isinstance(value, str) or (persons.integers and isinstance(value, int))
+    return kind and str(value) in _sought(name, persons)
+
+
+def _sought(name: str, persons: Persons) -> frozenset[str]:
+    """The values that are theirs in a column."""
+    return persons.texts if name == persons.column else persons.long_texts
 
 
 def _in_bytes(file: Path, persons: Persons) -> bool:
