@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from headrace.manifest import Resources
 from headrace.memory import below, jvms
+
+log = logging.getLogger("headrace.resources")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -76,7 +79,10 @@ def _until_now() -> Spent | None:
         with suppress(OSError):  # it has ended, or it is another user's
             total += _of_process(pid)
     for remote in REMOTE:
-        total += remote()
+        try:
+            total += remote()
+        except Exception as e:  # whoever tells is gone: no reason to lose what has been worked out
+            log.debug("what is used elsewhere is not known, and not counted: %s: %s", type(e).__name__, e)
     return total
 
 

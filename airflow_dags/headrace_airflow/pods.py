@@ -6,6 +6,7 @@ stage without Spark is not, and tells a state where retries need the exit code.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -42,7 +43,7 @@ class CommandPod(KubernetesPodOperator):
     ) -> None:
         given = properties(pipeline, place.conf)
         self._pipeline, self._secrets = pipeline, secrets(pipeline)
-        self._secret_name = f"headrace-{_name(pipeline.name)}-env" if self._secrets else None
+        self._secret_name = _secret_name(pipeline.name) if self._secrets else None
         gpu = kwargs.get("pool") == GPU_POOL
         name = f"headrace-{_name(pipeline.name)}-{_name(kwargs['task_id'])}"
         try:
@@ -93,6 +94,11 @@ class CommandPod(KubernetesPodOperator):
                 self.code = status.state.terminated.exit_code
                 self.said = status.state.terminated.message or ""
         super().cleanup(pod, remote_pod, *args, **kwargs)
+
+
+def _secret_name(pipeline: str) -> str:
+    """No other pipeline's, also where names differ in what Kubernetes' have not: `shop_a`, `shop__a`."""
+    return f"headrace-{_name(pipeline)}-{hashlib.sha256(pipeline.encode()).hexdigest()[:8]}-env"
 
 
 def _name(text: str) -> str:

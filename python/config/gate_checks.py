@@ -49,6 +49,8 @@ def check_gate(
     if gate.challenger == "promote" and not (has_challenger and gate.model == "neural"):
         lacks = "there is no section `challenger`" if not has_challenger else f"gate.model is '{gate.model}'"
         raise ValueError(f"gate.challenger is 'promote', of the neural model's challenger, and {lacks}")
+    if gate.challenger == "promote" and not predicts_numbers:
+        _check_monitor(train)
     split = features.split
     has_test = split.by == "column" or (split.by == "time" and bool(split.test_days))
     if gate.split == "test" and not has_test:
@@ -62,6 +64,16 @@ def check_gate(
     of_numbers = predicts_numbers if judged is None else judged.objective != "classification"
     if of_numbers and (gate.calibration.ratio is not None or gate.calibration.max_error is not None):
         raise ValueError("gate.calibration is of probabilities, and the model predicts none")
+
+
+def _check_monitor(train: Train) -> None:
+    """A challenger is better by what the stage evaluate measures: neither tasks nor full rankings are."""
+    full = train.evaluation.full_ranking
+    if "." in train.monitor or (full is not None and train.monitor in full.metrics()):
+        raise ValueError(
+            f"gate.challenger is 'promote', of a challenger that is better by train.monitor, and the stage evaluate "
+            f"does not measure '{train.monitor}': set train.monitor to another metric, or gate.challenger to 'report'"
+        )
 
 
 def _check_scored(gate: Gate, score: Score | None) -> None:

@@ -31,6 +31,8 @@ from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.storage import Location
 
 GRAPH, RECORD = "model.onnx", "export.json"
+#: How names begin that lookups and tables have in the graph.
+_RESERVED = ("lookup.", "table-")
 #: Bytes of a table's file at most.
 FILE_BYTES = 2 << 30
 _TYPES = {torch.float32: TensorProto.FLOAT, torch.float16: TensorProto.FLOAT16, torch.uint8: TensorProto.UINT8}
@@ -69,16 +71,29 @@ def write_onnx(
         bytes of the tables' files.
 
     Raises:
-        UserError: see `check_exportable`, `export_dense`.
+        UserError: see `check_exportable`, `export_dense`; a feature has a name that the graph has for itself.
     """
     check_exportable(model)
     made = export_dense(model)
+    _check_names(model.schema, made.graph)
     tables = write_tables(model, folder, precision, file_bytes)
     _put_lookups_before(made.graph, model, tables)
     (folder / GRAPH).put_bytes(made.SerializeToString())
     onnx.checker.check_model(str(folder / GRAPH))
     (folder / RECORD).put_text(json.dumps(_record(card, made.graph, precision), indent=1) + "\n")
     return total_bytes(tables)
+
+
+def _check_names(schema: DatasetSchema, graph: Any) -> None:
+    """Names are unique in a graph: its inputs are the features'."""
+    own = {name for node in graph.node for name in node.output} | {x.name for x in graph.initializer}
+    own |= {CONTINUOUS, VECTORS, *(x.name for x in graph.output)}
+    names = [f.name for kind in (Kind.CONTINUOUS, Kind.CATEGORICAL) for f in schema.of(kind)]
+    if taken := [name for name in names if name in own or name.startswith(_RESERVED)]:
+        raise UserError(
+            f"the model cannot be exported as ONNX: its graph has these names for itself: {', '.join(taken)}; give "
+            f"these features other names"
+        )
 
 
 def _record(card: ModelCard, graph: Any, precision: Precision) -> dict[str, Any]:

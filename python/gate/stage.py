@@ -12,6 +12,7 @@ from headrace.gate.models import section
 from headrace.gate.rules import REFUSED, judge, verdict_of
 from headrace.manifest import Input, Manifest
 from headrace.stage import Context, Result, Stage
+from headrace.train.checkpoint.progress import spec_monitor
 
 log = logging.getLogger("headrace.gate")
 
@@ -81,7 +82,7 @@ class JudgeModel(Stage):
         if challenger is None or challenger["note"]:
             return None
         behind = 0.0 if spec.challenger is None else spec.challenger.behind
-        told = verdict_on_challenger(section(spec), facts, drift, verdict, spec.train.monitor, behind)
+        told = verdict_on_challenger(section(spec), facts, drift, verdict, spec_monitor(spec).metric, behind)
         broken = [rule for rule in told["rules"] if rule["passed"] is False]
         becomes = "; it becomes champion" if told["becomes_champion"] else ""
         log.info("gate: the challenger, version %s, is %s%s", challenger["version"], told["verdict"], becomes)

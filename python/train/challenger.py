@@ -19,6 +19,7 @@ from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
 from headrace.registry.promotion import set_alias
 from headrace.stage import Context, Result, Stage, identity
+from headrace.train.checkpoint.progress import spec_monitor
 from headrace.train.lineage import lineage_of
 from headrace.train.stage import Train, run_parameters
 from headrace.workspace import Workspace
@@ -84,7 +85,7 @@ class TrainChallenger(Stage):
         registered = {"name": ctx.spec.pipeline, "version": version} if version else None
         facts = {**result.facts, "due": because, "behind": behind, "registered": registered}
         if behind is not None:
-            log.info("by %s the day's model is %+.4f behind", ctx.spec.train.monitor, behind)
+            log.info("by %s the day's model is %+.4f behind", spec_monitor(ctx.spec).metric, behind)
         return replace(result, facts=facts)
 
 
@@ -103,7 +104,7 @@ def due(ws: Workspace, spec: Spec, ds: str) -> str | None:
         return f"no model of the {settings.every_days} days before was trained from nothing"
     behind = last.facts.get("behind")
     if last.stage == "challenger" and behind is not None and behind > settings.behind:
-        return f"on {last.ds} the day's model was {behind:.4f} behind by {spec.train.monitor}"
+        return f"on {last.ds} the day's model was {behind:.4f} behind by {spec_monitor(spec).metric}"
     return None
 
 
@@ -128,8 +129,8 @@ def how_far_behind(spec: Spec, todays: Mapping[str, Any], challengers: Mapping[s
         todays: the facts of the stage train.
         challengers: those of the challenger's training, on the same dataset.
     """
-    monitor = spec.train.monitor
-    one, other = todays["metrics"].get(monitor), challengers["metrics"].get(monitor)
+    monitor = spec_monitor(spec)
+    one, other = todays["metrics"].get(monitor.metric), challengers["metrics"].get(monitor.metric)
     if one is None or other is None:
         return None
-    return float(one - other if spec.train.monitor_falls else other - one)
+    return float(one - other if monitor.falls else other - one)

@@ -229,7 +229,7 @@ def test_a_pod_is_what_the_pipeline_says(ask: Ask, tmp_path: Path) -> None:
         {"name": "TZ", "value": "UTC"},
         {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": {"secretKeyRef": {"name": "mlflow", "key": "token"}}},
     ]
-    assert container["envFrom"] == [{"secretRef": {"name": "headrace-a-pipeline-env"}}]
+    assert container["envFrom"] == [{"secretRef": {"name": "headrace-a-pipeline-fd5c7492-env"}}]
     assert pod["spec"]["volumes"] == [
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         {"name": "home", "persistentVolumeClaim": {"claimName": "headrace-home"}},

@@ -399,7 +399,7 @@ def test_pods_of_kubernetes_are_waited_for_by_the_triggerer(days: Days) -> None:
     assert {p["metadata"]["namespace"] for p in pods} == {"days"}
     assert days.kubernetes.pods == {}
     # Values are in the Secret alone; the container has them in its environment.
-    assert {PASSWORD, KEY} <= set(days.kubernetes.secrets["headrace-pods-env"]["stringData"].values())
+    assert {PASSWORD, KEY} <= set(days.kubernetes.secrets["headrace-pods-049c287e-env"]["stringData"].values())
     assert not any(secret in json.dumps(pods) for secret in (PASSWORD, KEY))
     [call] = days.calls("pods", "publish")
     assert (call["env"]["WAREHOUSE_PASSWORD"], call["env"]["AWS_SECRET_ACCESS_KEY"]) == (PASSWORD, KEY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -219,6 +220,22 @@ def test_what_cannot_be_exported_is_named_before_anything_is_written(tmp_path: P
     ):
         with pytest.raises(UserError, match=said):
             onnx_model.write_onnx(made.eval(), card_of(made), local(tmp_path), "fp32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_features_with_names_of_the_graph_are_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    graph = onnx.ModelProto.FromString(dense_of("dlrm")).graph
+    inside = [graph.node[0].output[0], graph.initializer[0].name, "continuous", "vectors", "label", "lookup.0"]
+    monkeypatch.setattr(onnx_model, "export_dense", lambda model: onnx.ModelProto.FromString(dense_of("dlrm")))
+    for name in inside:
+        schema = DatasetSchema(features=(*SCHEMA.features, Feature(name=name, kind=Kind.CONTINUOUS, dtype="float32")))
+        made = ShardedModel(schema, model_of("dlrm").config, LocalCollective(), 3).eval()
+        with pytest.raises(UserError, match=f"names for itself: {re.escape(name)};"):
+            onnx_model.write_onnx(made, card_of(made), local(tmp_path), "fp32")
     assert list(tmp_path.iterdir()) == []
 
 

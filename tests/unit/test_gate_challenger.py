@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import Gate, load_spec
+from headrace.config import Gate, Loss, Train, load_spec
+from headrace.config.gate_checks import check_gate
 from headrace.errors import UserError
 from headrace.gate.challenger import BEHIND, better_rule, judge_challenger, verdict_on_challenger
 from headrace.gate.rules import PASSED, REFUSED, judge
 from headrace.gate.stage import JudgeModel
 from headrace.manifest import Manifest
 from headrace.stage import run_stage
+from headrace.train.checkpoint.progress import spec_monitor
 from headrace.workspace import Workspace
 
 
@@ -151,3 +153,40 @@ def test_only_a_neural_challenger_is_promoted(more: list[str], said: str) -> Non
     with pytest.raises(UserError, match=said):
         load_spec("clicks", ["gate={}", *more])
     assert "challenger" not in load_spec("clicks", ["gate={}"]).model_dump()["gate"]
+
+
+def test_no_challenger_is_promoted_by_what_evaluate_does_not_measure() -> None:
+    features, gate = load_spec("clicks").features, Gate(challenger="promote")
+    task, full = {"tasks": {"click": {}, "buy": {"label": "buy"}}}, {"evaluation": {"full_ranking": {"k": 20}}}
+    for more, monitor, fits in (
+        (task, "auc.buy", False),
+        (task, "auc", True),
+        (full, "ndcg_at_20_full", False),
+        (full, "auc", True),
+    ):
+        train = Train.model_validate({**more, "monitor": monitor})
+
+        def check(numbers: bool, train: Train = train) -> None:
+            check_gate(gate, {}, None, train, features, has_drift=False, has_challenger=True, predicts_numbers=numbers)
+
+        check(True)  # by rmse, whatever is monitored
+        if fits:
+            check(False)
+        else:
+            with pytest.raises(ValueError, match=f"does not measure '{monitor}'"):
+                check(False)
+
+
+def test_a_challenger_that_predicts_numbers_is_better_by_their_errors() -> None:
+    """As training chooses its model, whatever `train.monitor` is by default."""
+    spec = load_spec("clicks", ["gate={challenger: promote}", "challenger={behind: 0.01}"])
+    assert spec_monitor(spec) == ("log_loss", True)
+    for kind, monitor in (("squared_error", ("rmse", True)), ("bpr", ("auc", False)), ("bce", ("log_loss", True))):
+        model = spec.model.model_copy(update={"loss": Loss.model_construct(kind=kind)})
+        of_kind = spec.model_copy(update={"model": model})
+        facts = evaluated(0.7, None, 0.72)
+        facts["challenger"]["beside_model"]["rmse"] = {"value": -0.02, "low": None, "high": None, "p": None}
+        told = JudgeModel()._on_challenger(of_kind, facts, None, PASSED)
+        assert spec_monitor(of_kind) == monitor
+        assert told is not None
+        assert told["becomes_champion"] == (kind != "bce")

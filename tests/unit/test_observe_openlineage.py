@@ -21,11 +21,12 @@ import pytest
 from openlineage.client import event_v2
 from openlineage.client.generated import base
 
-from headrace.config import Spec, load_spec
+from headrace.config import OpenLineage, Spec, load_spec
 from headrace.errors import RefusedError, UserError
 from headrace.manifest import Input, Manifest, Output
 from headrace.observe.application import Observation
 from headrace.observe.openlineage.names import DatasetName, name_of, of_location, of_warehouse
+from headrace.observe.openlineage.sender import wanted
 from headrace.observe.run_id import ParentRun, new_run_id
 from headrace.observe.whole_run import whole_run
 from headrace.stage import Context, Result, run_stage
@@ -329,11 +330,26 @@ def test_no_secret_is_taken_from_a_spec() -> None:
         ("s3a://bucket/a/b", "s3://bucket", "a/b"),
         ("gs://bucket/a", "gs://bucket", "a"),
         ("abfss://box@account.dfs.core.windows.net/a", "abfss://box@account.dfs.core.windows.net", "/a"),
+        ("wasbs://box@account.blob.core.windows.net/a", "wasbs://box@account.blob.core.windows.net", "a"),
+        ("ftp://user:secret@host/a", "ftp://host", "/a"),
         ("hdfs://namenode:8020/a/b", "hdfs://namenode:8020", "/a/b"),
     ],
 )
 def test_names_of_files(uri: str, namespace: str, name: str) -> None:
     assert of_location(uri) == DatasetName(namespace, name)
+
+
+def test_nothing_is_asked_for_where_there_is_neither_home_nor_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> Any:
+        raise FileNotFoundError("cwd")
+
+    def homeless() -> Any:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.cwd", gone)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    assert not wanted(None)
+    assert wanted(OpenLineage())
 
 
 def test_names_of_days_of_a_source_table_are_the_tables(ws: Workspace) -> None:

@@ -72,6 +72,16 @@ def test_what_is_used_elsewhere_is_added(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found.read_bytes >= 250, found.written_bytes >= 20) == (True, True)
 
 
+def test_what_cannot_be_told_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> Spent:
+        raise ConnectionRefusedError("the JVM has ended")
+
+    monkeypatch.setattr("headrace.resources.REMOTE", [gone, lambda: Spent(3.0)])
+    found = ResourceUse.begin().used()
+    assert found is not None
+    assert found.core_seconds < 1
+
+
 def test_what_ranks_tell_is_added_where_nobody_has_waited_for_them() -> None:
     found = ResourceUse.begin().used(ranks=500.0)
     assert found is not None

@@ -28,7 +28,7 @@ from headrace.schema import DatasetSchema
 from headrace.workspace import Workspace
 
 #: By kind, as the specification's examples write it.
-_TYPES = {"landing": "FILE", "file": "FILE", "dataset": "FILE", "model": "MODEL"}
+_TYPES = {"landing": "FILE", "file": "FILE", "dataset": "FILE", "replay": "FILE", "model": "MODEL"}
 
 
 def inputs_of(

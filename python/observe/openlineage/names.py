@@ -19,6 +19,8 @@ _OF_DAY = re.compile(r"/(before|\d{4}-\d{2}-\d{2})$")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: Stores whose objects have keys, which begin with no slash.
 _OBJECT_STORES = ("s3", "gs", "wasb", "wasbs")
+#: Stores whose authority is CONTAINER@HOST; of others what is before the @ is a user.
+_CONTAINERS = ("abfss", "wasb", "wasbs")
 #: Schemes by which Hadoop's connectors call a store.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss"}
 _PORTS = {"postgres": 5432, "redshift": 5439, "clickhouse": 8443}
@@ -51,7 +53,8 @@ def of_location(uri: str) -> DatasetName:
     if scheme in ("", "file"):
         return DatasetName("file", unquote(parts.path) if scheme else uri)
     path = parts.path.lstrip("/") if scheme in _OBJECT_STORES else parts.path
-    return DatasetName(f"{scheme}://{parts.netloc.rpartition('@')[2] if scheme != 'abfss' else parts.netloc}", path)
+    host = parts.netloc if scheme in _CONTAINERS else parts.netloc.rpartition("@")[2]
+    return DatasetName(f"{scheme}://{host}", path)
 
 
 def of_warehouse(spec: Spec, ws: Workspace, manifest: Manifest) -> DatasetName:

@@ -35,8 +35,14 @@ def wanted(conf: OpenLineage | None) -> bool:
     named = any(
         v in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG") or v.startswith("OPENLINEAGE__TRANSPORT") for v in os.environ
     )
-    files = (Path.cwd() / _FILE, Path.home() / ".openlineage" / _FILE)
-    return conf is not None or named or any(file.is_file() for file in files)
+    return conf is not None or named or any(map(_has_file, (Path.cwd, lambda: Path.home() / ".openlineage")))
+
+
+def _has_file(folder: Callable[[], Path]) -> bool:
+    # A working directory may be removed, a user without a home.
+    with suppress(OSError, RuntimeError):
+        return (folder() / _FILE).is_file()
+    return False
 
 
 def namespace_of(conf: OpenLineage | None) -> str:

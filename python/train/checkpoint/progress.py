@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.config import Train
+from headrace.config import Spec, Train
 
 
 class Monitor(NamedTuple):
@@ -38,6 +38,13 @@ def monitor_of(train: Train, predicts: str) -> Monitor:
     if predicts == "order" and train.monitor == LOG_LOSS.metric:
         return Monitor("auc", False)
     return Monitor(train.monitor, train.monitor_falls)
+
+
+def spec_monitor(spec: Spec) -> Monitor:
+    """`monitor_of` the neural model that a spec names, as far as the spec says what it predicts."""
+    if spec.model.loss is not None:
+        return monitor_of(spec.train, spec.model.loss.predicts)
+    return monitor_of(spec.train, "number" if spec.features.label_type == "number" else "probability")
 
 
 class Progress(BaseModel):
