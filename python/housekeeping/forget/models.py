@@ -24,14 +24,14 @@ from headrace.features.workflow.saved import SavedWorkflow, file_of, table_file,
 from headrace.features.workflow.workflow import Workflow
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.forget.place import Place
-from headrace.housekeeping.forget.values import blanked, parts_of, vocabularies_of
+from headrace.housekeeping.forget.values import blanked, is_blanked, parts_of, vocabularies_of
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.storage import Location
 
 _META = "model.json"
 _WORKFLOW, _EMBEDDINGS, _DYNAMIC, _DENSE = "workflow", "embeddings", "dynamic", "dense.safetensors"
 #: Buffers of models that keep the edges of a graph of their training rows.
-_GRAPH = b"graph_users"
+_USERS, _ITEMS = "graph_users", "graph_items"
 
 
 def model_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
@@ -46,11 +46,12 @@ def model_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
             continue
         folder = file.parent
         found = _Found.of(folder, persons)
-        if found.rows or found.files:
-            left = ""
-            if found.codes and (folder / _DENSE).is_file() and _GRAPH in (folder / _DENSE).read_bytes():
-                left = "it keeps the graph of its training rows: train its day again, and remove this one"
-            act = partial(_rewrite, folder, found)
+        graph = _ITEMS if state.spec.score and persons.column == state.spec.score.item.key else _USERS
+        in_graph = found.forgotten and _has_edges(folder / _DENSE, graph, found.forgotten)
+        if found.rows or found.files or in_graph:
+            left = "it keeps the graph of its training rows: train its day again, and remove this one"
+            left = left if in_graph else ""
+            act = partial(_rewrite, folder, found) if found.rows or found.files else None
             rewritten = len(found.files) + bool(found.rows)
             yield Place("model", ws.name_of(folder), found.rows, rewritten, left=left, act=act)
 
@@ -63,6 +64,8 @@ class _Found:
     rows: int = 0
     #: By table: codes; by table of raw ids: ids.
     codes: dict[str, set[int]] = field(default_factory=dict)
+    #: Codes of their values, and of those that went before: a graph keeps these.
+    forgotten: set[int] = field(default_factory=set)
     ids: dict[str, set[int]] = field(default_factory=dict)
     #: Files of the workflow, by path in the model's folder, as they are to be.
     files: dict[str, pa.Table] = field(default_factory=dict)
@@ -103,8 +106,10 @@ class _Found:
         for name in vocabularies_of(bound, persons.column) & saved.vocabularies.keys():
             table = pq.read_table(vocabulary_file(workflow, name))
             gone = persons.mask(table.column("value"))
+            numbers = table.column("code").to_numpy()
+            before = np.array([is_blanked(v) for v in table.column("value").to_pylist()], np.bool_)
+            self.forgotten |= set(numbers[gone | before].tolist())
             if gone.any():
-                numbers = table.column("code").to_numpy()
                 codes[name] = set(numbers[gone].tolist())
                 values = blanked(table.column("value").to_pylist(), gone, numbers.tolist())
                 new = table.set_column(0, table.schema.field(0), pa.array(values, pa.string()))
@@ -145,6 +150,16 @@ class _Found:
                 for name in chain.outputs:
                     if persons.column in chain.sources[name]:
                         self.ids[name] = set(ids.tolist())
+
+
+def _has_edges(dense: Location, name: str, codes: set[int]) -> bool:
+    """Whether a graph that a model keeps has an edge of one of these codes."""
+    if not dense.is_file() or name.encode() not in dense.read_bytes():
+        return False
+    from safetensors.numpy import load
+
+    graphs = (v for k, v in load(dense.read_bytes()).items() if k.rpartition(".")[2] == name)
+    return any(bool(np.isin(graph, sorted(codes)).any()) for graph in graphs)
 
 
 def _rewrite(folder: Location, found: _Found) -> None:

@@ -42,7 +42,7 @@ def table_places(state: WorkspaceState, persons: Persons, request: str) -> Itera
             found.rewritten + logs,
             found.removed,
             found.size,
-            "; ".join([*found.left, *left]),
+            "; ".join(left),
             act=partial(_erase, state, table, change, request, values),
         )
 
@@ -64,11 +64,13 @@ def change_of(spec: Spec, name: str, persons: Persons) -> tuple[str, Change, Val
     return kind, Change((persons.column,), partial(_without_rows, persons)), {persons.column: exact}
 
 
-def _erase(state: WorkspaceState, table: Location, change: Change, request: str, values: Values) -> None:
+def _erase(state: WorkspaceState, table: Location, change: Change, request: str, values: Values) -> str:
     if _has_vectors(table):
         _purge(state, table)
-    erase(table, change, request, delete=True)
+    # What is left of rows is known afterwards: deletion vectors are gone by now.
+    found = erase(table, change, request, delete=True)
     redact_log(table, values, delete=True)
+    return "; ".join(found.left)
 
 
 def _has_vectors(table: Location) -> bool:

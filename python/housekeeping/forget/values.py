@@ -16,6 +16,11 @@ _NOBODY = "\ue000forgotten/{}"
 _LENGTH = re.compile(r"(\d+):")
 
 
+def is_blanked(value: str | None) -> bool:
+    """Whether a value has taken the place of one that went."""
+    return value is not None and value.startswith(_NOBODY.format(""))
+
+
 def blanked(
     values: Sequence[str | None], gone: Sequence[bool] | npt.NDArray[np.bool_], numbers: Iterable[int]
 ) -> list[str | None]:
