@@ -24,12 +24,13 @@ def export(
         ws: the workspace.
         pipeline: a shipped pipeline's name or a YAML file.
         asked: a version's number, or `@` and an alias.
-        to: the folder.
+        to: the folder; those above it are made.
         precision: of the embedding tables' rows.
         overrides: `key=value` for the spec.
 
     Raises:
-        UserError: there is no such model, it cannot be exported, the folder is something else, ONNX is not installed.
+        UserError: there is no such model, it cannot be exported, the folder is something else or cannot be
+            written, ONNX is not installed.
     """
     spec = load_spec(pipeline, overrides)
     name = registered_name(spec.pipeline, "train" if spec.gate is None else spec.gate.stage)
@@ -47,11 +48,15 @@ def export(
     from headrace.models.saved import read_card
 
     card = read_card(found.source)
-    with tempfile.TemporaryDirectory(dir=to.parent.local_path(), prefix=".export-") as maps:
-        model = load_mapped(found.source, local(maps))
-        check_exportable(model)
-        with to.new_folder() as folder:
-            size = write_onnx(model, card, folder, precision)
+    try:
+        to.parent.make_dir()
+        with tempfile.TemporaryDirectory(dir=to.parent.local_path(), prefix=".export-") as maps:
+            model = load_mapped(found.source, local(maps))
+            check_exportable(model)
+            with to.new_folder() as folder:
+                size = write_onnx(model, card, folder, precision)
+    except OSError as e:
+        raise UserError(f"{to} cannot be written: {e}") from e
     day = f" of {found.ds}" if found.ds else ""
     out.print(
         f"version {found.version} of '{name}'{day} ({card.kind}): {to}, tables {precision}, {size / 2**20:,.1f} MiB"

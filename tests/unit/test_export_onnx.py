@@ -256,7 +256,6 @@ def test_a_registered_model_of_two_ranks_is_exported_whole(tmp_path: Path) -> No
     name = registered_name("clicks", "train")
     register(ws, name, local(saved), {}, "k", ds="2026-01-01")
     to = tmp_path / "out" / "clicks"
-    to.parent.mkdir()
     for _ in range(2):  # an export that is there is replaced
         export_command(ws, "clicks", "1", local(to), "fp32")
     assert [p.name for p in to.parent.iterdir()] == ["clicks"]
@@ -275,3 +274,6 @@ def test_a_registered_model_of_two_ranks_is_exported_whole(tmp_path: Path) -> No
         export_command(ws, "clicks", "1", local(to), "fp32")
     with pytest.raises(UserError, match="no version 7"):
         export_command(ws, "clicks", "7", local(to), "fp32")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        export_command(ws, "clicks", "1", local(tmp_path / "file" / "clicks"), "fp32")
