@@ -99,10 +99,13 @@ def _tuned(seed: int, folder: Path) -> CaseResult:
     given = ["movielens", "--home", str(folder / "home"), "--ds", spec.ds, "--overlay", str(neumf), "--set", _source()]
     run_headrace("run", *given, "--to", "features")
     run_headrace("tune", *given, "--overlay", str(search), "--seconds", str(SEARCH_SECONDS), "--out", str(best))
-    overrides = [*load_overlay(neumf), _source(), *(load_overlay(best) if best.is_file() else [])]
+    # As long as the trials were: what was chosen was chosen for that many epochs.
+    epochs = load_spec("movielens", [*load_overlay(neumf), *load_overlay(search)]).train.search.epochs
+    chosen = [*load_overlay(best), f"train.epochs={epochs}"] if best.is_file() else []
+    overrides = [*load_overlay(neumf), _source(), *chosen]
     found = pipeline_case("", "movielens", overrides=overrides, metrics=_METRICS).run(seed, folder)
-    chosen = ", ".join(load_overlay(best)) if best.is_file() else "none better than those given"
-    return CaseResult(found.metrics, found.seconds, found.peak_mib, found.intervals, {"settings found": chosen})
+    note = {"settings found": ", ".join(chosen) or "none better than those given"}
+    return CaseResult(found.metrics, found.seconds, found.peak_mib, found.intervals, note)
 
 
 def _settings(tuned: bool) -> dict[str, Any]:
@@ -110,7 +113,11 @@ def _settings(tuned: bool) -> dict[str, Any]:
     spec = load_spec("movielens", [*load_overlay(neumf), "source.path=beauty.t*"])
     left_out = {"train": {"ranks", "threads", "seed", "search"}, "description": True}
     told = spec.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
-    return {"spec": told, "split": 1, "search_seconds": SEARCH_SECONDS if tuned else None}
+    return {
+        "spec": told,
+        "split": 1,
+        **({"search_seconds": SEARCH_SECONDS, "epochs": "of the search"} if tuned else {}),
+    }
 
 
 PART = Part(
@@ -121,8 +128,8 @@ Another split of the form that MovieLens-1M has above: the last item of each of 
 user never had, drawn uniformly (seed 1, `bench.quality.leave_one_out.write_split`); 54,542 items, 313,736 training
 rows. HR@10 and NDCG@10 as above. Nothing of the pipeline `movielens` but `source.path` differs: first with the
 settings that were chosen for MovieLens-1M, then with what `headrace tune` finds by one held-out training item of each
-user within 1,200 seconds (`conf/overlays/neumf_search.yaml`); neither looks at a left-out item before its model is
-finished.
+user within 1,200 seconds (`conf/overlays/neumf_search.yaml`), and for as many epochs as a trial has; neither looks at
+a left-out item before its model is finished.
 """,
     cases=(
         Case("NeuMF, settings of MovieLens-1M", _as_movielens, lambda: _settings(tuned=False), metrics=_METRICS),
