@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import signal
 import socketserver
 import subprocess
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email import message_from_bytes, policy
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
@@ -369,14 +371,39 @@ def stages_tried(pipeline: str) -> list[str]:
     return [n for stage in stages_of(pipeline) for n in [stage] * (2 if stage in ("ingest", "features") else 1)]
 
 
+def overtaken(days: Days, pipeline: str, stage: str) -> int:
+    """Tries of a stage's task that Airflow's scheduler itself ended.
+
+    Where a task goes on before the scheduler has read that it was deferred, which a busy machine makes likely, the
+    scheduler takes the one for the other and has the task tried again.
+    """
+    task = "complete" if stage == "look" else stage
+    instance = rf"<TaskInstance: headrace_{pipeline}_retrain\.{task} \S+ \[(?:running|queued)\] [^>]*>"
+    log = (days.service.home / "scheduler.log").read_text()
+    return sum(
+        bool(re.search(f"{instance} finished with state success", line))
+        for line in log.splitlines()
+        if "scheduler_job_runner.py" in line
+    )
+
+
+def assert_tried(days: Days, pipeline: str, made: list[str], expected: list[str]) -> None:
+    """These stages in this order, as often as expected, and once more for each try that the scheduler ended."""
+    assert [stage for stage, _ in groupby(made)] == [stage for stage, _ in groupby(expected)]
+    more = {stage: overtaken(days, pipeline, stage) for stage in expected}
+    for stage in expected:
+        assert expected.count(stage) <= made.count(stage) <= expected.count(stage) + more[stage], stage
+    tasks = days.service.tasks(f"headrace_{pipeline}_retrain", f"r{DS}")
+    tries = {stage: tasks[stage]["try_number"] - more[stage] for stage in ("ingest", "features")}
+    assert tries == {"ingest": 1, "features": 2}
+
+
 def test_drivers_on_a_cluster_are_waited_for_by_the_triggerer(days: Days) -> None:
     """Each stage and each look is a driver; its exit code stands in its log: 75 is no try, 1 is, with a new driver."""
     assert set(states(days, "remote_retrain").values()) == {"success"}
     made = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "remote" and runs_stage(c)]
-    assert made == ["look", *stages_tried("remote")]
+    assert_tried(days, "remote", made, ["look", *stages_tried("remote")])
     assert len(Master.requests) == len(made)
-    tasks = days.service.tasks("headrace_remote_retrain", f"r{DS}")
-    assert (tasks["ingest"]["try_number"], tasks["features"]["try_number"]) == (1, 2)
     request = Master.requests[-1]
     assert request["mainClass"] == "org.apache.spark.deploy.SparkSubmit"
     assert request["environmentVariables"]["AWS_SECRET_ACCESS_KEY"] == KEY
@@ -391,9 +418,7 @@ def test_pods_of_kubernetes_are_waited_for_by_the_triggerer(days: Days) -> None:
     found = states(days, "pods_retrain")
     assert (found.pop("promote"), set(found.values())) == ("skipped", {"success"})
     made = [c["stage"] for c in stub.calls(days.folder) if c["pipeline"] == "pods"]
-    assert made == ["look", *(stage for stage in stages_tried("pods") if stage != "promote")]
-    tasks = days.service.tasks("headrace_pods_retrain", f"r{DS}")
-    assert (tasks["ingest"]["try_number"], tasks["features"]["try_number"]) == (1, 2)
+    assert_tried(days, "pods", made, ["look", *(stage for stage in stages_tried("pods") if stage != "promote")])
     pods = [p for p in days.kubernetes.created if p["metadata"]["name"].startswith("headrace-pods-")]
     assert len(pods) == len(made)
     assert {p["metadata"]["namespace"] for p in pods} == {"days"}
