@@ -10,6 +10,7 @@ import functools
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -61,7 +62,9 @@ def _styled(draw: Callable[P, Markup]) -> Callable[P, Markup]:
 
     @functools.wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> Markup:
-        with matplotlib.rc_context(_STYLE):
+        with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+            # Text stays text, in the page's font: Matplotlib's own measures it and draws none of it.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
             return draw(*args, **kwargs)
 
     return styled

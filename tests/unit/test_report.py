@@ -498,6 +498,10 @@ def test_facts_of_any_shape_never_stop_the_page(data: st.DataObject) -> None:
     Checker(page(make_day(manifests, truth=truth)))
 
 
+def test_names_that_the_plots_font_has_not_stay_text() -> None:
+    assert "売上\U0004f675" in plots.tree_curve([], [(1.0, 0.5), (2.0, 0.6)], "売上\U0004f675")
+
+
 @pytest.mark.parametrize("value", [-2.3e106, 1e300, 1e-300, 1e12])
 def test_numbers_and_names_of_any_size_leave_room_for_the_bars(value: float) -> None:
     for svg in (
