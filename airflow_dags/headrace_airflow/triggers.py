@@ -81,9 +81,13 @@ class ApplicationEnded(BaseTrigger):
         return "headrace_airflow.triggers.ApplicationEnded", kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Ask, wait, ask again; an API that is silent for a while is asked on."""
+        """Wait, ask, wait again; an API that is silent for a while is asked on.
+
+        By the first answer the scheduler has read that the task is deferred: one that goes on before, it tries again.
+        """
         cluster, silent = Cluster(self.kind, self.rest, self.web), 0
         while True:
+            await asyncio.sleep(self.seconds)
             try:
                 state = await asyncio.to_thread(cluster.state, self.application)
             except OSError as e:
@@ -97,4 +101,3 @@ class ApplicationEnded(BaseTrigger):
                 if state.ended:
                     yield TriggerEvent(state.as_event())
                     return
-            await asyncio.sleep(self.seconds)

@@ -243,7 +243,7 @@ def days(tmp_path_factory: pytest.TempPathFactory, messages: tuple[Messages, int
         "HEADRACE_REPORTS_URL": "https://reports.example.org/r/",
         "HEADRACE_WAIT_SECONDS": "6",
         "HEADRACE_RETRY_SECONDS": "1",
-        "HEADRACE_POLL_SECONDS": "2",
+        "HEADRACE_POLL_SECONDS": "5",
         "HEADRACE_NOTIFY": "failed,refused,done",
     }
     with kubernetes_api.serve(kubernetes) as port:
@@ -394,8 +394,8 @@ def assert_tried(days: Days, pipeline: str, made: list[str], expected: list[str]
     for stage in expected:
         assert expected.count(stage) <= made.count(stage) <= expected.count(stage) + more[stage], stage
     tasks = days.service.tasks(f"headrace_{pipeline}_retrain", f"r{DS}")
-    tries = {stage: tasks[stage]["try_number"] - more[stage] for stage in ("ingest", "features")}
-    assert tries == {"ingest": 1, "features": 2}
+    for stage, tries in (("ingest", 1), ("features", 2)):
+        assert tries <= tasks[stage]["try_number"] <= tries + more[stage], stage
 
 
 def test_drivers_on_a_cluster_are_waited_for_by_the_triggerer(days: Days) -> None:
@@ -408,7 +408,7 @@ def test_drivers_on_a_cluster_are_waited_for_by_the_triggerer(days: Days) -> Non
     assert request["mainClass"] == "org.apache.spark.deploy.SparkSubmit"
     assert request["environmentVariables"]["AWS_SECRET_ACCESS_KEY"] == KEY
     assert KEY not in json.dumps(request["appArgs"] + list(request["sparkProperties"].values()))
-    log = "".join(p.read_text() for p in days.service.home.rglob("attempt=1.log") if "remote" in str(p))
+    log = "".join(p.read_text() for p in days.service.home.rglob("attempt=*.log*") if "remote" in str(p))
     assert "the application is FINISHED" in log
     assert "error: features of remote answers 1" in log
 
@@ -428,7 +428,7 @@ def test_pods_of_kubernetes_are_waited_for_by_the_triggerer(days: Days) -> None:
     assert not any(secret in json.dumps(pods) for secret in (PASSWORD, KEY))
     [call] = days.calls("pods", "publish")
     assert (call["env"]["WAREHOUSE_PASSWORD"], call["env"]["AWS_SECRET_ACCESS_KEY"]) == (PASSWORD, KEY)
-    log = "".join(p.read_text() for p in days.service.home.rglob("attempt=1.log") if "headrace_pods_retrain" in str(p))
+    log = "".join(p.read_text() for p in days.service.home.rglob("attempt=*.log*") if "headrace_pods_retrain" in str(p))
     assert "error: features of pods answers 1" in log
 
 
