@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.errors import UserError
+from headrace.lake.delta.user_metadata import said_by
 from headrace.storage import Location
 
 _MARK = "headrace.erasure"
@@ -68,13 +69,8 @@ def erasure_text(request: str, rows: Mapping[str, int]) -> str:
 
 def erased_rows(user_metadata: str | None) -> Mapping[str, int] | None:
     """By day, the rows that a commit of ours has erased; None of another commit."""
-    if user_metadata is None or _MARK not in user_metadata:
-        return None
-    try:
-        stored = json.loads(user_metadata)
-    except ValueError:
-        return None
-    return dict(stored[_MARK]["rows"]) if isinstance(stored, dict) and _MARK in stored else None
+    said = said_by(_MARK, user_metadata)
+    return None if said is None else dict(said["rows"])
 
 
 def _file(table: Location) -> Location:

@@ -6,6 +6,7 @@ import json
 
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
+from headrace.lake.delta.user_metadata import said_by
 from headrace.storage import Location
 
 _MARK = "headrace.retention"
@@ -34,10 +35,5 @@ def remove_days_before(table: Location, first: str) -> int | None:
 
 def first_kept(user_metadata: str | None) -> str | None:
     """The first day that a commit of `remove_days_before` has left; None of another commit."""
-    if user_metadata is None or _MARK not in user_metadata:
-        return None
-    try:
-        stored = json.loads(user_metadata)
-    except ValueError:
-        return None
-    return str(stored[_MARK]["first"]) if isinstance(stored, dict) and _MARK in stored else None
+    said = said_by(_MARK, user_metadata)
+    return None if said is None else str(said["first"])
