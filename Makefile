@@ -7,11 +7,14 @@
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make iceberg   the jar for pipelines whose source is an Iceberg table (47 MB)
+#   make s3        what Spark needs for a lake in S3 (9 MB): docs/storage.md
+#   make s3-day    a whole day with lake and store in S3 beside the same day on local files; fetches an S3 server (12 MB)
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make quality   models on real data sets beside published figures: docs/quality.md (PARTS=beauty,adult SEEDS=1,2,3)
 #   make month     30 days of generated clicks that move, trained anew every day: docs/retrain.md (make year: 365 short ones)
+#   make month-replay  the same days with rows of older days in their steps: what is forgotten with and without
 #   make disk-use  disk use over 60 simulated days, with headrace gc after each and without: docs/housekeeping.md
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make sanitize-gpu  on a machine with a GPU: native functions and Triton kernels under compute-sanitizer
@@ -20,6 +23,9 @@
 #   make doctor    what is installed, what is missing, what to do
 #   make airflow   Airflow's own environment (.venv-airflow)
 #   make onnx      what `headrace export` needs: ONNX, onnxruntime
+#   make serve     what `headrace serve` needs besides: gRPC, httptools, uvloop; Triton's client for its tests
+#   make wheel     headrace as a wheel with its conf, jars and native libraries: build/dist (docs/cluster.md)
+#   make export-parity     exports of all models beside torch, by format and precision: docs/export.md
 #   make clean     remove build/, the environments and ./var; keep the caches
 
 SHELL := /bin/bash
@@ -41,7 +47,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids onnx gpu-check lock format
+.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg s3 s3proxy s3-day rapids onnx export-parity serve wheel gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -101,6 +107,14 @@ $(STAMPS)/iceberg: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve Iceberg's jar (47 MB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon iceberg 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
+$(STAMPS)/s3: $(shell find native/src/s3 -type f) build.gradle $(STAMPS)/jars $(STAMPS)/venv
+	@$(STEP) "resolve Spark's file system for S3 (9 MB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon s3 2>&1 | { grep -vi "^openjdk" || true; }'
+	@touch $@
+
+$(STAMPS)/s3proxy: build.gradle $(STAMPS)/tools
+	@$(STEP) "resolve S3Proxy (12 MB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon s3proxy 2>&1 | { grep -vi "^openjdk" || true; }'
+	@touch $@
+
 $(STAMPS)/rapids: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve the RAPIDS plugin (1 GB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon rapids 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
@@ -108,6 +122,14 @@ $(STAMPS)/rapids: build.gradle $(STAMPS)/tools
 # Beside what `venv` installs, in the same environment.
 $(STAMPS)/onnx: requirements/onnx.lock $(STAMPS)/venv
 	@$(STEP) "install ONNX and onnxruntime (120 MB)" $(UV) pip install -q --require-hashes --no-deps --python $(PYTHON) -r requirements/onnx.lock
+	@touch $@
+
+$(STAMPS)/serve: requirements/serve.lock $(STAMPS)/onnx
+	@$(STEP) "install the server's libraries (60 MB)" $(UV) pip install -q --require-hashes --no-deps --python $(PYTHON) -r requirements/serve.lock
+	@touch $@
+
+$(STAMPS)/clickhouse: requirements/clickhouse.lock $(STAMPS)/venv
+	@$(STEP) "install ClickHouse for its tests (51 MB)" $(UV) pip install -q --require-hashes --no-deps --python $(PYTHON) -r requirements/clickhouse.lock
 	@touch $@
 
 $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
@@ -128,9 +150,16 @@ jars: $(STAMPS)/jars
 native: $(STAMPS)/native
 native-cuda: $(STAMPS)/native-cuda
 iceberg: $(STAMPS)/iceberg
+s3: $(STAMPS)/s3
+s3proxy: $(STAMPS)/s3proxy
 rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
 onnx: $(STAMPS)/onnx
+serve: $(STAMPS)/serve
+wheel: env
+	@$(STEP) "build the wheel: build/dist" scripts/wheel.sh build/dist
+export-parity: onnx
+	@$(PYTHON) -m bench.export_parity
 
 # --- what people run ------------------------------------------------------------------------------------------------
 
@@ -140,6 +169,9 @@ demo: env
 
 closed-loop: env
 	@$(PYTHON) scripts/closed_loop.py --home build/closed-loop
+
+s3-day: env s3 s3proxy
+	@PYTHONPATH=. $(PYTHON) scripts/s3_day.py
 
 doctor: env
 	@$(HEADRACE) doctor
@@ -159,10 +191,11 @@ downloads: $(STAMPS)/tools
 	@$(MAKE) rapids
 	@$(MAKE) jars
 	@$(MAKE) iceberg
+	@$(MAKE) s3proxy
 	@$(MAKE) airflow
 setup-test:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads
-	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/onnx $(STAMPS)/classes lint
+	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/serve $(STAMPS)/clickhouse $(STAMPS)/classes lint
 
 # Three processes on two cores: many tests wait, for JVMs, for ranks and for deadlines, so two leave a quarter of the
 # cores idle. A process may take 3 GB.
@@ -179,9 +212,11 @@ bench-peers: $(STAMPS)/bench-peers
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))
 MONTH_ARGS ?=
-.PHONY: month year
+.PHONY: month month-replay year
 month: env
 	@$(PYTHON) -m bench.retrain --days 30 $(MONTH_ARGS)
+month-replay: env
+	@$(PYTHON) -m bench.retrain.replay $(MONTH_ARGS)
 year: env
 	@$(PYTHON) -m bench.retrain --days 365 --home build/year --set generate.rows_per_day=30000 $(MONTH_ARGS)
 # PARTS=beauty,adult: those alone; goes on where it was stopped (bench/quality/__init__.py).
@@ -198,6 +233,7 @@ sanitize-gpu: env
 	@command -v compute-sanitizer >/dev/null || { echo "sanitize-gpu: no compute-sanitizer here: it comes with the CUDA toolkit (/usr/local/cuda/bin)" >&2; exit 2; }
 	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --noconftest tests/native/test_columns.py -k gpu
 	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --confcutdir=tests/gpu tests/gpu/test_kernels.py tests/gpu/test_interaction.py
+bench-serve: serve
 bench-%: env
 	@mkdir -p build/bench
 	@$(PYTHON) -m bench.bench_$*
@@ -211,6 +247,8 @@ format: env
 lock: $(STAMPS)/tools
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/headrace.in -o requirements/headrace.lock
 	@mkdir -p build/tmp; sed 's/ *\\$$//; /--hash/d' requirements/headrace.lock > build/tmp/headrace.constraints && $(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 -c build/tmp/headrace.constraints requirements/onnx.in -o requirements/onnx.lock
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 -c build/tmp/headrace.constraints requirements/serve.in -o requirements/serve.lock
+	@$(UV) pip compile -q --no-header --no-deps --generate-hashes --python-version 3.11 requirements/clickhouse.in -o requirements/clickhouse.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/cuda.in -o requirements/cuda.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/nvtabular.overrides requirements/nvtabular.in -o requirements/nvtabular.lock

@@ -3,47 +3,94 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import headrace
 from headrace.stages import LEASES
-from headrace.storage import Location, local
+from headrace.storage import Location, local, local_folder, location_of
+from headrace.storage.objects.copies import VARIABLE as CACHE
 
 #: First parts of the names of what is in the lake; all else that manifests name is in the store.
 _LAKE = ("lake", "landing")
+
+
+class Roots(Protocol):
+    """What a pipeline says of where its things are: see Workspace."""
+
+    @property
+    def lake(self) -> str | None: ...
+
+    @property
+    def store(self) -> str | None: ...
+
+    @property
+    def scratch(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
 class Workspace:
     """The places of one installation (made on demand by those who write).
 
-    Three roots, all of them `home` today: `lake` (landing files, Delta tables), `store` (datasets, models, manifests,
-    reports, leases) and `scratch` (of one host; may vanish between two runs).
+    Three roots, all of them `home` unless they are given: `lake` (landing files, Delta tables), `store` (datasets,
+    models, manifests, reports, leases) and `scratch` (of one host; may vanish between two runs).
 
     `home` may be given relative; it is kept absolute so that Spark's executors see the same place.
     """
 
     home: Path
+    #: A path, or a URI of `headrace.storage.location`; None: `home`. Of `scratch` a path.
+    lake_uri: str | None = None
+    store_uri: str | None = None
+    scratch_folder: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(os.path.abspath(self.home)))
+        if not self.is_local:
+            os.environ.setdefault(CACHE, str(self._scratch_root / "cache"))
+
+    @staticmethod
+    def at(home: Path, environ: Mapping[str, str]) -> Workspace:
+        """That of a process, by its environment: HEADRACE_LAKE, HEADRACE_STORE, HEADRACE_SCRATCH."""
+        lake, store, scratch = (environ.get(f"HEADRACE_{root}") or None for root in ("LAKE", "STORE", "SCRATCH"))
+        return Workspace(home, lake, store, scratch)
+
+    def of(self, spec: Roots) -> Workspace:
+        """The same with a pipeline's own roots, where it has some."""
+        return Workspace(
+            self.home, spec.lake or self.lake_uri, spec.store or self.store_uri, spec.scratch or self.scratch_folder
+        )
 
     @property
     def lake(self) -> Location:
-        return local(self.home)
+        return location_of(self.lake_uri, "lake") if self.lake_uri else local(self.home)
 
     @property
     def store(self) -> Location:
-        return local(self.home)
+        return location_of(self.store_uri, "store") if self.store_uri else local(self.home)
 
     @property
     def scratch(self) -> Location:
         """Nothing here is waited for: after a power cut, files may be short."""
-        return local(self.home).transient()
+        return self._scratch_root.transient()
+
+    @property
+    def _scratch_root(self) -> Location:
+        return local(local_folder(self.scratch_folder, "scratch")) if self.scratch_folder else local(self.home)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether lake and store are on file systems."""
+        return self.lake.scheme == self.store.scheme == "file"
 
     def locate(self, name: str) -> Location:
-        """What a manifest names: a path below `lake` or `store`; an absolute path stays as it is."""
+        """What a manifest names: a path below `lake` or `store`; an absolute path or a URI stays as it is."""
+        if "://" in name:
+            return location_of(name)
+        if name.startswith("/"):
+            return local(name)
         return (self.lake if name.split("/", 1)[0] in _LAKE else self.store) / name
 
     def name_of(self, location: Location) -> str:
@@ -74,7 +121,7 @@ class Workspace:
 
     def mapped(self, pipeline: str) -> Location:
         """What processes of this host map of the models that score: tables and vocabularies, made where missing."""
-        return local(self.home) / "mapped" / pipeline
+        return self._scratch_root / "mapped" / pipeline
 
     def runs(self, pipeline: str) -> Location:
         """The manifests of a pipeline: a folder for each day."""
@@ -154,30 +201,41 @@ class Workspace:
 
 
 def checkout() -> Path:
-    """The folder that holds `conf/`, `build/` and `python/`."""
+    """The folder that holds `python/`, with `conf/`, `build/`, `docs/`, `bench/` beside it."""
     return Path(headrace.__file__).resolve().parent.parent
+
+
+def installation() -> Path:
+    """The folder that holds `conf/`, `build/` and `requirements/`: the checkout, or what a wheel has of it."""
+    of_wheel = Path(headrace.__file__).resolve().parent / "share"
+    return of_wheel if of_wheel.is_dir() else checkout()
 
 
 def jars_dir() -> Path:
     """Where `build.gradle` puts the jars."""
-    return checkout() / "build" / "jars"
+    return installation() / "build" / "jars"
 
 
 def class_archive() -> Path:
     """The classes of Spark as the JVM maps them, made by `make env`; there need not be one."""
-    return checkout() / "build" / "spark" / "classes.jsa"
+    return installation() / "build" / "spark" / "classes.jsa"
 
 
 def rapids_dir() -> Path:
     """Where `gradle rapids` puts the RAPIDS plugin."""
-    return checkout() / "build" / "rapids"
+    return installation() / "build" / "rapids"
 
 
 def iceberg_dir() -> Path:
     """Where `gradle iceberg` puts Iceberg's jar for Spark."""
-    return checkout() / "build" / "iceberg"
+    return installation() / "build" / "iceberg"
+
+
+def s3_dir() -> Path:
+    """Where `gradle s3` puts Spark's file system for S3."""
+    return installation() / "build" / "s3"
 
 
 def pipeline_file(name: str) -> Path:
     """The YAML of a shipped pipeline."""
-    return checkout() / "conf" / "pipelines" / f"{name}.yaml"
+    return installation() / "conf" / "pipelines" / f"{name}.yaml"

@@ -1,4 +1,4 @@
-"""The n-th call by which the local store changes the disk fails, or is the last one of a killed process."""
+"""The n-th call by which a store changes a disk or a bucket fails, or is the last one of a killed process."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import errno
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from headrace.storage import system
 
-_CALLS = [
-    name
-    for name, f in inspect.getmembers(system, inspect.isfunction)
-    if f.__module__ == system.__name__ and not name.startswith("_")
-]
+
+def _calls(of: ModuleType) -> list[str]:
+    found = inspect.getmembers(of, inspect.isfunction)
+    return [name for name, f in found if f.__module__ == of.__name__ and not name.startswith("_")]
 
 
 class Killed(BaseException):
@@ -26,14 +26,17 @@ class Killed(BaseException):
 class Faulty:
     """Stands between the store and the system: the n-th call fails, or it and all later ones do, as after a kill."""
 
-    def __init__(self, at: int, kills: bool) -> None:
-        self.at, self.kills, self.made = at, kills, 0
+    def __init__(self, at: int, kills: bool, done: bool = False) -> None:
+        self.at, self.kills, self.done, self.made = at, kills, done, 0
 
     def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             self.made += 1
             if self.made == self.at:
-                _half(name, *arguments)
+                if self.done:
+                    real(*arguments)
+                else:
+                    _half(name, *arguments)
                 raise Killed if self.kills else OSError(errno.ENOSPC, "no room")
             if self.made > self.at and self.kills:
                 raise Killed
@@ -53,9 +56,17 @@ def _half(name: str, *arguments: Any) -> None:
 
 
 @contextmanager
-def faulty(at: int, kills: bool) -> Iterator[Faulty]:
-    fault = Faulty(at, kills)
+def faulty(at: int, kills: bool, calls: ModuleType = system, done: bool = False) -> Iterator[Faulty]:
+    """Within, the n-th of a module's calls fails.
+
+    Args:
+        at: n, from 1.
+        kills: so do all that come after it.
+        calls: the module: `headrace.storage.system`, or `headrace.storage.objects.calls`.
+        done: the call does its work before it fails, as when its answer is lost.
+    """
+    fault = Faulty(at, kills, done)
     with pytest.MonkeyPatch.context() as patch:
-        for name in _CALLS:
-            patch.setattr(system, name, fault.wrap(name, getattr(system, name)))
+        for name in _calls(calls):
+            patch.setattr(calls, name, fault.wrap(name, getattr(calls, name)))
         yield fault

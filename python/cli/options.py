@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from headrace.stages import ORDER
 from headrace.storage import local_folder
-from headrace.workspace import pipeline_file
+from headrace.workspace import Workspace, pipeline_file
 
 Home = Annotated[
     Path,
@@ -72,6 +73,11 @@ Json = Annotated[
     bool, typer.Option("--json", help="One JSON document in place of text, for programs (docs/commands.md).")
 ]
 VAR = Path("var")
+
+
+def workspace(home: Path) -> Workspace:
+    """The workspace of `--home` and of the environment; commands then ask the spec for its own roots."""
+    return Workspace.at(home, os.environ)
 
 
 def overrides(overlays: list[Path] | None, sets: list[str] | None, model: str | None = None) -> list[str]:

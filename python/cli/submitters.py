@@ -1,4 +1,4 @@
-"""Commands for other submitters than `headrace run`: `spark-properties`."""
+"""Commands for other submitters than `headrace run`: `spark-properties`, `pack`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Home, Pipeline, Sets, examples
+from headrace.cli.options import VAR, Home, Pipeline, Sets, examples, workspace
 from headrace.cli.root import app
 from headrace.storage import local
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -26,7 +25,32 @@ def spark_properties(
     from headrace.config import load_spec
     from headrace.jobs.submit import properties_file, write_properties
 
-    spec, ws = load_spec(pipeline, sets or []), Workspace(home)
+    spec = load_spec(pipeline, sets or [])
+    ws = workspace(home).of(spec)
     path = local(out) if out else properties_file(ws, spec.pipeline)
     write_properties(spec, ws, path)
     typer.echo(path)
+
+
+@app.command(
+    epilog=examples(
+        "headrace pack environment.tar.gz",
+        "headrace pack features.tar.gz --leave-out pyspark --leave-out torch --leave-out horovod",
+    )
+)
+def pack(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The archive, a .tar.gz.")],
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A package that executors do without, and all that only it needs; may be repeated.", metavar="PACKAGE"
+        ),
+    ] = None,
+) -> None:
+    """Pack this environment for executors that have Python of the same version and nothing else.
+
+    With spark.properties {spark.archives: /path/FILE#environment, spark.pyspark.python: ./environment/bin/python}.
+    """
+    from headrace.commands.pack import pack as run
+
+    run(local(out), leave_out or [])

@@ -144,12 +144,18 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[leaf] = value
 
 
+#: Mappings of keys that are put over the section `train`.
+_OVER_TRAIN = ("retrain.warm", "challenger.train")
+
+
 def _split_key(key: str) -> list[str]:
-    """The parts of a key path; what is below a mapping of plain values is one part."""
+    """The parts of a key path; what is below a mapping of plain values is one part, below one of `train`'s keys it is
+    nested as they are.
+    """
     parts = key.split(".")
     for n in range(1, len(parts)):
         entry = entry_at(Spec, parts[:n])
-        if entry is not None and section_of(entry) is None:
+        if entry is not None and section_of(entry) is None and ".".join(parts[:n]) not in _OVER_TRAIN:
             return [*parts[:n], ".".join(parts[n:])]
     return parts
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from headrace.errors import UserError
 from headrace.storage import uri_fault
+from headrace.storage.uri import parse_uri
 
 #: Names that become part of paths and table names.
 #: Asked with `fullmatch`: `match` with a `$` lets a newline at the end pass.
@@ -25,6 +26,18 @@ def _path(text: str) -> str:
 
 #: The path, or glob, of files that a pipeline reads.
 PathText = Annotated[str, AfterValidator(_path)]
+
+
+def _place(text: str) -> str:
+    try:
+        parse_uri(text, "place")
+    except UserError as e:
+        raise ValueError(str(e).removeprefix("place: ")) from None
+    return text
+
+
+#: A place that headrace keeps things in, as a path or a URI.
+StoreText = Annotated[str, AfterValidator(_place)]
 
 
 class Section(BaseModel):

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.config.baseline import Baseline, Trees
+from headrace.config.baseline import Baseline
 from headrace.config.candidate_checks import check_score_sources
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
@@ -26,22 +26,24 @@ from headrace.config.gate import Gate
 from headrace.config.gate_checks import check_gate
 from headrace.config.generate import Generate
 from headrace.config.housekeeping import Housekeeping, check_table_days
+from headrace.config.label_checks import check_loss, check_tasks
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
 from headrace.config.observe import Observe
 from headrace.config.outcome_checks import check_outcomes, days_until_ripe
 from headrace.config.outcomes import Outcomes
-from headrace.config.paths import leaves
 from headrace.config.publish import Publish
-from headrace.config.retrain import Challenger, Replay, Retrain
+from headrace.config.retrain import Challenger, Retrain
+from headrace.config.retrain_checks import check_retrain
 from headrace.config.score import Score
-from headrace.config.search import SEARCHABLE, Parameter, Search, parameter_type
+from headrace.config.search_checks import check_search
 from headrace.config.second_stage import SecondStage
-from headrace.config.section import NAME, Section, parse_ds
+from headrace.config.section import NAME, PathText, Section, StoreText, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
 from headrace.config.table import Table
 from headrace.config.train import Train
+from headrace.config.trees_checks import check_baseline, check_second_stage
 from headrace.errors import nearest
 
 
@@ -56,6 +58,12 @@ class Spec(Section):
     ds: str | None = None
     #: The click-log generator; only for `headrace generate`.
     generate: Generate | None = None
+    #: Where landing files and tables are: a folder, or a URI (`s3://BUCKET/FOLDER`, `gs:`, `abfss:`). Else `--home`.
+    lake: StoreText | None = None
+    #: Where datasets, models, manifests and reports are: as `lake`.
+    store: StoreText | None = None
+    #: A folder of each host for what may vanish; else `--home`.
+    scratch: PathText | None = None
     #: Where rows come from.
     source: Source
     #: What a row is, and what must hold for a day of them.
@@ -162,10 +170,10 @@ class Spec(Section):
         for key, asked in carried.items():
             if asked and asked not in self.features.carried:
                 raise ValueError(f"{key}: '{asked}' must be in features.carried")
-        self._check_tasks()
-        self._check_loss()
+        check_tasks(self.train, self.features, self.score, self.publish)
+        check_loss(self.model, self.train, self.features, self.score, self.publish)
         if self.retrain:
-            self._check_retrain(self.retrain)
+            check_retrain(self.retrain, self.table, self.features, self.train, self.train_of_warm_start, self.model)
         if self.challenger:
             try:
                 self.of_challenger()
@@ -177,9 +185,9 @@ class Spec(Section):
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
         if self.baseline:
-            self._check_baseline(self.baseline)
+            check_baseline(self.baseline, self.train, self.features, self.score, self.publish)
         if self.second_stage:
-            self._check_second_stage(self.second_stage)
+            check_second_stage(self.second_stage, self.train, self.features, self.score, self.publish)
         elif self.score and self.score.model == "second_stage":
             raise ValueError("score.model is 'second_stage', and there is no such section")
         if self.gate:
@@ -194,7 +202,9 @@ class Spec(Section):
                 predicts_numbers=self.model.loss is not None and self.model.loss.predicts == "number",
             )
         if self.train.search:
-            self._check_search(self.train.search)
+            check_search(
+                Spec, self.train.search, self.train, self.model.kind, lambda model: self.with_variant(model).model.kind
+            )
         if self.outcomes:
             main = NamedSource(source=self.source, table=self.table)
             check_outcomes(self.outcomes, self.score, main, self.sources, self.features.label, self.train.tasks)
@@ -206,37 +216,6 @@ class Spec(Section):
         served = self.served_days_read if self.outcomes else 0
         check_table_days(self.housekeeping, {"events": (self.source, self.table), **sources}, window, served)
         return self
-
-    def _check_retrain(self, retrain: Retrain) -> None:
-        """Days are there and carried, and a day that starts warm is a training like any other."""
-        if retrain.half_life_days is not None:
-            time = self.table.event_time
-            if self.features.split.by != "time" or time not in self.features.carried:
-                raise ValueError(
-                    "retrain.half_life_days weighs rows by the days of their events: set features.split.by to 'time', "
-                    "and name table.event_time in features.carried"
-                )
-        if retrain.warm:
-            try:
-                self.train_of_warm_start()
-            except ValueError as e:
-                raise ValueError(f"retrain.warm.{e}") from None
-        if retrain.replay is not None:
-            self._check_replay(retrain.replay)
-
-    def _check_replay(self, replay: Replay) -> None:
-        """Rows have days, a step has some of both kinds, and nothing looks at the rows of a step together."""
-        if self.features.split.by != "time":
-            raise ValueError("retrain.replay draws rows of the days before the window: set features.split.by to 'time'")
-        if self.train.negatives is not None or (self.model.loss is not None and self.model.loss.group is not None):
-            raise ValueError("retrain.replay: not with train.negatives or model.loss.group, which are of a step's rows")
-        for train in (self.train, self.train_of_warm_start()):
-            rows = replay.rows(train.batch_size, train.streams)
-            if not 0 < rows < train.batch_size:
-                raise ValueError(
-                    f"retrain.replay.share: {replay.share:g} of train.batch_size ({train.batch_size}) is {rows} rows "
-                    f"(a multiple of train.streams, {train.streams}): some must be of either kind"
-                )
 
     def train_of_warm_start(self) -> Train:
         """The section `train` of a day that starts from an earlier day's model.
@@ -281,112 +260,6 @@ class Spec(Section):
             return Spec.model_validate(sections | {"score": with_keys(self.score, {"model": model})})
         except ValidationError as e:
             raise ValueError("; ".join(str(f["msg"]).removeprefix("Value error, ") for f in e.errors())) from None
-
-    def _check_search(self, search: Search) -> None:
-        _check_parameters(search.parameters, "train.search.parameters", self.model.kind)
-        for name, model in search.models.items():
-            where = f"train.search.models.{name}"
-            try:
-                kind = self.with_variant(model).model.kind
-            except ValueError as e:
-                raise ValueError(f"{where}: {e}") from None
-            _check_parameters(model.parameters, f"{where}.parameters", kind)
-        if search.of_lists and self.train.rank_group is None:
-            raise ValueError(f"train.search.objective is '{search.objective}', but train.rank_group is not set")
-        if search.objective not in (known := self.train.objectives()):
-            hint = nearest(search.objective, known)
-            raise ValueError(f"train.search.objective: '{search.objective}' is none of {', '.join(known)}{hint}")
-
-    def _check_baseline(self, baseline: Baseline) -> None:
-        """Its lists have a column, its labels are what it learns, and what is published are probabilities."""
-        self._check_trees("baseline", baseline)
-        if baseline.label is not None and self.score and self.score.model == "best":
-            raise ValueError(
-                f"score.model is 'best', but the baseline learns '{baseline.label}' (baseline.label) and is measured "
-                f"by it: no metric says which model is better; set score.model to 'neural' or 'baseline'"
-            )
-        if baseline.objective != "classification" and self.score and self.score.model in ("baseline", "best"):
-            self._refuse_to_publish("baseline", baseline)
-
-    def _check_second_stage(self, trees: SecondStage) -> None:
-        """There are rows of which the first model has learned nothing, to learn from and to measure by."""
-        self._check_trees("second_stage", trees)
-        split = self.features.split
-        if split.by == "position" or (split.by == "time" and not split.test_days):
-            raise ValueError(
-                "second_stage learns from the split valid and is evaluated on the split test, of which there is none: "
-                "set features.split.test_days (by time), or split by a column"
-            )
-        if self.train.pretrained:
-            raise ValueError(
-                "second_stage learns from rows of which the neural model has learned nothing, and what the models of "
-                "train.pretrained learned from is not known; leave one of the two out"
-            )
-        if trees.objective != "classification" and self.score and self.score.model == "second_stage":
-            self._refuse_to_publish("second_stage", trees)
-
-    def _check_trees(self, name: str, trees: Trees) -> None:
-        """Lists have a column, and labels are what is learned."""
-        if trees.objective == "ranking" and not (trees.group or self.train.rank_group):
-            raise ValueError(f"{name}.objective is 'ranking': name the carried column of its lists, {name}.group")
-        if trees.objective == "classification" and self.features.label_type == "number" and trees.column is None:
-            another = ", or name a carried column of 0 and 1, baseline.label" if name == "baseline" else ""
-            raise ValueError(
-                f"features.label_type is 'number', and {name}.objective is 'classification': set it to "
-                f"'regression'{another}"
-            )
-
-    def _refuse_to_publish(self, name: str, trees: Trees) -> None:
-        if self.publish:
-            raise ValueError(
-                f"publish takes probabilities, and the scores of a {name} for {trees.objective} are none: set "
-                f"score.model to 'neural', or leave publish out"
-            )
-
-    def _check_loss(self) -> None:
-        """Labels and loss fit each other, and a list's column is carried."""
-        loss, kind = self.model.loss, self.model.kind
-        if loss is not None and loss.group and loss.group not in self.features.carried:
-            raise ValueError(f"model.loss.group: '{loss.group}' must be in features.carried")
-        is_number = loss is not None and loss.predicts == "number"
-        if self.features.label_type == "number" and not is_number and (loss is not None or ":" not in kind):
-            raise ValueError(
-                f"features.label_type is 'number', and model.loss is {loss.kind if loss else 'bce'}: set model.loss to "
-                f"squared_error, or take a class of your own with a loss of such labels"
-            )
-        if is_number and self.train.evaluation.off_policy:
-            raise ValueError(
-                "train.evaluation.off_policy takes probabilities, and model.loss squared_error predicts numbers: leave "
-                "it out"
-            )
-        if self.publish and is_number and self.score and self.score.model != "baseline":
-            raise ValueError("publish takes probabilities, and model.loss squared_error predicts numbers: leave it out")
-
-    def _check_tasks(self) -> None:
-        """Labels of tasks are carried, no feature is made of one, and what is scored is one."""
-        for name, task in self.train.tasks.items():
-            asked = {"label": task.label}
-            if task.known_after is not None:
-                asked["known_after.event_time"] = task.known_after.event_time
-            for key, column in asked.items():
-                if column is not None and column not in self.features.carried:
-                    raise ValueError(f"train.tasks.{name}.{key}: '{column}' must be in features.carried")
-            for i, chain in enumerate(self.features.workflow):
-                if task.label in chain.columns:
-                    raise ValueError(
-                        f"features.workflow[{i}].columns: '{task.label}' is the label of train.tasks.{name}; a feature "
-                        f"made of it would leak it"
-                    )
-
-        if self.score is None or (output := self.score.output) is None:
-            return
-        if output not in self.train.tasks:
-            known = ", ".join(self.train.tasks) or "there are none"
-            raise ValueError(f"score.output: '{output}' is no task of train.tasks ({known})")
-        if self.score.model not in ("neural", "today"):
-            raise ValueError(f"score.output is of the neural model, and score.model is '{self.score.model}'")
-        if self.publish and not self.train.tasks[output].is_probability:
-            raise ValueError(f"score.output: publish takes probabilities, and '{output}' has loss: squared_error")
 
     @model_validator(mode="after")
     def _models_to_compare(self) -> Spec:
@@ -489,29 +362,3 @@ def _check_timestamps(source: Source, table: Table, where: str) -> None:
             raise ValueError(f"{where}source.timestamps: column '{column}' {found}; declare it timestamp")
     if isinstance(source, LandingSource) and source.timestamps and source.has_own_times:
         raise ValueError(f"{where}source.timestamps: format '{source.format}' has times of its own; leave it out")
-
-
-def _check_parameters(parameters: Mapping[str, Parameter], key: str, kind: str) -> None:
-    """See that parameters of a search are fields of the spec that can be searched, of the model class `kind`."""
-    known = [p for p in leaves(Spec) if _is_searchable(p)]
-    for path, parameter in parameters.items():
-        where = f"{key}: '{path}'"
-        try:
-            number = parameter_type(Spec, path, parameter, kind)
-        except KeyError:
-            hint = nearest(path, known) or f"; fields that can be searched: {', '.join(known)}"
-            raise ValueError(f"{where} is no field of the spec{hint}") from None
-        if not _is_searchable(path):
-            raise ValueError(
-                f"{where} changes nothing that a trial could tell; below these all can be searched: "
-                f"{', '.join(SEARCHABLE)}"
-            )
-        if parameter.choices is None and number is None:
-            raise ValueError(f"{where} takes no numbers, so it has no low and high: write {{choices: [...]}}")
-        bounds = (parameter.low, parameter.high, parameter.step)
-        if number is int and any(b is not None and b != int(b) for b in bounds):
-            raise ValueError(f"{where} takes whole numbers: low, high and step must be such")
-
-
-def _is_searchable(path: str) -> bool:
-    return any(path == s or path.startswith(f"{s}.") for s in SEARCHABLE)

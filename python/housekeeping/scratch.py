@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from headrace.housekeeping.step import Step, newest_write_ns, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work
 from headrace.storage import Location
+from headrace.storage.objects.copies import remove_abandoned
 
 
 def scratch_steps(state: WorkspaceState) -> Iterator[Step]:
@@ -28,6 +29,7 @@ def decoded_steps(state: WorkspaceState) -> Iterator[Step]:
 
 def discard_unfinished(state: WorkspaceState) -> None:
     """Remove files and folders that were being written when their writer was killed. Under the pipeline's lock."""
+    remove_abandoned()
     ws, mine = state.ws, state.pipeline
     for folder in (
         ws.runs(mine),

@@ -19,8 +19,9 @@ from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
+from headrace.lake.object_stores import store_jars, store_properties
 from headrace.resources import REMOTE, Spent
-from headrace.udfs.spark import udf_jars
+from headrace.udfs.library import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
 
 #: Casts between texts, dates and timestamps obey it.
@@ -58,6 +59,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     log4j = spark_profile(conf.profile).with_name("log4j2.properties")
     props = (_LOCAL if conf.is_local else {}) | read_properties(spark_profile(conf.profile))
     rapids = _PLUGIN in props.get("spark.plugins", "")
+    stores = [str(p) for p in store_jars(ws)]
     props |= {
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
@@ -66,10 +68,14 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
         f"-Dderby.system.home={shlex.quote(str(ws.spark_local))}",
-        "spark.driver.extraClassPath": ":".join(jars),  # what is on it can be in the class archive
+        # What is on it can be in the class archive; Hadoop looks for file systems there, too.
+        "spark.driver.extraClassPath": ":".join([*jars, *stores]),
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
     }
+    props |= store_properties(ws, os.environ)
+    if stores:
+        props["spark.executor.extraClassPath"] = ":".join(stores)
     if conf.is_local:
         props["spark.local.dir"] = str(ws.spark_local / "local")
         props["spark.driver.extraJavaOptions"] += f" {_LATE_C2}"
@@ -133,7 +139,7 @@ def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]
     return {
         "spark.jars": f"{props['spark.jars']},{jar}",
         "spark.driver.extraClassPath": f"{props['spark.driver.extraClassPath']}:{jar}",
-        "spark.executor.extraClassPath": jar,
+        "spark.executor.extraClassPath": ":".join(p for p in (props.get("spark.executor.extraClassPath"), jar) if p),
         "spark.executor.resource.gpu.discoveryScript": str(discovery),
     }
 
@@ -204,8 +210,8 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
 
 def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
     (ws.spark_local / "local").make_dir()
-    # Workers must run this very interpreter, whatever `python3` is on PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Workers must run this very interpreter (or the spec's), whatever `python3` is on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", conf.properties.get("spark.pyspark.python", sys.executable))
     if conf.is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(name)

@@ -2,6 +2,7 @@
 
     system     the calls of the operating system that change a disk: no other module of headrace makes them
     store      what a store must do (a Protocol); `local` is the one for a file system
+    objects    that for S3, GCS and Azure
     location   a place in a store, which is all that other packages see
     lease      who is at work on a pipeline
     uri        which folder `--home` and paths in a spec mean
@@ -16,7 +17,7 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 """
 
 from headrace.storage.lease import Lease, LeaseLost
-from headrace.storage.location import Location, local
+from headrace.storage.location import Location, local, location_of
 from headrace.storage.uri import local_folder, uri_fault
 
-__all__ = ["Lease", "LeaseLost", "Location", "local", "local_folder", "uri_fault"]
+__all__ = ["Lease", "LeaseLost", "Location", "local", "local_folder", "location_of", "uri_fault"]

@@ -22,6 +22,8 @@ class Holder(BaseModel):
     expires: datetime | None = None
     #: Larger than that of every earlier holder: a store refuses a commit with an older one.
     token: int = 0
+    #: The kernel that knows the process by its number: others cannot tell whether it is alive. Empty: not said.
+    machine: str = ""
 
     def __str__(self) -> str:
         if not self.process:

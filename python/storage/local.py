@@ -186,11 +186,15 @@ class LocalStore:
     def commit(self, path: PurePosixPath, token: str, durable: bool) -> None:
         """See Store."""
         final, partial = Path(path), Path(self.building(path, token))
-        if durable:
-            _fsync_tree(partial)
-        left = self._take_the_name(partial, final, Path(self.building(path, f"{token}.old")))
-        if durable:
-            system.fsync(final.parent)
+        try:
+            if durable:
+                _fsync_tree(partial)
+            left = self._take_the_name(partial, final, Path(self.building(path, f"{token}.old")))
+            if durable:
+                system.fsync(final.parent)
+        except BaseException:
+            _clear(partial)
+            raise
         if left is not None:
             _clear(left)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -13,10 +13,12 @@ from typing import BinaryIO
 
 from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
+from headrace.storage.objects.store import ObjectStore
 from headrace.storage.store import Info, Store
+from headrace.storage.uri import parse_uri
 
 #: By the scheme of their URIs.
-STORES: Mapping[str, Store] = {"file": LocalStore()}
+STORES: dict[str, Store] = {"file": LocalStore(), **{scheme: ObjectStore(scheme) for scheme in ("s3", "gs", "abfss")}}
 
 
 @dataclass(frozen=True, order=True)
@@ -84,6 +86,11 @@ class Location:
     def uri(self) -> str:
         """For Spark and other programs that open it themselves."""
         return self._store.uri(self.path)
+
+    @property
+    def spark_path(self) -> str:
+        """What a reader of Spark is given. (Hadoop decodes nothing, so a path with a blank is no URI to it.)"""
+        return str(self) if self.scheme == "file" else self.uri
 
     def local_path(self) -> Path:
         """A real file or folder with the same contents, for memory maps and native readers; see `Store.local_path`."""
@@ -181,10 +188,10 @@ class Location:
         folder = self.begin(token, alone)
         try:
             yield folder
-            self.commit(token)
         except BaseException:
             folder.remove_quietly()
             raise
+        self.commit(token)
 
     def building(self, token: str) -> Location:
         """Where the folder is filled between `begin` and `commit`, for each of many writers that know the token.
@@ -199,7 +206,10 @@ class Location:
         return replace(self.building(token), durable=False)
 
     def commit(self, token: str) -> None:
-        """Publish what was filled, in one step; all writers must have ended. An older folder goes."""
+        """Publish what was filled, in one step; all writers must have ended. An older folder goes.
+
+        Where that fails, what was filled is removed, unless it may have been published.
+        """
         self._store.commit(self.path, token, self.durable)
 
     def append(self, data: bytes) -> None:
@@ -261,6 +271,16 @@ class Location:
     def holder(self) -> Holder | None:
         """Who holds the lease of this name; None: nobody."""
         return self._store.holder(self.path)
+
+
+def location_of(text: str, where: str = "path") -> Location:
+    """The place that a path or a URI names; `parse_uri` says which there are.
+
+    Raises:
+        UserError: it names none.
+    """
+    scheme, path = parse_uri(text, where)
+    return Location(path, scheme)
 
 
 def local(path: str | os.PathLike[str]) -> Location:

@@ -70,7 +70,7 @@ class Store(Protocol):
 
     def put_new(self, path: PurePosixPath, data: bytes, durable: bool) -> bool:
         """Write a file in one step where there is none; False, and nothing done, where there is one. Of several that
-        write it at once, one does.
+        write it at once, one does, if no two write the same: a store of objects cannot tell whose bytes those are.
         """
         ...
 
@@ -83,7 +83,10 @@ class Store(Protocol):
         ...
 
     def append(self, path: PurePosixPath, data: bytes) -> None:
-        """Add to a file that others may read meanwhile: they may see a part of `data`. Not durable."""
+        """Add to a file that others may read meanwhile: they may see a part of `data`. Not durable.
+
+        In a store of objects, of two who add the same to the same file at once, one may be taken for the other.
+        """
         ...
 
     def copy(self, source: PurePosixPath, target: PurePosixPath, share: bool) -> None:
@@ -111,7 +114,13 @@ class Store(Protocol):
         ...
 
     def commit(self, path: PurePosixPath, token: str, durable: bool) -> None:
-        """Publish what was filled as `path`, in one step; an older folder of that name goes."""
+        """Publish what was filled as `path`, in one step; an older folder of that name goes.
+
+        Where that fails, what was filled is removed, unless it may have been published or the store will find it.
+
+        Raises:
+            headrace.storage.lease.LeaseLost: others have published it since, or have begun anew (a store of objects).
+        """
         ...
 
     def discard_unfinished(self, path: PurePosixPath) -> None:

@@ -1,9 +1,10 @@
-"""Which folder a text means. Today a workspace and what it reads are on a file system: other stores are refused."""
+"""Which folder a text means: `--home` and paths in a spec are on a file system, `lake:` and `store:` in any store."""
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from headrace.errors import UserError
@@ -14,6 +15,35 @@ _PATHS_WORK = (
     "what works today is the path of a folder on a file system that every machine sees at the same path: a local disk, "
     "NFS, a mounted volume"
 )
+
+
+#: Other names of a store's scheme.
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+SCHEMES = ("s3", "gs", "abfss")
+
+
+def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
+    """(scheme, path in the store) of a path, a file: URI or the URI of a bucket or a folder in one.
+
+    Args:
+        text: as the user gave it.
+        where: the key or variable that holds it, for the message.
+
+    Raises:
+        UserError: it names no place that can be written to.
+    """
+    found = _URI.match(text)
+    if found is None or found[1].lower() == "file":
+        return "file", PurePosixPath(os.path.abspath(local_folder(text, where)))
+    scheme = _ALIASES.get(found[1].lower(), found[1].lower())
+    if scheme not in SCHEMES:
+        raise UserError(f"{where}: headrace knows no store of {found[1]}: (known: file, {', '.join(SCHEMES)})")
+    parts = urlsplit(f"{scheme}://{text.partition(':')[2].lstrip('/')}")
+    if "@" in parts.netloc and scheme != "abfss":
+        raise UserError(f"{where}: a secret does not belong in a URI: leave out what is before the @")
+    if not parts.netloc or parts.query or parts.fragment or ".." in parts.path.split("/"):
+        raise UserError(f"{where}: write {scheme}://BUCKET/FOLDER")
+    return scheme, PurePosixPath("/", parts.netloc, *(p for p in parts.path.split("/") if p))
 
 
 def local_folder(text: str, where: str) -> Path:

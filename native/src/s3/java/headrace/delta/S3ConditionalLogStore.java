@@ -1,0 +1,89 @@
+package headrace.delta;
+
+import io.delta.storage.S3SingleDriverLogStore;
+import java.io.ByteArrayOutputStream;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.FileAlreadyExistsException;
+import java.util.Arrays;
+import java.util.Iterator;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataInputStream;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.s3a.S3AFileSystem;
+import software.amazon.awssdk.core.exception.SdkException;
+import software.amazon.awssdk.core.sync.RequestBody;
+import software.amazon.awssdk.services.s3.model.PutObjectRequest;
+import software.amazon.awssdk.services.s3.model.S3Exception;
+
+/**
+ * Delta's log on S3 for any number of writers: a commit is one PUT on the condition that there is no such version yet.
+ * Delta's own store asks whether the file is there and then writes it, so of two drivers at once one loses its commit
+ * without a word.
+ */
+public final class S3ConditionalLogStore extends S3SingleDriverLogStore {
+  private static final int PRECONDITION_FAILED = 412;
+  private static final int CONFLICT = 409;
+
+  public S3ConditionalLogStore(Configuration hadoop) {
+    super(hadoop);
+  }
+
+  @Override
+  public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration hadoop) throws IOException {
+    if (overwrite) {
+      super.write(path, actions, true, hadoop);
+      return;
+    }
+    if (!(path.getFileSystem(hadoop) instanceof S3AFileSystem fs)) {
+      throw new IOException(path + " is not read by S3A, whose client makes conditional requests");
+    }
+    byte[] commit = encoded(actions);
+    Path file = fs.makeQualified(path);
+    PutObjectRequest request =
+        PutObjectRequest.builder()
+            .bucket(fs.getBucket())
+            .key(file.toUri().getPath().substring(1))
+            .overrideConfiguration(options -> options.putHeader("If-None-Match", "*"))
+            .build();
+    try {
+      fs.getS3AInternals().getAmazonS3Client("Delta commit").putObject(request, RequestBody.fromBytes(commit));
+    } catch (S3Exception e) {
+      if (e.statusCode() != PRECONDITION_FAILED && e.statusCode() != CONFLICT) {
+        throw new IOException(file.toString(), e);
+      }
+      if (!holds(fs, file, commit)) {
+        FileAlreadyExistsException taken = new FileAlreadyExistsException(file.toString());
+        taken.initCause(e);
+        throw taken;
+      }
+    } catch (SdkException e) {
+      throw new IOException(file.toString(), e);
+    }
+  }
+
+  /** Of no commit a part is seen: Delta then writes it in place. */
+  @Override
+  public Boolean isPartialWriteVisible(Path path, Configuration hadoop) {
+    return false;
+  }
+
+  private static byte[] encoded(Iterator<String> lines) throws IOException {
+    ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+    while (lines.hasNext()) {
+      bytes.write(lines.next().getBytes(StandardCharsets.UTF_8));
+      bytes.write('\n');
+    }
+    return bytes.toByteArray();
+  }
+
+  /** Whether the file is this very commit: the answer to a first try was lost, and the client tried again. */
+  private static boolean holds(S3AFileSystem fs, Path file, byte[] commit) throws IOException {
+    try (FSDataInputStream in = fs.open(file)) {
+      return Arrays.equals(in.readAllBytes(), commit);
+    } catch (FileNotFoundException e) {
+      return false;
+    }
+  }
+}

@@ -1,0 +1,207 @@
+"""The calls of a store of objects. Each may fail, and a process may be killed between any two.
+
+Tests replace them to fail the n-th call (tests/unit/test_storage_objects_faults.py). A key is the path within a bucket.
+
+What the store answers that is neither "not there" nor "the condition does not hold" becomes a UserError where it is
+about permissions, else a StoreError; neither quotes more than the store's first line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UserError
+
+#: Bytes that a download holds in memory at a time.
+_BLOCK = 8 << 20
+
+
+class StoreError(OSError):
+    """The store did not do as asked, after its client tried again."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object as the store describes it."""
+
+    key: str
+    #: Bytes.
+    size: int
+    #: Nanoseconds since 1970.
+    modified_ns: int
+    #: The store's name of this content at this key.
+    tag: str
+
+
+def get(bucket: Any, key: str) -> tuple[bytes, Stored] | None:
+    """An object's bytes; None where there is none."""
+    found = get_small(bucket, key, None)
+    return None if found is None else (found[0] or b"", found[1])
+
+
+def get_small(bucket: Any, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None:
+    """An object's bytes, or None in their place where it has more than `limit`; None where there is no object."""
+    import obstore
+
+    with _errors(key):
+        try:
+            found: Any = obstore.get(bucket, key)
+            stored = _stored(found.meta)
+            return (None if limit is not None and stored.size > limit else bytes(found.bytes())), stored
+        except FileNotFoundError:
+            return None
+
+
+def get_range(bucket: Any, key: str, start: int, size: int) -> bytes:
+    """Some bytes of an object. Raises FileNotFoundError."""
+    import obstore
+
+    with _errors(key):
+        return bytes(obstore.get_range(bucket, key, start=start, length=size))
+
+
+def head(bucket: Any, key: str) -> Stored | None:
+    """What the store knows of an object; None where there is none."""
+    import obstore
+
+    with _errors(key):
+        try:
+            return _stored(obstore.head(bucket, key))
+        except FileNotFoundError:
+            return None
+
+
+def put(bucket: Any, key: str, data: bytes) -> str:
+    """Write an object, whole; its tag."""
+    import obstore
+
+    with _errors(key, writes=True):
+        return str(obstore.put(bucket, key, data)["e_tag"])
+
+
+def put_new(bucket: Any, key: str, data: bytes) -> str | None:
+    """Write an object where there is none; None where there is one."""
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    with _errors(key, writes=True):
+        try:
+            return str(obstore.put(bucket, key, data, mode="create")["e_tag"])
+        except (AlreadyExistsError, PreconditionError):
+            return None
+
+
+def put_if(bucket: Any, key: str, data: bytes, tag: str) -> str | None:
+    """Write an object in place of the one with that tag; None where another one, or none, is there."""
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    with _errors(key):
+        try:
+            return str(obstore.put(bucket, key, data, mode={"e_tag": tag})["e_tag"])
+        except (PreconditionError, AlreadyExistsError, FileNotFoundError):
+            return None
+
+
+def is_there(bucket: Any, key: str, data: bytes) -> bool:
+    """Whether an object has these very bytes.
+
+    The client sends a PUT again that was not answered. Where the first one was done, the second is refused, by the
+    bytes of the first: whoever writes something that nobody else does knows by this that it was written.
+    """
+    found = get(bucket, key)
+    return found is not None and found[0] == data
+
+
+def upload(bucket: Any, key: str, file: Path) -> None:
+    """Write an object from a local file: a large one in parts, and it appears with the last."""
+    import obstore
+
+    with _errors(key, writes=True):
+        obstore.put(bucket, key, file)
+
+
+def download(bucket: Any, key: str, file: Path) -> Stored:
+    """Write a local file, which may be there, from an object. Raises FileNotFoundError."""
+    import obstore
+
+    with _errors(key):
+        found: Any = obstore.get(bucket, key)
+        with open(file, "wb") as out:
+            for block in found.stream(min_chunk_size=_BLOCK):
+                out.write(block)
+        return _stored(found.meta)
+
+
+def copy(bucket: Any, source: str, target: str) -> None:
+    """Copy an object within its bucket. Raises FileNotFoundError."""
+    import obstore
+
+    with _errors(source):
+        obstore.copy(bucket, source, target)
+
+
+def delete(bucket: Any, keys: Sequence[str]) -> None:
+    """Remove objects; some may be gone."""
+    import obstore
+
+    if keys:
+        with _errors(keys[0]):
+            try:
+                obstore.delete(bucket, list(keys))
+            except FileNotFoundError:
+                # Some stores tell, and stop there.
+                for key in keys:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(bucket, key)
+
+
+def list_below(bucket: Any, prefix: str) -> list[Stored]:
+    """All objects below a prefix, by key. A prefix is a whole folder's: `a` does not match `ab`."""
+    import obstore
+
+    with _errors(prefix):
+        found = (_stored(o) for page in obstore.list(bucket, prefix or None, chunk_size=1000) for o in page)
+        return sorted(found, key=lambda s: s.key)
+
+
+def list_level(bucket: Any, prefix: str) -> tuple[list[str], list[Stored]]:
+    """Names of the folders, and the objects, one level below a prefix."""
+    import obstore
+
+    with _errors(prefix):
+        found: Any = obstore.list_with_delimiter(bucket, prefix or None)
+        folders = sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in found["common_prefixes"])
+        return folders, sorted((_stored(o) for o in found["objects"]), key=lambda s: s.key)
+
+
+def _stored(meta: Any) -> Stored:
+    modified = meta["last_modified"]
+    return Stored(str(meta["path"]), int(meta["size"]), int(modified.timestamp() * 1e9), str(meta["e_tag"]))
+
+
+@contextmanager
+def _errors(key: str, writes: bool = False) -> Iterator[None]:
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except (PermissionDeniedError, UnauthenticatedError) as e:
+        raise UserError(
+            f"the store refuses {key}: {_first_line(e)}. Credentials are those of the environment or of this machine "
+            f"(docs/storage.md); they must allow to read, write, list and delete there"
+        ) from None
+    except FileNotFoundError:
+        if not writes:
+            raise
+        raise UserError(f"{key} cannot be written: there is no such bucket, and headrace makes none") from None
+    except BaseError as e:
+        raise StoreError(f"{key}: {_first_line(e)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].strip()

@@ -1,0 +1,79 @@
+"""Connections to buckets. Credentials are found by the cloud's own chain, in each process, and are never handed on.
+
+S3: the environment (AWS_ACCESS_KEY_ID, ...), a web identity's token, the container's or the machine's role, and the
+profile of AWS_PROFILE in the shared credentials file. GCS: GOOGLE_APPLICATION_CREDENTIALS, the machine's account.
+Azure: AZURE_STORAGE_..., a managed or workload identity. An endpoint of another vendor's S3: AWS_ENDPOINT_URL.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UserError
+
+#: By the scheme of a Location: that of Hadoop's file systems for Spark. `s3a`, `gcs`, `az`, ... are read as these.
+HADOOP = {"s3": "s3a", "gs": "gs", "abfss": "abfss"}
+
+
+def open_bucket(scheme: str, bucket: str) -> Any:
+    """The connection to a bucket; of Azure to `CONTAINER@ACCOUNT`."""
+    # 15 MB of native code, which no other store needs.
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    if scheme == "s3":
+        given: dict[str, Any] = {**_profile(os.environ), **_endpoint(os.environ)}
+        return S3Store(bucket, **given)
+    if scheme == "gs":
+        return GCSStore(bucket)
+    container, at, account = bucket.partition("@")
+    if not at:
+        raise UserError(f"{scheme}://{bucket}: write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")
+    return AzureStore(container, account_name=account.split(".")[0])
+
+
+def endpoint_of(environ: Mapping[str, str]) -> str | None:
+    """The S3 server that AWS's own tools would ask; None: AWS."""
+    return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
+
+
+def region_of(environ: Mapping[str, str]) -> str | None:
+    """The region that the environment names."""
+    return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None
+
+
+def _endpoint(environ: Mapping[str, str]) -> dict[str, Any]:
+    """An endpoint as AWS's own tools read it; plain HTTP only where it says so."""
+    endpoint = endpoint_of(environ)
+    found: dict[str, Any] = {}
+    if endpoint:
+        found = {"endpoint": endpoint, "client_options": {"allow_http": endpoint.startswith("http://")}}
+    if region := region_of(environ):
+        found["region"] = region
+    return found
+
+
+def _profile(environ: Mapping[str, str]) -> dict[str, str]:
+    """The keys of a profile in the shared credentials file, where no other way is given: the library reads none."""
+    others = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+    if any(environ.get(name) for name in (*others, "AWS_CONTAINER_CREDENTIALS_FULL_URI")):
+        return {}
+    file = Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    read = configparser.ConfigParser(interpolation=None)
+    try:
+        read.read(file, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        # The parser's own message quotes the line.
+        raise UserError(f"{file} is no file of AWS profiles") from None
+    name = environ.get("AWS_PROFILE") or "default"
+    if not read.has_section(name):
+        return {}
+    keys = {
+        "access_key_id": "aws_access_key_id",
+        "secret_access_key": "aws_secret_access_key",
+        "session_token": "aws_session_token",
+    }
+    return {ours: value for ours, theirs in keys.items() if (value := read.get(name, theirs, fallback=None))}

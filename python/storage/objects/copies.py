@@ -1,0 +1,150 @@
+"""Files of a store as local files, for memory maps and native readers: a cache of this host, which may vanish.
+
+A copy is named after its object's key and tag, so it never is of another content. Where the disk is nearly full, copies
+that were not asked for lately are removed, the oldest first; whoever has one open keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headrace.storage import system
+from headrace.storage.objects import calls
+from headrace.storage.objects.calls import Stored
+
+#: The environment variable that names the folder; a workspace sets it to its scratch.
+VARIABLE = "HEADRACE_CACHE"
+#: Of the disk, what copies leave free.
+_FREE = 0.05
+#: Seconds for which a copy that was asked for stays.
+_KEPT_SECONDS = 600
+#: Seconds after which a file on its way that nobody writes to was left by a writer that was killed.
+_WRITTEN_SECONDS = 86_400
+
+
+def folder() -> Path:
+    """Where this host's copies and files on their way to a store are."""
+    given = os.environ.get(VARIABLE)
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
+
+
+def new_path(name: str) -> Path:
+    """A path for a file on its way to the store: in a folder of its own, so that its name is as it will be."""
+    place = folder() / "new" / uuid.uuid4().hex
+    system.make_folder(place)
+    return place / name
+
+
+def drop(path: Path) -> None:
+    """Remove what `new_path` gave."""
+    _remove(path.parent)
+
+
+def remove_abandoned() -> None:
+    """Remove what `new_path` gave writers that were killed: what nobody has written to for a day."""
+    before = time.time() - _WRITTEN_SECONDS
+    for place in (folder() / "new").glob("*"):
+        with suppress(FileNotFoundError):  # its writer was done just now
+            if max(p.stat().st_mtime for p in (place, *place.rglob("*"))) < before:
+                _remove(place)
+
+
+def file(bucket: Any, store: str, stored: Stored) -> Path:
+    """A local file of an object's content.
+
+    Args:
+        bucket: where it is.
+        store: the bucket's name among all stores.
+        stored: the object.
+
+    Raises:
+        FileNotFoundError: the object is gone.
+        OSError: it is not the one that was asked for.
+    """
+    digest = hashlib.sha256(f"{store}\n{stored.key}\n{stored.tag}\n{stored.size}".encode()).hexdigest()[:32]
+    path = folder() / "files" / digest / stored.key.rsplit("/", 1)[-1]
+    if path.exists():
+        os.utime(path)
+        return path
+    _make_room(path, stored.size)
+    system.make_folder(path.parent)
+    partial = path.parent / f"{uuid.uuid4().hex}.partial"
+    try:
+        got = calls.download(bucket, stored.key, partial)
+        if (got.tag, got.size, partial.stat().st_size) != (stored.tag, stored.size, stored.size):
+            raise OSError(f"{store}/{stored.key} is not the file that its folder's list names: it was changed in place")
+        system.replace(partial, path)
+    finally:
+        system.unlink(partial)
+    return path
+
+
+def tree(bucket: Any, store: str, files: Mapping[str, Stored]) -> Path:
+    """A local folder of files, by their paths in it."""
+    told = "\n".join(f"{name}\t{f.key}\t{f.tag}" for name, f in sorted(files.items()))
+    final = folder() / "folders" / hashlib.sha256(f"{store}\n{told}".encode()).hexdigest()[:32]
+    with suppress(FileNotFoundError):
+        os.utime(final)
+        return final
+    building = new_path("folder")
+    try:
+        system.make_folder(building)
+        for name, stored in files.items():
+            system.make_folder((building / name).parent)
+            system.link(file(bucket, store, stored), building / name)
+        system.make_folder(final.parent)
+        try:
+            system.replace(building, final)
+        except OSError:
+            if not final.is_dir():  # another process was first
+                raise
+    finally:
+        drop(building)
+    return final
+
+
+def _make_room(path: Path, size: int) -> None:
+    """Remove copies until the disk has room for one more, as far as there are any that nobody asked for lately."""
+    root = folder()
+    system.make_folder(root)
+    usage = shutil.disk_usage(root)
+    wanted = size + int(usage.total * _FREE) - usage.free
+    if wanted <= 0:
+        return
+    remove_abandoned()
+    before = time.time() - _KEPT_SECONDS
+    for old in (root / "folders").glob("*"):
+        with suppress(FileNotFoundError):  # another process was first
+            if old.stat().st_mtime < before:
+                _take_away(old)
+    found = [(p.stat(), p) for p in (root / "files").glob("*/*") if p != path]
+    for stat, old in sorted(found, key=lambda f: f[0].st_mtime):
+        if wanted <= 0 or stat.st_mtime > before:
+            return
+        if stat.st_nlink > 1:  # a folder that stays has it: there is nothing to gain
+            continue
+        system.unlink(old)
+        wanted -= stat.st_size
+
+
+def _take_away(tree: Path) -> None:
+    """Remove a folder that others may be asking for: it is there whole, or not at all."""
+    gone = new_path("gone")
+    try:
+        system.replace(tree, gone)
+    finally:
+        drop(gone)
+
+
+def _remove(tree: Path) -> None:
+    with suppress(OSError):
+        system.remove_tree(tree)

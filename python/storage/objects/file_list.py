@@ -1,0 +1,68 @@
+"""The list of a published folder's files. It is what makes the folder: a file that it does not name is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+#: Of names and folders that are the store's own.
+HIDDEN = ".headrace"
+DATA, LISTS = f"{HIDDEN}/data", f"{HIDDEN}/lists"
+#: In the place of an attempt, until it is published: that nobody has emptied the place since the attempt began.
+BEGUN = f"{HIDDEN}/begun"
+
+
+class ListedFile(BaseModel):
+    """A file of a published folder."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    #: Of its object, below the `data/NAME/` of its folder.
+    key: str
+    #: Bytes.
+    size: int
+    #: The store's checksum of its content: what the object is asked for by.
+    tag: str
+    #: Nanoseconds since 1970.
+    modified_ns: int
+
+
+class FileList(BaseModel):
+    """All files of a published folder by their paths in it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    files: Mapping[str, ListedFile]
+
+    @property
+    def tokens(self) -> set[str]:
+        """Of the attempts whose files are named."""
+        return {f.key.partition("/")[0] for f in self.files.values()}
+
+    def encoded(self) -> bytes:
+        return self.model_dump_json().encode()
+
+    @staticmethod
+    def decoded(data: bytes, key: str) -> FileList:
+        """Raises OSError where it is no list: nothing that is written here becomes none."""
+        try:
+            return FileList.model_validate_json(data)
+        except ValidationError:
+            raise OSError(f"{key} is no list of a folder's files") from None
+
+
+def list_key(folder: str) -> str:
+    """The key of the list of a folder."""
+    above, _, name = folder.rpartition("/")
+    return f"{_in(above)}{LISTS}/{name}.json"
+
+
+def data_prefix(folder: str, token: str = "") -> str:
+    """Where the files of a folder are, of all attempts to fill it or of one."""
+    above, _, name = folder.rpartition("/")
+    return f"{_in(above)}{DATA}/{name}" + (f"/{token}" if token else "")
+
+
+def _in(folder: str) -> str:
+    return f"{folder}/" if folder else ""

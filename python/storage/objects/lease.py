@@ -1,0 +1,189 @@
+"""A lease in a store of objects: one holder on any number of hosts.
+
+The lease PATH is the last of the files PATH/0000000001, PATH/0000000002, ...: each says who holds it, until when. Its
+number is the holder's token. The next file is written on the condition that there is none of that number, so of two who
+want the lease one gets it; that is the one condition that every store keeps between writers at once. The holder renews
+its file in a thread; where it could not (its process was paused, its host is cut off) the lease ends, another may take
+it, and what its holder then wants to commit is refused. A lease that was given back, or whose holder's process is gone
+from this very machine, is free at once.
+
+Clocks: `expires` is of the holder's clock, and another host waits SKEW_SECONDS longer by its own. The holder itself
+counts on a clock that goes on while the machine sleeps, from before it asked the store.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.errors import UserError
+from headrace.storage.lease import Held, Holder, Lease
+from headrace.storage.objects import calls
+
+#: How long a lease holds unless it is renewed; a test's may be shorter.
+SECONDS = 60.0
+#: By how much hosts' clocks may differ.
+SKEW_SECONDS = 10.0
+#: Of SECONDS: when it is renewed, so that two renewals may fail.
+_RENEWED_AFTER = 0.25
+_UNKNOWN = Holder(process=0, host="")
+
+
+@contextmanager
+def lease(bucket: Any, path: str) -> Iterator[Lease]:
+    """Hold the lease while the block runs; `Held` where another process does."""
+    held = _Held(bucket, path)
+    try:
+        yield Lease(held.holder, held.is_held)
+    finally:
+        held.end()
+
+
+def holder(bucket: Any, path: str) -> Holder | None:
+    """Who holds the lease; None: nobody."""
+    last = _last(bucket, path)
+    return None if last is None or _is_free(last) else last
+
+
+class _Held:
+    """A lease that this process has taken, and the thread that renews it."""
+
+    def __init__(self, bucket: Any, path: str) -> None:
+        self._bucket, self._path = bucket, path
+        self._ended = Event()
+        #: The clock's time up to which nobody else can have it.
+        self._until = 0.0
+        self._seconds = SECONDS
+        self.holder = self._take()
+        self._thread = Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def is_held(self) -> bool:
+        """Whether the lease is this process's now, by the clock and by the store."""
+        if _clock() >= self._until:
+            return False
+        return _numbers(self._bucket, self._path)[-1:] == [self.holder.token] and _clock() < self._until
+
+    def end(self) -> None:
+        """Give it back: the next holder need not wait."""
+        self._ended.set()
+        self._thread.join()
+        # Where the store is away it ends by itself.
+        with suppress(OSError, UserError):
+            self._write(datetime.fromtimestamp(0, UTC))
+
+    def _take(self) -> Holder:
+        before = _last(self._bucket, self._path)
+        if before is not None and not _is_free(before):
+            raise Held(before)
+        asked = _clock()
+        token = before.token + 1 if before else 1
+        mine = Holder(token=token, expires=self._end(), machine=_machine())
+        data = _encoded(mine)
+        written = calls.put_new(self._bucket, _key(self._path, token), data)
+        numbers = _numbers(self._bucket, self._path)
+        if written is None:
+            found = calls.get(self._bucket, _key(self._path, token))
+            # Its own, where the answer to a first try was lost.
+            written = None if found is None or found[0] != data else found[1].tag
+        if written is None or numbers[-1:] != [token]:
+            raise Held(_last(self._bucket, self._path) or _UNKNOWN)
+        self._until = asked + self._seconds
+        calls.delete(self._bucket, [_key(self._path, n) for n in numbers if n < token])
+        return mine
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._seconds * _RENEWED_AFTER):
+            asked = _clock()
+            if asked >= self._until:
+                return
+            try:
+                self._write(self._end())
+            except (OSError, UserError):  # the store is away: until the lease ends there is time
+                continue
+            # Where that took longer than the lease held, another may have come in between.
+            if _clock() >= self._until:
+                return
+            self._until = asked + self._seconds
+
+    def _write(self, expires: datetime) -> None:
+        """Its own file: no other process writes that one."""
+        data = _encoded(self.holder.model_copy(update={"expires": expires}))
+        calls.put(self._bucket, _key(self._path, self.holder.token), data)
+
+    def _end(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self._seconds)
+
+
+def _key(path: str, number: int) -> str:
+    return f"{path}/{number:010d}"
+
+
+def _numbers(bucket: Any, path: str) -> list[int]:
+    names = (o.key.rsplit("/", 1)[-1] for o in calls.list_level(bucket, path)[1])
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _last(bucket: Any, path: str) -> Holder | None:
+    """What the last file says, its number as the token; None: there was no holder ever."""
+    while numbers := _numbers(bucket, path):
+        found = calls.get(bucket, _key(path, numbers[-1]))
+        if found is not None:
+            return (_read(found[0]) or _UNKNOWN).model_copy(update={"token": numbers[-1]})
+    return None
+
+
+def _encoded(held: Holder) -> bytes:
+    return held.model_dump_json().encode() + b"\n"
+
+
+def _read(data: bytes) -> Holder | None:
+    try:
+        return Holder.model_validate_json(data)
+    except ValidationError:
+        return None
+
+
+def _is_free(written: Holder) -> bool:
+    """Whether nobody holds what was written."""
+    if written.expires is None:  # nobody knows: it is damaged
+        return False
+    if written.expires.timestamp() == 0:
+        return True
+    if written.machine and written.machine == _machine() and not _is_alive(written.process):
+        return True
+    return datetime.now(UTC) > written.expires + timedelta(seconds=SKEW_SECONDS)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _clock() -> float:
+    """Seconds, those of a sleep of the machine among them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@cache
+def _machine() -> str:
+    """The running kernel, and the table of processes of this one."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  (no file)
+    except OSError:
+        return ""

@@ -1,0 +1,185 @@
+"""From a filled place to a published folder, and changes to one.
+
+A reader, and a rerun after a kill between any two calls, sees the old list or the new one, and every file of either:
+new files are there before the list that names them, old ones go after the list that does not.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from headrace.storage.lease import LeaseLost
+from headrace.storage.objects import calls
+from headrace.storage.objects.calls import Stored
+from headrace.storage.objects.file_list import BEGUN, DATA, LISTS, FileList, ListedFile, data_prefix, list_key
+from headrace.storage.objects.tree import Attempt, Published, Tree
+
+
+def begin(tree: Tree, folder: str, token: str, alone: bool) -> None:
+    """Make the place of an attempt empty. `alone`: what other attempts left goes, and none of them can commit."""
+    found = [o.key for o in calls.list_below(tree.bucket, data_prefix(folder, "" if alone else token))]
+    # Before anything else: who began earlier and wakes up now finds that it has lost its files before it has.
+    calls.delete(tree.bucket, [key for key in found if key.endswith(f"/{BEGUN}")])
+    published = tree.published(folder)
+    if published is not None and token in published.list.tokens:
+        # The published files are where new ones are to be written: they get another place.
+        published = _moved(tree, published, token)
+    named = _named(published)
+    calls.delete(tree.bucket, [key for key in found if key not in named and not key.endswith(f"/{BEGUN}")])
+    attempt = Attempt(uuid.uuid4().hex, None if published is None else published.tag, alone)
+    calls.put(tree.bucket, _begun_key(folder, token), attempt.id.encode())
+    tree.attempts[folder, token] = attempt
+
+
+def commit(tree: Tree, folder: str, token: str) -> None:
+    """Publish the files of an attempt in place of those that were when it began; by the process that began it.
+
+    A list whose PUT was not answered may have been written, or be written yet: nothing is removed then. Of attempts
+    that are not alone, which write the same, the first stays.
+
+    Raises:
+        LeaseLost: another attempt has published the folder since, or removed what this one wrote.
+    """
+    attempt = tree.attempts[folder, token]
+    prefix = data_prefix(folder)
+    new = {
+        name: ListedFile(key=o.key[len(prefix) + 1 :], size=o.size, tag=o.tag, modified_ns=o.modified_ns)
+        for name, o in tree.files(data_prefix(folder, token)).items()
+    }
+    begun = calls.get(tree.bucket, _begun_key(folder, token))
+    if begun is None or begun[0] != attempt.id.encode():
+        raise LeaseLost(f"{folder}: another run has removed what this one wrote there; run it again")
+    tree.forget(folder)
+    old = tree.published(folder)
+    tag = None if old is None else old.tag
+    data = FileList(files=new).encoded()
+    if tag != attempt.replaces or not _put_list(tree, folder, data, tag):
+        if attempt.alone:
+            raise LeaseLost(f"{folder}: another run has published it since this one began; run it again")
+        _discard(tree, folder, tree.published(folder), token)
+    else:
+        calls.delete(tree.bucket, [_begun_key(folder, token), *(o.key for o in calls.list_below(tree.bucket, folder))])
+        if old is not None:
+            _drop(tree, old, new)
+    del tree.attempts[folder, token]
+
+
+def put_in(tree: Tree, published: Published, name: str, content: bytes | Path) -> None:
+    """Write a file of a published folder, from memory or a local file."""
+    place = f"{uuid.uuid4().hex[:8]}/{name}"
+    key = data_prefix(published.folder, place)
+    if isinstance(content, bytes):
+        calls.put(tree.bucket, key, content)
+    else:
+        calls.upload(tree.bucket, key, content)
+    replace_in(tree, published.folder, {name: _listed(tree, key, place)}, ())
+
+
+def replace_in(tree: Tree, folder: str, new: dict[str, ListedFile], gone: Collection[str]) -> None:
+    """Have a published folder name other files; those that it names no more are removed."""
+
+    def changed(files: dict[str, ListedFile]) -> dict[str, ListedFile]:
+        return {name: f for name, f in {**files, **new}.items() if name not in gone}
+
+    old = _write(tree, folder, changed)
+    if old is not None:
+        _drop(tree, old, changed(dict(old.list.files)))
+
+
+def unfinished(tree: Tree, above: str) -> dict[str, list[Stored]]:
+    """What no list names of the folders in a folder, by folder: what dead writers left, and what is being written."""
+    prefix = f"{above}/{DATA}" if above else DATA
+    by_folder: dict[str, list[Stored]] = {}
+    for stored in calls.list_below(tree.bucket, prefix):
+        name = stored.key[len(prefix) + 1 :].partition("/")[0]
+        by_folder.setdefault(f"{above}/{name}" if above else name, []).append(stored)
+    found: dict[str, list[Stored]] = {}
+    for folder, objects in by_folder.items():
+        named = _named(tree.published(folder))
+        if left := [o for o in objects if o.key not in named]:
+            found[folder] = left
+    return found
+
+
+def remove(tree: Tree, key: str) -> None:
+    """Remove a file, or a folder with all below it: a published one is gone with its list, before its files are."""
+    owner = tree.owner(key)
+    if owner is not None:
+        below = [f"{owner.name}/{name}" for name in owner.published.below(key)]
+        names = {n for n in (owner.name, *below) if n in owner.published.list.files}
+        if names:
+            replace_in(tree, owner.published.folder, {}, names)
+        return
+    calls.delete(tree.bucket, [key, list_key(key)])
+    tree.forget(key)
+    found = [o.key for place in (key, data_prefix(key)) for o in calls.list_below(tree.bucket, place)]
+    lists = [k for k in found if f"/{LISTS}/" in f"/{k}"]
+    calls.delete(tree.bucket, lists)
+    calls.delete(tree.bucket, [k for k in found if k not in set(lists)])
+
+
+def _write(
+    tree: Tree, folder: str, change: Callable[[dict[str, ListedFile]], dict[str, ListedFile]]
+) -> Published | None:
+    """Write a folder's list, made of the one that is there; the one whose place it took."""
+    while True:
+        tree.forget(folder)
+        old = tree.published(folder)
+        data = FileList(files=change({} if old is None else dict(old.list.files))).encoded()
+        if _put_list(tree, folder, data, None if old is None else old.tag):
+            return old
+
+
+def _put_list(tree: Tree, folder: str, data: bytes, tag: str | None) -> bool:
+    """Write a folder's list in place of the one with that tag, or of none; False where another one is there."""
+    key = list_key(folder)
+    written = calls.put_new(tree.bucket, key, data) if tag is None else calls.put_if(tree.bucket, key, data, tag)
+    tree.forget(folder)
+    return written is not None or calls.is_there(tree.bucket, key, data)
+
+
+def _named(published: Published | None) -> set[str]:
+    """The keys of the objects that a folder's list names."""
+    return set() if published is None else {published.object_of(f).key for f in published.list.files.values()}
+
+
+def _begun_key(folder: str, token: str) -> str:
+    return f"{data_prefix(folder, token)}/{BEGUN}"
+
+
+def _discard(tree: Tree, folder: str, published: Published | None, token: str) -> None:
+    """Remove the objects of an attempt that the folder's list does not name."""
+    named = _named(published)
+    found = [o.key for o in calls.list_below(tree.bucket, data_prefix(folder, token))]
+    calls.delete(tree.bucket, [key for key in found if key not in named])
+
+
+def _drop(tree: Tree, old: Published, files: Mapping[str, ListedFile]) -> None:
+    """Remove the objects of a list that the files after it are not."""
+    still = {f.key for f in files.values()}
+    gone = [old.object_of(f).key for f in old.list.files.values() if f.key not in still]
+    calls.delete(tree.bucket, gone)
+
+
+def _moved(tree: Tree, published: Published, token: str) -> Published | None:
+    """Copy the published files of one attempt to a place of their own, and have the list name them there."""
+    other = uuid.uuid4().hex[:8]
+    new: dict[str, ListedFile] = {}
+    for name, file in published.list.files.items():
+        if file.key.startswith(f"{token}/"):
+            key = other + file.key[len(token) :]
+            prefix = data_prefix(published.folder)
+            calls.copy(tree.bucket, f"{prefix}/{file.key}", f"{prefix}/{key}")
+            new[name] = _listed(tree, f"{prefix}/{key}", key)
+    replace_in(tree, published.folder, new, ())
+    return tree.published(published.folder)
+
+
+def _listed(tree: Tree, key: str, place: str) -> ListedFile:
+    """An object that was written just now, as a list names it."""
+    stored = calls.head(tree.bucket, key)
+    if stored is None:
+        raise calls.StoreError(f"{key} is gone since it was written")
+    return ListedFile(key=place, size=stored.size, tag=stored.tag, modified_ns=stored.modified_ns)

@@ -1,0 +1,296 @@
+"""The store of objects; see the package. A path is /BUCKET/KEY.
+
+A folder that is neither published nor holds a file is not there: objects know no empty folders.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from headrace.storage.lease import Holder, Lease
+from headrace.storage.objects import calls, clients, copies, lease, publish
+from headrace.storage.objects.calls import Stored
+from headrace.storage.objects.file_list import data_prefix
+from headrace.storage.objects.reader import BLOCK, ObjectReader
+from headrace.storage.objects.tree import Published, Tree
+from headrace.storage.store import Info
+
+#: Files up to so many bytes are read by one request.
+_SMALL = 16 << 20
+
+
+class ObjectStore:
+    """Buckets of one kind of store; see the package and `Store`."""
+
+    def __init__(self, scheme: str, open_bucket: Callable[[str, str], Any] = clients.open_bucket) -> None:
+        self._scheme, self._open_bucket = scheme, open_bucket
+        self._trees: dict[str, Tree] = {}
+
+    def _at(self, path: PurePosixPath) -> tuple[Tree, str]:
+        """The bucket, and the key in it."""
+        _, bucket, *parts = path.parts
+        if bucket not in self._trees:
+            self._trees[bucket] = Tree(self._open_bucket(self._scheme, bucket))
+        return self._trees[bucket], "/".join(parts)
+
+    def _stored(self, path: PurePosixPath) -> Stored | None:
+        tree, key = self._at(path)
+        found = tree.look(key, _head) if key else None
+        return None if found is None else found[1]
+
+    def _name(self, path: PurePosixPath) -> str:
+        return f"{self._scheme}://{path.parts[1]}"
+
+    def uri(self, path: PurePosixPath) -> str:
+        """That of Hadoop's file system for this kind of store. Of a published file or folder, where its files are.
+
+        Raises:
+            OSError: a published folder's files are in more than one place.
+        """
+        tree, key = self._at(path)
+        if (published := tree.published(key)) is not None:
+            key = self._place(path, published, "")
+        elif (stored := self._stored(path)) is not None:
+            key = stored.key
+        elif (owner := tree.owner(key)) is not None:
+            key = self._place(path, owner.published, owner.name)
+        return f"{clients.HADOOP.get(self._scheme, self._scheme)}://{path.parts[1]}/{key}"
+
+    def _place(self, path: PurePosixPath, published: Published, name: str) -> str:
+        """Where the files of a published folder, or of a folder in it, are."""
+        below = f"{name}/" if name else ""
+        keys = [f.key for n, f in published.list.files.items() if n.startswith(below)]
+        tokens = {key.partition("/")[0] for key in keys}
+        if len(tokens) > 1:
+            raise OSError(
+                f"{self.shown(path)} has no URI: some of its files were replaced since it was published, and the old "
+                f"and the new ones are in different places; publish it anew"
+            )
+        place = data_prefix(published.folder, *tokens)
+        return f"{place}/{name}" if name else place
+
+    def shown(self, path: PurePosixPath) -> str:
+        """SCHEME://BUCKET/KEY."""
+        return f"{self._scheme}:/{path}"
+
+    def local_path(self, path: PurePosixPath) -> Path:
+        """A copy in this host's cache."""
+        tree, key = self._at(path)
+        stored = self._stored(path)
+        if stored is not None:
+            return copies.file(tree.bucket, self._name(path), stored)
+        files = tree.files(key)
+        if not files and not tree.is_folder(key):
+            raise FileNotFoundError(f"there is no {self.shown(path)}")
+        return copies.tree(tree.bucket, self._name(path), files)
+
+    def exists(self, path: PurePosixPath) -> bool:
+        """Whether there is a file, or a folder with a file in it."""
+        return self.is_file(path) or self.is_dir(path)
+
+    def is_file(self, path: PurePosixPath) -> bool:
+        """Whether there is a file."""
+        return self._stored(path) is not None
+
+    def is_dir(self, path: PurePosixPath) -> bool:
+        """Whether there is a published folder, or a file in a folder."""
+        tree, key = self._at(path)
+        return tree.is_folder(key)
+
+    def info(self, path: PurePosixPath) -> Info:
+        """See Store."""
+        stored = self._stored(path)
+        if stored is None:
+            raise FileNotFoundError(f"there is no file {self.shown(path)}")
+        return Info(stored.size, stored.modified_ns)
+
+    def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
+        """See Store."""
+        fixed = 2
+        while fixed < len(pattern.parts) and not glob.has_magic(pattern.parts[fixed]):
+            fixed += 1
+        if fixed == len(pattern.parts):
+            return [pattern] if self.exists(pattern) else []
+        base = PurePosixPath(*pattern.parts[:fixed])
+        tree, key = self._at(base)
+        files = [PurePosixPath(name) for name in tree.files(key)]
+        matches = re.compile(_expression(pattern.parts[fixed:])).fullmatch
+        folders = {parent for f in files for parent in f.parents if parent.name}
+        found = [p for p in files if matches(str(p))] + [p for p in folders if matches(f"{p}/")]
+        return [base / p for p in sorted(found)]
+
+    def free(self, path: PurePosixPath) -> int | None:
+        """There is no end."""
+        return None
+
+    def names(self, path: PurePosixPath) -> list[str]:
+        """See Store."""
+        tree, key = self._at(path)
+        return tree.names(key)
+
+    def open(self, path: PurePosixPath) -> BinaryIO:
+        """Small files by one request, larger ones in blocks."""
+        tree, key = self._at(path)
+        found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, _SMALL)) if key else None
+        if found is None:
+            raise FileNotFoundError(f"there is no file {self.shown(path)}")
+        data, stored = found
+        if data is not None:
+            return io.BytesIO(data)
+        return cast(BinaryIO, io.BufferedReader(ObjectReader(tree.bucket, stored), BLOCK))
+
+    def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:
+        """See Store."""
+        tree, key = self._at(path)
+        owner = tree.owner(key)
+        if owner is not None:
+            publish.put_in(tree, owner.published, owner.name, data)
+        else:
+            calls.put(tree.bucket, key, data)
+            tree.is_plain(key)
+
+    def put_new(self, path: PurePosixPath, data: bytes, durable: bool) -> bool:
+        """By a PUT on the condition that there is none."""
+        tree, key = self._at(path)
+        if tree.owner(key) is not None:
+            raise OSError(f"{self.shown(path)}: a folder that is published has no files for many writers")
+        written = calls.put_new(tree.bucket, key, data) is not None or calls.is_there(tree.bucket, key, data)
+        tree.is_plain(key)
+        return written
+
+    @contextmanager
+    def new_file(self, path: PurePosixPath, durable: bool) -> Iterator[Path]:
+        """A file of this host, which is uploaded at the end."""
+        tree, key = self._at(path)
+        local = copies.new_path(path.name)
+        try:
+            yield local
+            owner = tree.owner(key)
+            if owner is not None:
+                publish.put_in(tree, owner.published, owner.name, local)
+            else:
+                calls.upload(tree.bucket, key, local)
+                tree.is_plain(key)
+        finally:
+            copies.drop(local)
+
+    def start_writeback(self, path: PurePosixPath) -> None:
+        """What is put is stored."""
+
+    def append(self, path: PurePosixPath, data: bytes) -> None:
+        """Objects cannot grow: the file is written anew, on the condition that it is the one that was read."""
+        tree, key = self._at(path)
+        while True:
+            found = calls.get(tree.bucket, key)
+            before = b"" if found is None else found[0]
+            if found is None:
+                written = calls.put_new(tree.bucket, key, data)
+            else:
+                written = calls.put_if(tree.bucket, key, before + data, found[1].tag)
+            if written is not None:
+                return
+            now = calls.get(tree.bucket, key)
+            # Its own, where the answer to a first try was lost; others may have added to it.
+            if now is not None and now[0].startswith(before + data):
+                return
+
+    def copy(self, source: PurePosixPath, target: PurePosixPath, share: bool) -> None:
+        """By the store, within a bucket."""
+        stored = self._stored(source)
+        if stored is None:
+            raise FileNotFoundError(f"there is no file {self.shown(source)}")
+        (tree, _), (other, key) = self._at(source), self._at(target)
+        if tree is other and other.owner(key) is None:
+            calls.copy(tree.bucket, stored.key, key)
+            other.is_plain(key)
+            return
+        with self.new_file(target, durable=False) as local:
+            calls.download(tree.bucket, stored.key, local)
+
+    def move(self, source: PurePosixPath, target: PurePosixPath) -> None:
+        """A copy takes its place."""
+        self.copy(source, target, share=False)
+        self.remove(source)
+
+    def make_dir(self, path: PurePosixPath) -> None:
+        """A folder is there with its first file."""
+
+    def remove(self, path: PurePosixPath) -> None:
+        """See Store."""
+        tree, key = self._at(path)
+        publish.remove(tree, key)
+
+    def building(self, path: PurePosixPath, token: str) -> PurePosixPath:
+        """See Store."""
+        _, bucket, *parts = path.parts
+        return PurePosixPath("/", bucket, data_prefix("/".join(parts), token))
+
+    def begin(self, path: PurePosixPath, token: str, alone: bool) -> None:
+        """See Store."""
+        tree, key = self._at(path)
+        publish.begin(tree, key, token, alone)
+
+    def commit(self, path: PurePosixPath, token: str, durable: bool) -> None:
+        """See Store."""
+        tree, key = self._at(path)
+        publish.commit(tree, key, token)
+
+    def discard_unfinished(self, path: PurePosixPath) -> None:
+        """See Store."""
+        tree, key = self._at(path)
+        for objects in publish.unfinished(tree, key).values():
+            calls.delete(tree.bucket, [o.key for o in objects])
+
+    def lease(self, path: PurePosixPath) -> AbstractContextManager[Lease]:
+        """A file that says who holds it and until when, renewed while the block runs."""
+        tree, key = self._at(path)
+        return lease.lease(tree.bucket, key)
+
+    def holder(self, path: PurePosixPath) -> Holder | None:
+        """See Store."""
+        tree, key = self._at(path)
+        return lease.holder(tree.bucket, key)
+
+
+def _head(bucket: Any, key: str) -> tuple[None, Stored] | None:
+    stored = calls.head(bucket, key)
+    return None if stored is None else (None, stored)
+
+
+def _expression(parts: tuple[str, ...]) -> str:
+    """A regular expression of what a glob's parts match: files, and folders with a slash behind them."""
+    found = ""
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if part == "**":
+            found += r"(?:(?!\.)[^/]+/)*" + (r"(?:(?!\.)[^/]+)?" if last else "")
+        else:
+            found += _segment(part) + ("/?" if last else "/")
+    return found
+
+
+def _segment(part: str) -> str:
+    """Of one name: `*`, `?` and `[...]`, none of which matches a dot at the beginning."""
+    found = "(?=[^/])" if part.startswith(".") else r"(?=[^/.])"
+    at = 0
+    while at < len(part):
+        c = part[at]
+        end = part.find("]", at + 2) if c == "[" else -1
+        if c == "*":
+            found += "[^/]*"
+        elif c == "?":
+            found += "[^/]"
+        elif end > 0:
+            inner = part[at + 1 : end].replace("\\", r"\\")
+            found += f"[^{inner[1:]}]" if inner.startswith("!") else f"[{inner}]"
+            at = end
+        else:
+            found += re.escape(c)
+        at += 1
+    return found

@@ -1,0 +1,101 @@
+"""Two Spark applications append to one Delta table in S3 at once: no acknowledged commit may be lost.
+
+    PYTHONPATH=. python scripts/s3_commits.py [--commits N] [--delta]
+
+Each makes N commits of one row. In the end the table must have as many rows and versions as commits were acknowledged.
+`--delta`: by Delta's own store of the log for S3, which loses some, for comparison. Wants `make s3 s3proxy`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from headrace.config import Spark
+from headrace.lake.session import session
+from headrace.workspace import Workspace
+from tests.s3_server import BUCKET, s3_server
+
+_DELTAS = {f"spark.delta.logStore.{s}.impl": "io.delta.storage.S3SingleDriverLogStore" for s in ("s3", "s3a")}
+
+
+def append(home: Path, name: str, commits: int, delta: bool) -> None:
+    """Append `commits` rows, one by one, once a line comes in; prints how many were acknowledged."""
+    ws = Workspace.at(home, os.environ)
+    # One task for each reading of the log: it is what a commit mostly waits for.
+    properties = {"spark.databricks.delta.snapshotPartitions": "1", **(_DELTAS if delta else {})}
+    conf = Spark(master="local[1]", driver_memory="1g", properties=properties)
+    with session(conf, ws, name) as spark:
+        path = str(ws.table("clicks", "log"))
+        spark.sql(f"SELECT '{name}' AS who, -1 AS n").write.format("delta").mode("append").save(path)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        done = 0
+        for n in range(commits):
+            rows = spark.sql(f"SELECT '{name}' AS who, {n} AS n").coalesce(1)
+            try:
+                rows.write.format("delta").mode("append").save(path)
+            except Exception as e:
+                print(f"{name}: commit {n}: {str(e)[:200]}", file=sys.stderr, flush=True)
+            else:
+                done += 1
+        print(done, flush=True)
+
+
+def both(folder: Path, commits: int, delta: bool) -> None:
+    """Run two of them, and count."""
+    with s3_server(folder) as server:
+        os.environ.update({**server.environ, "HEADRACE_LAKE": f"s3://{BUCKET}/lake"})
+        more = ["--commits", str(commits), *(["--delta"] if delta else [])]
+        line = [sys.executable, __file__, "--home", str(folder / "home"), *more, "--name"]
+        writers: list[subprocess.Popen[str]] = []
+        for name in ("one", "two"):
+            writers.append(subprocess.Popen([*line, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            # The first makes the table.
+            _line(writers[-1])
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        done = [int(_line(writer)) for writer in writers]
+        for writer in writers:
+            writer.wait()
+        ws = Workspace.at(folder / "home", os.environ)
+        with session(Spark(master="local[1]", driver_memory="1g"), ws, "count") as spark:
+            table = spark.read.format("delta").load(str(ws.table("clicks", "log")))
+            rows = table.where("n >= 0").groupBy("who").count().collect()
+        found = {r["who"]: r["count"] for r in rows}
+    print(f"acknowledged {done[0]} + {done[1]}, found {found.get('one', 0)} + {found.get('two', 0)} rows")
+    if [found.get("one", 0), found.get("two", 0)] != done:
+        raise SystemExit("acknowledged commits were lost")
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    text = process.stdout.readline().strip()
+    if not text:
+        raise SystemExit("a writer has ended")
+    return text
+
+
+def main() -> None:
+    """Run both writers, or be one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commits", type=int, default=200)
+    parser.add_argument("--delta", action="store_true")
+    parser.add_argument("--name", help=argparse.SUPPRESS)
+    parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.name:
+        append(args.home, args.name, args.commits, args.delta)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        both(Path(temporary), args.commits, args.delta)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""An S3 server of this machine for tests: S3Proxy, one process that serves a folder."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headrace.storage import local
+from headrace.workspace import checkout
+
+#: Any values: the server is of this machine alone, and gone with its test.
+KEY, SECRET = "rackkey", "not-a-secret-of-anybody"
+BUCKET = "headrace"
+_LOG = """<configuration><root level="WARN"><appender-ref ref="out"/></root>
+<appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder><pattern>%msg%n</pattern></encoder></appender>
+</configuration>"""
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A server at work."""
+
+    endpoint: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """How AWS's own tools are told of it."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+        }
+
+
+def jars() -> Path:
+    """Where `gradle s3proxy` puts the server."""
+    return checkout() / "build" / "s3proxy"
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[S3Server]:
+    """A server with one bucket, BUCKET, in a folder; skips the test where its jars were not fetched."""
+    if not any(jars().glob("s3proxy-*.jar")):
+        pytest.skip("no S3Proxy in build/s3proxy: run `make s3proxy`")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+    settings = {
+        "s3proxy.authorization": "aws-v4",
+        "s3proxy.endpoint": endpoint,
+        "s3proxy.identity": KEY,
+        "s3proxy.credential": SECRET,
+        "jclouds.provider": "filesystem-nio2",
+        "jclouds.filesystem.basedir": str(folder / "buckets"),
+        "jclouds.identity": "x",
+        "jclouds.credential": "x",
+    }
+    (local(folder) / "buckets" / BUCKET).make_dir()
+    (local(folder) / "s3.conf").put_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+    (local(folder) / "logback.xml").put_text(_LOG)
+    line = ["java", "-Xmx256m", f"-Dlogback.configurationFile={folder / 'logback.xml'}", "-cp", f"{jars()}/*"]
+    with open(folder / "s3.log", "ab") as log:
+        process = subprocess.Popen(
+            [*line, "org.gaul.s3proxy.Main", "--properties", str(folder / "s3.conf")],
+            stdout=log,
+            stderr=log,
+            env={k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
+        )
+    try:
+        _wait(endpoint, process)
+        yield S3Server(endpoint, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(endpoint: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(endpoint, timeout=5)
+        except urllib.error.HTTPError:
+            return  # it wants a signature
+        except OSError:
+            if process.poll() is not None:
+                raise RuntimeError(f"S3Proxy ended with {process.returncode}") from None
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError("S3Proxy does not answer")

@@ -1,0 +1,91 @@
+"""Every call of a store of objects fails, is not answered, or is the last one of a killed process, once each.
+
+A reader then sees the old or the new, never a mixture, and a rerun makes the new and leaves nothing beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.storage import Location
+from headrace.storage.objects import calls
+from tests.storage_faults import Killed, faulty
+from tests.storage_homes import left_over, memory_home
+from tests.storage_support import fill_by_two, put_file, put_folder, seen
+
+
+def upload_file(home: Location, text: str) -> None:
+    with (home / "thing").new_file() as path:
+        path.write_text(text)
+
+
+def change_a_published_folder(home: Location, text: str) -> None:
+    thing = home / "thing"
+    if not thing.exists():
+        put_folder(home, "first")
+    (thing / "a").put_text(text)
+
+
+@pytest.mark.parametrize("how", ["fails", "is not answered", "killed"])
+@pytest.mark.parametrize("act", [put_file, upload_file, put_folder, fill_by_two, change_a_published_folder])
+def test_the_nth_call(
+    act: Callable[[Location, str], None], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    for old in (False, True):
+        for n in range(1, 200):
+            mine = memory_home(monkeypatch, tmp_path, readers=("reader",))
+            home, reader = mine, Location(mine.path, "reader")
+            between = []
+            if old:
+                act(home, "old")
+            elif act is change_a_published_folder:
+                put_folder(home, "first")
+            before = seen(reader / "thing")
+            with faulty(n, how == "killed", calls, done=how == "is not answered") as fault:
+                try:
+                    act(home, "new")
+                    whole = True
+                except (OSError, Killed):
+                    whole = False
+            found, warm = seen(reader / "thing"), seen(home / "thing")
+            act(home, "new")
+            new = seen(reader / "thing")
+            assert found in [before, new, *between], (old, n)
+            assert warm == found, (old, n)
+            assert new != before
+            if whole:
+                assert found == new
+            home.discard_unfinished()
+            assert left_over(home) == [], (old, n)
+            made += 1
+            if fault.made < n:
+                break
+        else:
+            raise AssertionError("no end")
+    assert made > 2
+
+
+@pytest.mark.parametrize("how", ["fails", "is not answered", "killed"])
+def test_removal(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(1, 100):
+        home = memory_home(monkeypatch, tmp_path)
+        put_folder(home, "old")
+        before = seen(home / "thing")
+        with faulty(n, how == "killed", calls, done=how == "is not answered") as fault:
+            try:
+                (home / "thing").remove()
+                whole = True
+            except (OSError, Killed):
+                whole = False
+        assert seen(home / "thing") in ([None] if whole else [None, before])
+        (home / "thing").remove()
+        assert not (home / "thing").exists()
+        assert left_over(home) == []
+        if fault.made < n:
+            assert whole
+            return
+    raise AssertionError("no end")

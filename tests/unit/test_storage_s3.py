@@ -1,0 +1,179 @@
+"""The store of objects against a server of S3: what a store in memory cannot show."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.storage import Location, location
+from headrace.storage.objects.store import ObjectStore
+from headrace.workspace import Workspace
+from tests.s3_server import BUCKET, SECRET, S3Server, s3_server
+from tests.storage_homes import left_over
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    pytest.importorskip("obstore")
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def home(server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Location:
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3"))
+    return Location(PurePosixPath(f"/{BUCKET}/{tmp_path.name}"), "s3")
+
+
+def test_folders_files_and_copies(home: Location) -> None:
+    large = os.urandom(12 << 20)  # more than one part of an upload
+    for text in ("old", "new"):
+        with (home / "model").new_folder() as folder:
+            (folder / "ds=2026-01-01" / "a b%20c.json").put_text(text)
+            with (folder / "large").new_file() as path:
+                path.write_bytes(large)
+            assert (home / "model").exists() == (text == "new")
+        assert (home / "model" / "ds=2026-01-01" / "a b%20c.json").read_text() == text
+    assert [f.below(home) for f in home.files()] == ["model/ds=2026-01-01/a b%20c.json", "model/large"]
+    assert (home / "model" / "large").local_path().read_bytes() == large
+    assert (home / "model" / "large").size() == len(large)
+    assert [p.below(home) for p in (home / "model" / "*" / "a*").glob()] == ["model/ds=2026-01-01/a b%20c.json"]
+    assert left_over(home) == []
+    (home / "model").remove()
+    assert home.entries() == []
+    assert left_over(home) == []
+
+
+def test_of_many_writers_of_a_new_file_one_wins(home: Location) -> None:
+    for n in range(10):
+        file = home / f"{n:020d}.json"
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(file.put_new_text, map(str, range(8)))) == 1
+
+
+def test_what_the_store_refuses_is_told_without_secrets(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no such bucket"):
+        (Location(PurePosixPath("/elsewhere/home"), "s3") / "x").put_text("")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET}-of-nobody")
+    monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3"))
+    with pytest.raises(UserError, match="the store refuses") as refused:
+        (home / "x").read_text()
+    assert SECRET not in str(refused.value)
+
+
+def test_keys_of_a_profile(home: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (home / "x").put_text("1")
+    keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    file = tmp_path / "credentials"
+    file.write_text("[team]\n" + "".join(f"{name.lower()} = {value}\n" for name, value in keys.items()))
+    for name in keys:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3"))
+    assert (home / "x").read_text() == "1"
+
+
+_HOLD = """
+import sys
+from pathlib import PurePosixPath
+from headrace.storage import LeaseLost, Location
+from headrace.storage.lease import Held
+from headrace.storage.objects import lease as leases
+
+leases.SECONDS, leases.SKEW_SECONDS = 1.0, 0.5
+lock = Location(PurePosixPath(sys.argv[1]), "s3")
+while True:
+    try:
+        with lock.lease() as lease:
+            print(lease.holder.token, flush=True)
+            sys.stdin.readline()
+            try:
+                lease.check()
+                print("commits", flush=True)
+            except LeaseLost:
+                print("lost", flush=True)
+        break
+    except Held as e:
+        print(f"waits for {e}", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_holder_that_is_paused_and_one_that_takes_over(home: Location) -> None:
+    """Two processes, as on two hosts: one stands still past the end of its lease, and wakes up."""
+
+    def start() -> subprocess.Popen[str]:
+        line = [sys.executable, "-c", _HOLD, str(home.path / "lock")]
+        return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    def told(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    one = start()
+    first = int(told(one))
+    other = start()
+    try:
+        assert told(other).startswith(f"waits for process {one.pid} on ")
+        one.send_signal(signal.SIGSTOP)
+        while True:
+            ask(other)
+            answer = told(other)
+            if not answer.startswith("waits for"):
+                break
+        assert int(answer) == first + 1
+        one.send_signal(signal.SIGCONT)
+        ask(one)
+        assert told(one) == "lost"
+        ask(other)
+        assert told(other) == "commits"
+        assert one.wait() == other.wait() == 0
+    finally:
+        for process in (one, other):
+            process.kill()
+            process.wait()
+
+
+def test_a_workspace_in_s3_reads_a_log_of_delta(home: Location, tmp_path: Path) -> None:
+    """Of the commits that eight processes want to make under one number one stands."""
+    ws = Workspace(tmp_path / "home", lake_uri=str(home / "lake"), store_uri=str(home / "store"))
+    table = ws.table("clicks", "events")
+    assert str(table) == f"{home}/lake/lake/clicks/events"
+    assert ws.locate(ws.name_of(table)) == table
+    assert ws.scratch.scheme == "file"
+    assert ws.spark_local.local_path() == tmp_path / "home" / "spark"
+    metadata = '{"metaData":{"id":"x","format":{"provider":"parquet","options":{}},"schemaString":"{}",'
+    metadata += '"partitionColumns":[],"configuration":{},"createdTime":0}}\n'
+    (table / "_delta_log" / f"{0:020d}.json").put_new_text(
+        '{"protocol":{"minReaderVersion":1,"minWriterVersion":2}}\n' + metadata
+    )
+
+    def add(n: int) -> bool:
+        file = {"path": f"{n}.parquet", "partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": True}
+        return (table / "_delta_log" / f"{1:020d}.json").put_new_text(json.dumps({"add": file}) + "\n")
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [n for n, mine in enumerate(pool.map(add, range(8))) if mine]
+    assert len(won) == 1
+    state = DeltaLog(table).state(1)
+    assert state is not None
+    assert [str(f.path) for f in state.data_files(table)] == [f"{table}/{won[0]}.parquet"]
