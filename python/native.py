@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headrace.workspace import checkout
+from headrace.workspace import installation
 
 log = logging.getLogger("headrace.native")
 
@@ -44,7 +44,7 @@ def levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 def built(name: str) -> Path:
     """A library's file, as it was built for the best level that runs here; else for any processor."""
-    folder = checkout() / "build" / "native"
+    folder = installation() / "build" / "native"
     return next((file for level in levels() if (file := folder / level / name).is_file()), folder / name)
 
 

@@ -1,8 +1,7 @@
 """Run a command as the driver of a standalone cluster of Spark, and say how it ends: `run_command.py WORD...`.
 
 Spark's master has Python programs for drivers and knows no exit codes but 0: the last line of the driver's log tells
-it (airflow_dags/headrace_airflow/cluster.py). The command opens its own Spark session, where it needs one. Nothing of
-`headrace` is imported.
+it (airflow_dags/headrace_airflow/cluster.py). The command opens its own Spark session, where it needs one.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
 
-_PARENT_CHECK_SECONDS = 2.0
+from headrace.jobs.parent_watch import when_parent_ends
+
 #: The JVM that has started this program is not for the command's own session.
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYTHONPATH")
 
@@ -26,23 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment = {name: value for name, value in os.environ.items() if name not in _GATEWAY}
     with subprocess.Popen(words, env=environment, stderr=subprocess.STDOUT) as command:
         signal.signal(signal.SIGTERM, lambda *_: command.terminate())
-        _end_with_parent(command)
+        # A driver that the master or the worker kills must not leave its command at work.
+        when_parent_ends(command.terminate)
         code = command.wait()
     code = code if code >= 0 else 128 - code
     print(f"headrace ends with exit code {code}", flush=True)
     return code
-
-
-def _end_with_parent(command: subprocess.Popen[bytes]) -> None:
-    """A driver that the master or the worker kills must not leave its command at work."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_CHECK_SECONDS)
-        command.terminate()
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.import_ahead import import_ahead
+from headrace.jobs.parent_watch import when_parent_ends
 from headrace.observe.application import Observation
 from headrace.stage import RunPlan, run_stage
 from headrace.stages import ORDER, STAGES
@@ -32,8 +32,6 @@ from headrace.storage import local_folder
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.jobs")
-
-_PARENT_CHECK_SECONDS = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _arguments(argv)
     logs.configure(text="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    _leave_with_parent()
+    # A submitter that is killed (a task's time-out) must not leave this process at work behind its back.
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGKILL))
     sys.exit(_run(args))
 
 
@@ -80,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
         ds = parse_ds(args.ds) if args.ds else spec.ds
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
-        ws = Workspace(local_folder(args.home, "--home"))
+        ws = Workspace.at(local_folder(args.home, "--home"), os.environ).of(spec)
         days = days_of(spec, ds, args.until)
         with (
             closing(Observation(spec, ws)) as observation,
@@ -190,18 +189,6 @@ def _killed_jvm() -> int | None:
 
     code = jvm_exit_code()
     return code if code is not None and code > 128 else None
-
-
-def _leave_with_parent() -> None:
-    """A submitter that is killed (a task's time-out) must not leave this process at work behind its back."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_CHECK_SECONDS)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -105,7 +105,8 @@ def environment(
     found = {
         **(os.environ if base is None else base),
         "SPARK_HOME": str(spark_home()),
-        "PYSPARK_PYTHON": sys.executable,
+        # What executors run, which obeys this variable before the property.
+        "PYSPARK_PYTHON": conf.properties.get("spark.pyspark.python", sys.executable),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Lines appear when they are written, not when a pipe's buffer is full.
         "PYTHONUNBUFFERED": "1",

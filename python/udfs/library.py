@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from headrace.errors import UserError
-from headrace.workspace import checkout
+from headrace.workspace import installation
 
 _VERSION = 1
 #: Limits of the interface.
@@ -179,12 +179,20 @@ _Library = TypeVar("_Library", bound=ColumnLibrary)
 
 def host_path() -> Path:
     """Where the build puts the library over host memory."""
-    return checkout() / "build" / "native" / "libheadrace_columns.so"
+    return installation() / "build" / "native" / "libheadrace_columns.so"
 
 
 def cuda_path() -> Path:
     """Where the build puts the library over device memory."""
-    return checkout() / "build" / "native" / "libheadrace_columns_cuda.so"
+    return installation() / "build" / "native" / "libheadrace_columns_cuda.so"
+
+
+def udf_jars(rapids: bool) -> list[Path]:
+    """The UDFs' jar where it was built; without the plugin also the one that declares the plugin's interface."""
+    folder = installation() / "build" / "udfs"
+    names = ["headrace-udfs.jar"] if rapids else ["headrace-udfs.jar", "headrace-udfs-api.jar"]
+    found = [folder / name for name in names]
+    return found if all(p.is_file() for p in found) else []
 
 
 def cuda_targets(path: Path) -> list[str]:

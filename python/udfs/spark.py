@@ -7,14 +7,12 @@ batch by batch, with the same bits. Their jar is one of a session's jars (headra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType
 
 from headrace.errors import UserError
-from headrace.workspace import checkout
 
 #: Name in SQL -> class of the jar, type that comes out. What they take and give: docs/native.md.
 FUNCTIONS: dict[str, tuple[str, DataType]] = {
@@ -22,14 +20,6 @@ FUNCTIONS: dict[str, tuple[str, DataType]] = {
     "headrace_cross": ("headrace.udf.FeatureCross", ArrayType(IntegerType(), False)),
     "headrace_minhash": ("headrace.udf.MinHash", ArrayType(LongType(), False)),
 }
-
-
-def udf_jars(rapids: bool) -> list[Path]:
-    """The UDFs' jar where it was built; without the plugin also the one that declares the plugin's interface."""
-    folder = checkout() / "build" / "udfs"
-    names = ["headrace-udfs.jar"] if rapids else ["headrace-udfs.jar", "headrace-udfs-api.jar"]
-    found = [folder / name for name in names]
-    return found if all(p.is_file() for p in found) else []
 
 
 def register(spark: SparkSession) -> None:

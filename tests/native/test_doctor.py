@@ -10,14 +10,13 @@ import pytest
 
 from headrace import native
 from headrace.commands import doctor
-from headrace.udfs import library, spark
+from headrace.udfs import library
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty build folder in the place of the checkout's."""
-    for module in (library, spark):
-        monkeypatch.setattr(module, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(library, "installation", lambda: tmp_path)
     monkeypatch.setattr(native, "library", lambda: None)
     for load in (library.host, library.cuda):
         load.cache_clear()

@@ -71,7 +71,7 @@ def test_levels_are_what_all_processors_run(tmp_path: Path, described: str | Non
 
 
 def test_the_best_library_that_was_built_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(native, "installation", lambda: tmp_path)
     monkeypatch.setattr(native, "levels", lambda: ["x86-64-v4", "x86-64-v3"])
     folder = tmp_path / "build" / "native"
     for made in ("", "x86-64-v3", "x86-64-v4"):

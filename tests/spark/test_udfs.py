@@ -20,6 +20,7 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.udfs import arrow
 from headrace.udfs import spark as udfs
+from headrace.udfs.library import udf_jars
 from tests.native import reference
 from tests.native.test_columns import BIGS, LISTS, TEXTS
 from tests.spark.test_features_bodies import INTS, as_batch, as_frame, assert_same_bits
@@ -31,7 +32,7 @@ IDS = pa.list_(pa.int64())
 
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
-    if not udfs.udf_jars(rapids=False):
+    if not udf_jars(rapids=False):
         pytest.skip("the UDFs' jar is not here: make native")
 
 

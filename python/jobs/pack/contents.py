@@ -1,0 +1,98 @@
+"""What an archive of the environment holds, by path in it."""
+
+from __future__ import annotations
+
+import compileall
+import json
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import Distribution
+from importlib.util import cache_from_source
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from headrace.errors import UserError
+from headrace.workspace import checkout, installation
+
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+#: Packages lie where Python looks for those of a virtual environment.
+_PACKAGES = f"lib/python{_VERSION}/site-packages"
+#: Other names of `bin/python`.
+LINKS = ("bin/python3", f"bin/python{_VERSION}")
+_PROGRAM = """#!/bin/bash
+self=$(readlink -f "${BASH_SOURCE[0]}")
+exec "${self%/*}/python" -m headrace.cli "$@"
+"""
+
+
+def programs() -> Iterator[tuple[str, str]]:
+    """`bin/` and what makes a virtual environment of the folder: paths and texts. Those in `bin/` are executable."""
+    python = Path(__file__).with_name("python.sh").read_text(encoding="utf-8")
+    recorded = shlex.quote(str(Path(sys.base_exec_prefix) / "bin" / f"python{_VERSION}"))
+    yield "bin/python", python.replace("@VERSION@", _VERSION).replace("@RECORDED@", recorded)
+    yield "bin/headrace", _PROGRAM
+    # No `home`: the interpreter is told by python.sh.
+    yield "pyvenv.cfg", "include-system-site-packages = false\n"
+    yield f"{_PACKAGES}/headrace-pack.pth", "import os; os.environ.pop('PYTHONHOME', None)\n"
+
+
+def requirements(kept: Mapping[str, Distribution]) -> str:
+    """The lines of requirements/headrace.in whose packages go along, for `headrace doctor` there."""
+    lines = (installation() / "requirements" / "headrace.in").read_text(encoding="utf-8").splitlines()
+    return "".join(f"{line}\n" for line in lines if line and line[0] != "#" and _name(line) in kept)
+
+
+def _name(requirement: str) -> str:
+    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "._-")), len(requirement))
+    return canonicalize_name(requirement[:end])
+
+
+def package_files(distribution: Distribution) -> Iterator[tuple[str, Path]]:
+    """Where the files of an installed package go, and where they are; compiled Python beside its source.
+
+    Raises:
+        UserError: it is not known which files it has.
+    """
+    if distribution.files is None:
+        name = distribution.metadata["Name"]
+        raise UserError(f"{name} has no list of its files (RECORD): install it by pip or uv, or --leave-out {name}")
+    root = Path(str(distribution.locate_file("")))
+    for entry in distribution.files:
+        # What lies outside are console scripts; of a package's own programs none is called by name.
+        if ".." in entry.parts or entry.is_absolute() or entry.suffix == ".pyc" or entry.name == "direct_url.json":
+            continue
+        file = root / entry
+        yield f"{_PACKAGES}/{entry}", file
+        if entry.suffix == ".py" and (compiled := Path(cache_from_source(str(file)))).is_file():
+            yield f"{_PACKAGES}/{entry.parent / '__pycache__' / compiled.name}", compiled
+
+
+def is_in_place(distribution: Distribution) -> bool:
+    """Whether a package is installed in place (pip install -e): its files are a checkout's."""
+    text = distribution.read_text("direct_url.json")
+    return text is not None and bool(json.loads(text).get("dir_info", {}).get("editable"))
+
+
+def own_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files of headrace's wheel, built from the checkout and compiled in a folder.
+
+    Raises:
+        UserError: there is nothing to build it of; the message says what lacks.
+    """
+    line = [str(checkout() / "scripts" / "wheel.sh"), str(folder / "wheel"), sys.executable]
+    built = subprocess.run(line, capture_output=True, text=True, check=False)
+    if built.returncode:
+        said = built.stderr.strip().splitlines() or ["no reason given"]
+        raise UserError(f"headrace's wheel could not be built ({said[-1]}): run `make wheel`")
+    (wheel,) = (folder / "wheel").glob("*.whl")
+    packages = folder / "packages"
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(packages)
+    compileall.compile_dir(packages, quiet=2, stripdir=str(packages), force=True)
+    for file in sorted(packages.rglob("*")):
+        if file.is_file():
+            yield f"{_PACKAGES}/{file.relative_to(packages)}", file

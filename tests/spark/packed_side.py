@@ -1,0 +1,46 @@
+"""Two tasks of a cluster with an archive: `python packed_side.py MASTER ARCHIVE HOME`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import headrace
+from headrace import native
+from headrace.config import Spark
+from headrace.jobs.submit import environment
+from headrace.lake.session import session
+from headrace.udfs.xxhash64 import xxhash64_integers
+from headrace.workspace import Workspace
+
+
+def of_executor(numbers: Iterator[int]) -> Iterator[dict[str, object]]:
+    """Goes to the executor by value, what it names by its name: the archive's."""
+    level = native.built("libheadrace_dataset.so")
+    hashes = xxhash64_integers(np.fromiter(numbers, np.int64)).tolist()
+    python = os.path.relpath(sys.executable)
+    yield {"hashes": hashes, "python": python, "headrace": headrace.__file__, "library": str(level)}
+
+
+def main(master: str, archive: str, home: str) -> None:
+    """Print what two tasks said, as JSON."""
+    properties = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.archives": f"{archive}#environment",
+        "spark.pyspark.python": "./environment/bin/python",
+    }
+    conf = Spark(master=master, properties=properties)
+    os.environ.update(environment(conf))
+    with session(conf, Workspace(Path(home)), "packed") as spark:
+        said = spark.sparkContext.parallelize(range(6), 2).mapPartitions(of_executor).collect()
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

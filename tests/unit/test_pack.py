@@ -1,0 +1,194 @@
+"""`headrace pack`: which packages go along, the archive's bytes, and the host's Python that it finds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from importlib.metadata import Distribution, PathDistribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import UserError
+from headrace.jobs.pack import contents
+from headrace.jobs.pack.distributions import choose, installed
+from headrace.storage import local
+from headrace.workspace import installation
+
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_NAMES = [f"p{n}" for n in range(6)]
+
+
+class _Package(Distribution):
+    """A package of which nothing but the metadata is there."""
+
+    def __init__(self, name: str, needs: list[str]) -> None:
+        self._text = f"Name: {name}\nVersion: 1\n" + "".join(f"Requires-Dist: {need}\n" for need in needs)
+
+    def read_text(self, filename: str) -> str | None:
+        return self._text if filename == "METADATA" else None
+
+    def locate_file(self, path: object) -> Path:  # type: ignore[override]
+        raise AssertionError(path)
+
+
+def packages(needs: Mapping[str, list[str]]) -> dict[str, Distribution]:
+    return {name: _Package(name, wanted) for name, wanted in needs.items()}
+
+
+@given(
+    st.fixed_dictionaries({name: st.sets(st.sampled_from(_NAMES)) for name in _NAMES}),
+    st.sets(st.sampled_from(_NAMES)),
+    st.sets(st.sampled_from(_NAMES), max_size=3),
+)
+def test_what_is_left_out_takes_with_it_what_only_it_needs(
+    needs: dict[str, set[str]], wanted: set[str], without: set[str]
+) -> None:
+    """Beside every path of the graph, one by one: kept is what a path from a root without the left out ends at."""
+    found = choose(packages({n: sorted(r) for n, r in needs.items()}), wanted, without)
+
+    def ends(start: str, blocked: set[str], way: tuple[str, ...] = ()) -> set[str]:
+        if start in blocked or start in way:
+            return set()
+        return {start}.union(*(ends(n, blocked, (*way, start)) for n in needs[start]))
+
+    reached = set().union(*(ends(r, set()) for r in wanted))
+    others = set(_NAMES) - reached
+    roots = wanted | {n for n in others if not any(n in needs[o] for o in others)}
+    roots |= set(_NAMES) - set().union(*(ends(r, set()) for r in roots))
+    assert set(found.kept) == set().union(*(ends(r, without) for r in roots))
+    assert set(found.missed) == {(n, r) for n in found.kept for r in needs[n] if r in without}
+
+
+def test_extras_and_markers_are_followed_where_they_are_asked_for() -> None:
+    there = packages(
+        {
+            "app": ["driver[fast]", "old; python_version < '3'"],
+            "driver": ["speed; extra == 'fast'", "docs; extra == 'docs'"],
+            "speed": [],
+            "docs": ["theme"],
+            "theme": [],
+            "old": ["older"],
+            "older": [],
+        }
+    )
+    assert set(choose(there, ["app"], ["docs", "old"]).kept) == {"app", "driver", "speed"}
+    with pytest.raises(UserError, match="unknown-name is not installed"):
+        choose(there, ["app"], ["Unknown_Name"])
+
+
+def test_torch_takes_its_own_libraries_with_it() -> None:
+    """Of the environment that runs this."""
+    there = installed()
+    kept = choose(there, ["pyarrow", "torch"], ["torch"]).kept
+    assert not {"torch", "triton"} & kept.keys()
+    assert {"pyarrow", "numpy"} <= kept.keys()
+
+
+def test_the_requirements_of_an_archive_name_what_it_has() -> None:
+    lines = contents.requirements({"numpy": _Package("numpy", []), "psycopg": _Package("psycopg", [])})
+    wanted = (installation() / "requirements" / "headrace.in").read_text().splitlines()
+    assert lines.splitlines() == [line for line in wanted if line.startswith(("numpy=", "psycopg["))]
+
+
+def test_a_package_brings_its_files_and_what_is_compiled_of_them(tmp_path: Path) -> None:
+    """Not its console scripts, nor where its wheel lay when it was installed."""
+    info = tmp_path / "one-1.dist-info"
+    (tmp_path / "one" / "__pycache__").mkdir(parents=True)
+    info.mkdir()
+    (tmp_path / "one" / "__init__.py").write_text("")
+    compiled = f"one/__pycache__/__init__.cpython-{_VERSION.replace('.', '')}.pyc"
+    (tmp_path / compiled).write_bytes(b"")
+    (info / "METADATA").write_text("Name: one\nVersion: 1\n")
+    (info / "direct_url.json").write_text('{"url": "file:///secret", "dir_info": {"editable": true}}')
+    names = ["one/__init__.py", compiled, "../../../bin/one", "one-1.dist-info/METADATA", "one-1.dist-info/RECORD"]
+    (info / "RECORD").write_text("".join(f"{n},,\n" for n in [*names, "one-1.dist-info/direct_url.json"]))
+    package = PathDistribution(info)
+    packed = {name.split("site-packages/")[1]: file for name, file in contents.package_files(package)}
+    assert packed == {n: tmp_path / n for n in names if not n.startswith("..")}
+    assert contents.is_in_place(package)
+    (info / "RECORD").unlink()
+    with pytest.raises(UserError, match="no list of its files"):
+        list(contents.package_files(package))
+
+
+def test_an_archive_has_what_it_is_given_and_the_same_gives_the_same_bytes(tmp_path: Path) -> None:
+    from headrace.jobs.pack.archive import write
+
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    os.utime(tmp_path / "run.sh", (1e9, 1e9 + 0.75))
+    entries: dict[str, str | Path] = {"b/run.sh": tmp_path / "run.sh", "bin/python": "text\n", "pyvenv.cfg": "x"}
+    for name in ("1.tar.gz", "2.tar.gz"):
+        assert write(local(tmp_path / name), entries) == 10 + 5 + 1
+    assert (tmp_path / "1.tar.gz").read_bytes() == (tmp_path / "2.tar.gz").read_bytes()
+    with tarfile.open(tmp_path / "1.tar.gz") as archive:
+        by_name = {m.name: m for m in archive.getmembers()}
+        assert {n: oct(m.mode) for n, m in by_name.items() if m.isfile()} == {
+            "b/run.sh": "0o755",
+            "bin/python": "0o755",
+            "pyvenv.cfg": "0o644",
+        }
+        assert by_name["b/run.sh"].mtime == 1e9
+        assert {m.linkname for m in by_name.values() if m.issym()} == {"python"}
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    """An archive without packages but one module, and without a Python that it remembers."""
+    folder = tmp_path / "some where"
+    for name, text in contents.programs():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for place in (str(Path(sys.base_exec_prefix)), "/usr/local/bin/python", "/usr/bin/python"):
+            text = text.replace(place, "/nowhere")
+        path.write_text(text)
+        path.chmod(0o755)
+    (folder / "bin" / "python3").symlink_to("python")
+    packages = folder / "lib" / f"python{_VERSION}" / "site-packages"
+    (packages / "of_archive.py").write_text("")
+    return folder
+
+
+_ASK = "import os, sys, of_archive; print(sys.prefix, sys.base_prefix, sys.executable, os.environ.get('PYTHONHOME'))"
+
+
+def ask(folder: Path, *first: str, name: str = "python3", path: str = "/usr/bin:/bin", **env: str) -> Any:
+    """What the archive's Python says of itself, with a PATH and nothing else in the environment."""
+    env = {"PATH": ":".join((*first, path)), **env}
+    line = [str(folder / "bin" / name), "-c", _ASK]
+    return subprocess.run(line, env=env, capture_output=True, text=True, check=False, cwd="/")
+
+
+def test_the_hosts_python_is_found_on_path_or_by_its_variable(unpacked: Path, tmp_path: Path) -> None:
+    base = Path(sys.base_exec_prefix) / "bin"
+    expected = [f"{unpacked} {sys.base_prefix} {unpacked}/bin/python None"]
+    assert ask(unpacked, str(base)).stdout.splitlines() == expected
+    assert ask(unpacked, HEADRACE_BASE_PYTHON=str(base / f"python{_VERSION}")).stdout.splitlines() == expected
+    # Its own folder may come first on PATH; a program by the name of one may be a script, as pyenv's are, and a venv's.
+    scripts = tmp_path / "shims"
+    scripts.mkdir()
+    (scripts / f"python{_VERSION}").write_text(f'#!/bin/sh\nexec "{base}/python{_VERSION}" "$@"\n')
+    (scripts / f"python{_VERSION}").chmod(0o755)
+    assert ask(unpacked, str(unpacked / "bin"), str(scripts)).stdout.splitlines() == expected
+    assert ask(unpacked, str(Path(sys.executable).parent), name="python").stdout.splitlines() == expected
+
+
+def test_without_a_python_of_its_version_it_says_so(unpacked: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "python3").write_text("#!/bin/sh\necho\n")  # says that it is of another version: an empty line
+    (other / "python3").chmod(0o755)
+    for program in ("readlink", "uname"):
+        (other / program).symlink_to(shutil.which(program) or program)
+    found = ask(unpacked, path=str(other))
+    assert (found.returncode, found.stdout) == (127, "")
+    assert f"needs Python {_VERSION}" in found.stderr
+    assert "HEADRACE_BASE_PYTHON" in found.stderr
