@@ -230,6 +230,14 @@ _ENTRIES = (
         section="compare",
         counts=("rows", "models"),
     ),
+    StageEntry(
+        "estimate_policies",
+        "Estimate what the models of experiments' arms would have earned on the log, by its propensities.",
+        "headrace.gate.estimate_stage:EstimatePolicies",
+        dag=None,
+        section="experiments",
+        counts=("rows", "models", "actions"),
+    ),
 )
 
 #: Name -> entry, in the day's order.

@@ -5,13 +5,14 @@ This machine then needs nothing but Airflow's environment, the DAGs, the pipelin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException
 
 from headrace_airflow.cluster import Cluster, last_words
+from headrace_airflow.lineage import parent_variables
 from headrace_airflow.outside import Master, command, master, secrets
 from headrace_airflow.pipelines import Pipeline
 from headrace_airflow.settings import ERRORS, SETTINGS
@@ -41,15 +42,16 @@ class Elsewhere:
     ) -> None:
         """Send a command, then defer."""
         if place.kind == "kubernetes":
-            pod = self._pod(place, words, timeout)
+            pod = self._pod(place, words, timeout, parent_variables(context))
             self._see_through(pod, context, lambda: pod.start(context))
         else:
-            self.wait_for(place, self.send_driver(place, words, memory), timeout)
+            self.wait_for(place, self.send_driver(context, place, words, memory), timeout)
 
-    def send_driver(self, place: Master, words: Sequence[str], memory: str) -> str:
+    def send_driver(self, context: Context, place: Master, words: Sequence[str], memory: str) -> str:
         """Have a standalone master start a driver; its id."""
         python = str(SETTINGS.python)
         env = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONUNBUFFERED": "1", "PYTHONPATH": ""}
+        env |= parent_variables(context)
         name = f"headrace {self.pipeline.name} {self.task_id}"  # type: ignore[attr-defined]
         program = str(SETTINGS.command_program)
         return known(place).submit(place.url, program, words, env | secrets(self.pipeline), name, memory)
@@ -81,12 +83,22 @@ class Elsewhere:
         else:  # deferring is an exception, too
             self.ended(context, ERRORS.EXIT_DONE, "")
 
-    def _pod(self, place: Master, words: Sequence[str], timeout: timedelta | None) -> Any:
+    def _pod(
+        self, place: Master, words: Sequence[str], timeout: timedelta | None, env: Mapping[str, str] | None = None
+    ) -> Any:
         # Late: the client of Kubernetes takes a second to import, and most tasks need none.
         from headrace_airflow.pods import CommandPod
 
         task_id, pool = self.task_id, self.pool  # type: ignore[attr-defined]
-        return CommandPod(pipeline=self.pipeline, place=place, words=words, timeout=timeout, task_id=task_id, pool=pool)
+        return CommandPod(
+            pipeline=self.pipeline,
+            place=place,
+            words=words,
+            timeout=timeout,
+            env_vars=dict(env or {}),
+            task_id=task_id,
+            pool=pool,
+        )
 
 
 def known(place: Master) -> Cluster:

@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from headrace_airflow.cluster import last_words
 from headrace_airflow.elsewhere import LITTLE, Elsewhere, known
 from headrace_airflow.ends import RefusedException, end
+from headrace_airflow.lineage import parent_variables
 from headrace_airflow.notify import tell
 from headrace_airflow.outside import SPARK, Master, command, master, private_variables, run, secrets
 from headrace_airflow.pipelines import Pipeline
@@ -98,6 +99,7 @@ class HeadraceJob(Elsewhere, SparkSubmitOperator):
             self.application_args = [*self.application_args, *place.overrides]
         if place.url.startswith("k8s"):
             with_kubernetes()
+        self.env_vars = {**self.env_vars, **parent_variables(context)}
         if place.url.startswith("local"):
             self.env_vars = {**self.env_vars, "SPARK_LOCAL_IP": "127.0.0.1"}
         if place.kind != "local":
@@ -165,8 +167,8 @@ class HeadraceJob(Elsewhere, SparkSubmitOperator):
         """Send the application; its id."""
         if self._place.kind == "standalone":
             heap = str(self.pipeline.value("spark.driver_memory", "3g")) if STAGES[self.stage].spark else LITTLE
-            return self.send_driver(self._place, self._words(self._place), heap)
-        given = secrets(self.pipeline)
+            return self.send_driver(context, self._place, self._words(self._place), heap)
+        given = secrets(self.pipeline) | parent_variables(context)
         with _private_properties(self.properties_file, given) as path:
             self.properties_file = path
             self._yarn_track_via_rm_api = True

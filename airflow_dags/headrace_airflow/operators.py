@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace_airflow.elsewhere import Elsewhere
 from headrace_airflow.ends import end
+from headrace_airflow.lineage import parent_variables
 from headrace_airflow.outside import command, environment, master
 from headrace_airflow.pipelines import POOL, Pipeline
 from headrace_airflow.settings import ERRORS, SETTINGS
@@ -79,8 +80,9 @@ class HeadraceCommand(Elsewhere, BaseOperator):
         if place.elsewhere:
             self.run_elsewhere(context, place, argv, None)
             return
+        env = environment(self.pipeline) | parent_variables(context)
         with subprocess.Popen(
-            argv, env=environment(self.pipeline), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as self._process:
             assert self._process.stdout is not None
             for line in self._process.stdout:

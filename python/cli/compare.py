@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.options import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, examples, overrides, workspace
 from headrace.cli.root import app
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -56,7 +55,7 @@ def compare(
     from headrace.commands.compare import compare_versions
 
     if versions:
-        raise typer.Exit(compare_versions(pipeline, Workspace(home), ds, overrides(overlays, sets), versions, as_json))
+        raise typer.Exit(compare_versions(pipeline, workspace(home), ds, overrides(overlays, sets), versions, as_json))
 
     files = [Path(name) for name in models.split(",") if name]
-    raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), files, against, as_json))
+    raise typer.Exit(command(pipeline, workspace(home), ds, overrides(overlays, sets), files, against, as_json))

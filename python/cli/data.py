@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Home, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.options import VAR, Home, Overlays, Pipeline, Sets, examples, overrides, workspace
 from headrace.cli.root import app
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -85,7 +84,7 @@ def generate(
 
     rows = [f"generate.rows_per_day={rows_per_day}"] if rows_per_day is not None else []
     spec = load_spec(pipeline, [*overrides(overlays, sets), *rows])
-    command.generate(spec, Workspace(home), command.wanted_days(spec, days, start, until), force, spark)
+    command.generate(spec, workspace(home).of(spec), command.wanted_days(spec, days, start, until), force, spark)
 
 
 @app.command(
@@ -110,7 +109,8 @@ def simulate_site(
     from headrace.commands.simulate_site import simulate_site as command
     from headrace.config import load_spec, parse_ds
 
-    command(load_spec(pipeline, overrides(overlays, sets)), Workspace(home), parse_ds(ds), force)
+    spec = load_spec(pipeline, overrides(overlays, sets))
+    command(spec, workspace(home).of(spec), parse_ds(ds), force)
 
 
 @app.command(epilog=examples("headrace reference > docs/reference.md", "headrace reference | less"))

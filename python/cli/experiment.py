@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from headrace.cli.groups import Group
-from headrace.cli.options import VAR, Home, Json, MaybePipeline, Overlays, Sets, examples, overrides
+from headrace.cli.options import VAR, Home, Json, MaybePipeline, Overlays, Sets, examples, overrides, workspace
 from headrace.cli.root import app
-from headrace.workspace import Workspace
 
 experiment_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Experiments: what the arms have brought, and the end of an arm."
@@ -17,6 +16,9 @@ experiment_app = typer.Typer(
 app.add_typer(experiment_app, name="experiment")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A key of the section `experiments`.")]
+AsOf = Annotated[
+    str | None, typer.Option("--ds", help="As it was known on this day; else on the newest.", metavar="DATE")
+]
 
 
 @experiment_app.command(
@@ -29,9 +31,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A key of the section 
 def status(
     name: Name,
     pipeline: MaybePipeline = None,
-    ds: Annotated[
-        str | None, typer.Option("--ds", help="As of this day's outcomes; else the newest.", metavar="DATE")
-    ] = None,
+    ds: AsOf = None,
     overlays: Overlays = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -44,7 +44,7 @@ def status(
     """
     from headrace.commands.experiment import status as command
 
-    command(Workspace(home), name, pipeline, ds, overrides(overlays, sets), as_json)
+    command(workspace(home), name, pipeline, ds, overrides(overlays, sets), as_json)
 
 
 @experiment_app.command(
@@ -75,7 +75,7 @@ def stop(
     """Stop an arm for good: from then on its users get the control's model. The others stay where they are."""
     from headrace.commands.experiment import stop as command
 
-    command(Workspace(home), name, pipeline, arm, reason, ds, overrides(overlays, sets))
+    command(workspace(home), name, pipeline, arm, reason, ds, overrides(overlays, sets))
 
 
 @experiment_app.command(
@@ -86,9 +86,7 @@ def stop(
 def estimate(
     name: Name,
     pipeline: MaybePipeline = None,
-    ds: Annotated[
-        str | None, typer.Option("--ds", help="The day whose models these are; else the newest.", metavar="DATE")
-    ] = None,
+    ds: AsOf = None,
     overlays: Overlays = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -96,8 +94,9 @@ def estimate(
 ) -> None:
     """Show, before the start, what each arm's model would have earned on the log, by its propensities.
 
-    IPS, SNIPS and doubly robust, as measured when the model was trained (`train.evaluation.off_policy`).
+    The models predict the logged rows of the day once for each action (`train.evaluation.off_policy`): IPS, SNIPS and
+    doubly robust with intervals, and the differences from the control's model. Nothing is trained.
     """
     from headrace.commands.experiment import estimate as command
 
-    command(Workspace(home), name, pipeline, ds, overrides(overlays, sets), as_json)
+    raise typer.Exit(command(workspace(home), name, pipeline, ds, overrides(overlays, sets), as_json))

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Home, Json, Pipeline, Sets, examples
+from headrace.cli.options import VAR, Home, Json, Pipeline, Sets, examples, workspace
 from headrace.cli.root import app
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -32,7 +31,7 @@ def gc(
     """
     from headrace.commands.gc import gc as command
 
-    command(Workspace(home), pipeline, delete, sets or [], as_json)
+    command(workspace(home), pipeline, delete, sets or [], as_json)
 
 
 @app.command(
@@ -59,4 +58,4 @@ def forget(
     """
     from headrace.commands.forget import forget as command
 
-    command(Workspace(home), pipeline, column, values, delete, sets or [], as_json)
+    command(workspace(home), pipeline, column, values, delete, sets or [], as_json)

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, Json, MaybePipeline, Pipeline, Sets, examples
+from headrace.cli.options import VAR, Ds, Home, Json, MaybePipeline, Pipeline, Sets, examples, workspace
 from headrace.cli.root import app
 from headrace.errors import UserError
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -40,11 +39,11 @@ def status(
 
         if as_json or verify:
             raise UserError("--watch goes with neither --json nor --verify")
-        watch_command(Workspace(home), pipeline, ds, last, every, sets or [])
+        watch_command(workspace(home), pipeline, ds, last, every, sets or [])
         return
     from headrace.commands.status import status as command
 
-    command(Workspace(home), pipeline, ds, last, verify, sets or [], as_json)
+    command(workspace(home), pipeline, ds, last, verify, sets or [], as_json)
 
 
 @app.command(epilog=examples("headrace metrics clicks", "headrace metrics clicks > headrace_clicks.prom"))
@@ -52,7 +51,7 @@ def metrics(pipeline: Pipeline, sets: Sets = None, home: Home = VAR) -> None:
     """Print a pipeline's metrics in Prometheus' text format (docs/observe.md)."""
     from headrace.commands.metrics import metrics as command
 
-    command(Workspace(home), pipeline, sets or [])
+    command(workspace(home), pipeline, sets or [])
 
 
 @app.command(
@@ -71,7 +70,7 @@ def lineage(
     """Walk from a table or a model back to the landing files that it came from."""
     from headrace.commands.lineage import lineage as command
 
-    command(Workspace(home), name, ds, as_json)
+    command(workspace(home), name, ds, as_json)
 
 
 @app.command(
@@ -118,7 +117,7 @@ def plan(
     if sharding:
         from headrace.commands.plan_sharding import sharding as sharding_command
 
-        sharding_command(Workspace(home), pipeline, tables, ds, world, memory, sets or [], as_json)
+        sharding_command(workspace(home), pipeline, tables, ds, world, memory, sets or [], as_json)
         return
     from headrace.commands.plan import gpu as command
 
@@ -137,4 +136,4 @@ def doctor(pipeline: MaybePipeline = None, as_json: Json = False, home: Home = V
     """
     from headrace.commands.doctor import doctor as command
 
-    raise typer.Exit(command(Workspace(home), pipeline, as_json))
+    raise typer.Exit(command(workspace(home), pipeline, as_json))

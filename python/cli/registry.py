@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.options import VAR, Ds, Home, Json, Overlays, Pipeline, Sets, examples, overrides, workspace
 from headrace.cli.root import app
 from headrace.stages import STAGES
-from headrace.workspace import Workspace
 
 _PANEL = "Stages, in the day's order"
 Reason = Annotated[
@@ -39,7 +38,7 @@ def models(
     """Show registered models: version, day, aliases, verdict, metrics, size; who has decided about them, and why."""
     from headrace.commands.registry import models as command
 
-    command(Workspace(home), pipeline, None if stage is None else stage.value, sets or [], as_json)
+    command(workspace(home), pipeline, None if stage is None else stage.value, sets or [], as_json)
 
 
 @app.command(
@@ -61,7 +60,7 @@ def gate(
     """
     from headrace.commands.registry import gate as command
 
-    raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), as_json))
+    raise typer.Exit(command(pipeline, workspace(home), ds, overrides(overlays, sets), as_json))
 
 
 @app.command(
@@ -93,10 +92,10 @@ def promote(
     if version is None:
         from headrace.commands.run import run as run_stages
 
-        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, overrides(overlays, sets), "promote", "promote"))
+        raise typer.Exit(run_stages(pipeline, workspace(home), ds, overrides(overlays, sets), "promote", "promote"))
     from headrace.commands.registry import override as command
 
-    command(Workspace(home), pipeline, version, reason, overrides(overlays, sets), allow_older)
+    command(workspace(home), pipeline, version, reason, overrides(overlays, sets), allow_older)
 
 
 @app.command(
@@ -114,4 +113,4 @@ def rollback(
     """Take the champion back, and give its place to an earlier version; scoring goes on with that one."""
     from headrace.commands.registry import rollback as command
 
-    command(Workspace(home), pipeline, to, reason or "", sets or [])
+    command(workspace(home), pipeline, to, reason or "", sets or [])

@@ -9,10 +9,21 @@ from typing import Annotated
 import typer
 
 from headrace.cli.groups import StageGroup
-from headrace.cli.options import VAR, Ds, Home, Model, Overlays, Pipeline, Sets, complete_stage, examples, overrides
+from headrace.cli.options import (
+    VAR,
+    Ds,
+    Home,
+    Model,
+    Overlays,
+    Pipeline,
+    Sets,
+    complete_stage,
+    examples,
+    overrides,
+    workspace,
+)
 from headrace.cli.root import app
 from headrace.stages import ORDER, STAGES
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -62,9 +73,9 @@ def run(
 
     settings = overrides(overlays, sets, model)
     if dry:
-        dry_run(pipeline, Workspace(home), ds, settings, first, last, isolated, until)
+        dry_run(pipeline, workspace(home), ds, settings, first, last, isolated, until)
         return
-    raise typer.Exit(command(pipeline, Workspace(home), ds, settings, first, last, isolated, until=until))
+    raise typer.Exit(command(pipeline, workspace(home), ds, settings, first, last, isolated, until=until))
 
 
 def _stage_command(stage: str) -> Callable[..., None]:
@@ -73,14 +84,14 @@ def _stage_command(stage: str) -> Callable[..., None]:
     ) -> None:
         from headrace.commands.run import run as run_stages
 
-        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, overrides(overlays, sets), stage, stage))
+        raise typer.Exit(run_stages(pipeline, workspace(home), ds, overrides(overlays, sets), stage, stage))
 
     return command
 
 
 for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
-    if _name in ("features", "compare", "compare_versions", "score", "gate", "promote"):
-        continue  # below, in cli/compare.py, cli/score.py and cli/registry.py
+    if _name in ("features", "compare", "compare_versions", "estimate_policies", "score", "gate", "promote"):
+        continue  # below, in cli/compare.py, cli/experiment.py, cli/score.py and cli/registry.py
     app.command(
         _name,
         short_help=_help,

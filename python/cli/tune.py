@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, examples, overrides, workspace
 from headrace.cli.root import app
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -41,4 +40,4 @@ def tune(
     """
     from headrace.commands.tune import tune as command
 
-    command(pipeline, Workspace(home), ds, overrides(overlays, sets), trials, seconds, target)
+    command(pipeline, workspace(home), ds, overrides(overlays, sets), trials, seconds, target)

@@ -51,6 +51,7 @@ def compare(
     """
     overrides = [*overrides, *_further(pipeline, overrides, models, against)]
     spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
     if spec.compare is None:
         raise UserError(
             f"pipeline '{spec.pipeline}' has no section compare, so it is not known what to compare. Name files, "
@@ -89,6 +90,7 @@ def compare_versions(
     """
     overrides = [*overrides, f"compare.versions={flow(list(versions))}"]
     spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
     stage = "compare_versions"
     if as_json:
         with redirect_stdout(sys.stderr):

@@ -20,7 +20,7 @@ from rich.text import Text
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.workspace import Workspace, checkout, iceberg_dir, jars_dir
+from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir
 
 #: missing: a day cannot run. optional: it can, without this. warning: it can, with less room than is wise.
 State = Literal["ok", "missing", "optional", "warning"]
@@ -64,7 +64,10 @@ def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
         yield from check()
     yield from disk(ws)
     yield from gpu()
-    yield from warehouse(ws, pipeline)
+    try:
+        yield from warehouse(ws, pipeline)
+    except ModuleNotFoundError as e:  # an archive for executors has not all packages
+        yield Finding("warehouse", "missing", f"{e.name} is not installed", "`make env`")
 
 
 def python() -> Iterator[Finding]:
@@ -105,7 +108,7 @@ def java_major(text: str) -> int | None:
 
 def pins() -> Iterator[Finding]:
     """The installed packages beside requirements/headrace.in."""
-    wanted = requirements(checkout() / "requirements" / "headrace.in")
+    wanted = requirements(installation() / "requirements" / "headrace.in")
     if wanted is None:
         yield Finding("pins", "warning", "requirements/headrace.in is not here: versions are not compared")
         return
@@ -155,7 +158,7 @@ def spark() -> Iterator[Finding]:
     except UserError as e:
         yield Finding("spark-submit", "missing", str(e), "`make env`")
     here = {p.name for p in jars_dir().glob("*.jar")}
-    wanted = jars(checkout() / "build.gradle", "sparkJars")
+    wanted = jars(installation() / "build.gradle", "sparkJars")
     lacking = sorted(set(wanted) - here)
     found = f"{len(wanted) - len(lacking)} of {len(wanted)} in {jars_dir()}"
     if lacking or not wanted:
@@ -175,7 +178,7 @@ def jars(gradle: Path, configuration: str) -> list[str]:
 
 def iceberg() -> Iterator[Finding]:
     """Iceberg's jar: for sources that are Iceberg tables."""
-    wanted = jars(checkout() / "build.gradle", "icebergJars")
+    wanted = jars(installation() / "build.gradle", "icebergJars")
     found = [name for name in wanted if (iceberg_dir() / name).is_file()]
     if found:
         yield Finding("Iceberg's jar", "ok", ", ".join(found))
@@ -188,7 +191,6 @@ def native() -> Iterator[Finding]:
     from headrace import native as cpp
     from headrace.dataset import native as dataset
     from headrace.udfs import library as columns
-    from headrace.udfs.spark import udf_jars
 
     there = {
         "embeddings": cpp.library() is not None,
@@ -214,7 +216,7 @@ def native() -> Iterator[Finding]:
         found = ", ".join(columns.cuda_targets(columns.cuda_path()))
         good = _loads(columns.cuda)
         yield Finding("CUDA objects", "ok" if good else "warning", found, "" if good else "`make native-cuda` again")
-    jars_ = udf_jars(rapids=False)
+    jars_ = columns.udf_jars(rapids=False)
     if not jars_:
         todo = "`make native`, for text_ngrams, feature_cross and minhash in Spark"
         yield Finding("UDF jar", "optional", "not built", todo)
@@ -315,7 +317,7 @@ def gpu() -> Iterator[Finding]:
         yield Finding("GPU", "optional", "none; CPU profile is used")
     else:
         yield Finding("GPU", "ok", "; ".join(names))
-    plugin = sorted((checkout() / "build" / "rapids").glob("rapids-4-spark*.jar"))
+    plugin = sorted((installation() / "build" / "rapids").glob("rapids-4-spark*.jar"))
     if plugin:
         yield Finding("RAPIDS plugin", "ok", plugin[-1].name)
     else:
@@ -334,6 +336,7 @@ def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
     from headrace.publish.warehouses import open_target
 
     spec = load_spec(pipeline) if pipeline else None
+    ws = ws if spec is None else ws.of(spec)
     conf = spec.publish.warehouse if spec and spec.publish else None
     if spec and conf is None:
         yield Finding("warehouse", "optional", f"pipeline '{spec.pipeline}' publishes nothing")

@@ -66,6 +66,7 @@ def dry_run(
     from headrace.jobs.stages import load_stage, require_stage
 
     spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
     names = between(first, last)
     stages = [name for name in names if STAGES[name].applies(spec)]
     if not stages:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from datetime import date, timedelta
 from typing import Any
 
 from rich.text import Text
 
+from headrace.commands.run import run
 from headrace.commands.screen import out, print_json, table
 from headrace.config import Experiment, Spec, load_spec, parse_ds
-from headrace.errors import UserError, nearest
+from headrace.errors import EXIT_DONE, UserError, nearest
 from headrace.experiments.figures import SAMPLE_RATIO_LIMIT
 from headrace.experiments.stage import known_of
 from headrace.experiments.stops import all_stopped, by_hand, stop_arm
 from headrace.experiments.totals import first_day, served_outcomes
 from headrace.manifest import Manifest
 from headrace.monitor import facts
-from headrace.score.scoring_model import scoring_model
-from headrace.stage import Context
-from headrace.stages import STAGES
 from headrace.workspace import Workspace, pipeline_file
 
 _STYLES = {"better": "green", "worse": "red"}
-#: Of `train.evaluation.off_policy` (headrace.train.evaluation.off_policy), as columns.
+#: The stage that measures models as policies; no part of a day.
+_ESTIMATE = "estimate_policies"
+#: Of what it measures (headrace.train.evaluation.off_policy), as columns.
 _VALUES = ("logged_value", "ips", "snips", "dr", "effective_sample_size")
 
 
@@ -43,7 +46,8 @@ def status(
     Raises:
         UserError: there is no such experiment; or see headrace.experiments.totals.
     """
-    spec, experiment = _found(name, pipeline, overrides)
+    _, spec, experiment = _found(name, pipeline, overrides)
+    ws = ws.of(spec)
     day = parse_ds(ds) if ds is not None else _newest(ws, spec, "outcomes")
     told: dict[str, Any] | None = None
     if day is not None:
@@ -86,7 +90,8 @@ def stop(
     Raises:
         UserError: no reason, no such arm, it is the control, or it was stopped before.
     """
-    spec, experiment = _found(name, pipeline, overrides)
+    _, spec, experiment = _found(name, pipeline, overrides)
+    ws = ws.of(spec)
     if arm not in experiment.arms:
         raise UserError(f"experiment '{name}' has no arm '{arm}'{nearest(arm, experiment.arms)}")
     if arm == experiment.control_arm:
@@ -112,63 +117,63 @@ def stop(
 
 def estimate(
     ws: Workspace, name: str, pipeline: str | None, ds: str | None, overrides: Sequence[str], as_json: bool
-) -> None:
+) -> int:
     """Show what the arms' models would have earned on the log, by the propensities of what chose its rows.
 
     Args:
         ws, name, pipeline, overrides, as_json: as of `status`.
-        ds: the day whose models these are; None: the newest that was trained.
+        ds: the day whose rows are predicted; None: the newest whose features are there.
+
+    Returns:
+        the exit code.
 
     Raises:
-        UserError: no day was trained, a model is not there, or none was measured as a policy.
+        UserError: no day has features, or the log has no propensities.
     """
-    spec, experiment = _found(name, pipeline, overrides)
-    day = parse_ds(ds) if ds is not None else _newest(ws, spec, "train")
-    if day is None:
-        raise UserError(f"no day of '{spec.pipeline}' has been trained, so there is no model to estimate")
-    upstream = {s: m for s in STAGES if (m := Manifest.load(ws.manifest(spec.pipeline, day, s))) is not None}
-    ctx = Context(spec, ws, day, upstream)
-    told = []
-    for arm, given in experiment.arms.items():
-        alone = ctx if given.model is None else Context(spec.scored_by(given.model), ws, day, upstream)
-        chosen = scoring_model(alone)
-        registered = chosen.facts.get("registered") or {}
-        values = _measured(ws, spec, chosen.output.version)
-        told.append({"arm": arm, "model": registered.get("version") or chosen.stage, **values})
-    if not any(of["values"] for of in told):
+    path, spec, experiment = _found(name, pipeline, overrides)
+    ws = ws.of(spec)
+    if spec.train.evaluation.off_policy is None:
         raise UserError(
-            "no model of these arms was measured as a policy: the log needs the propensity of each row's action; set "
-            "train.evaluation.off_policy and train (docs/training.md)"
+            "no model can be measured as a policy: the log needs the propensity of each row's action; name its column "
+            "in train.evaluation.off_policy (docs/training.md)"
         )
+    day = parse_ds(ds) if ds is not None else _newest(ws, spec, "features")
+    if day is None:
+        raise UserError(f"no day of '{spec.pipeline}' has features, so there are no logged rows to estimate with")
+    # Of the other experiments nothing is asked. Arms stay in their order: the first may be the control.
+    alone = [*overrides, f"experiments={json.dumps({name: experiment.model_dump(mode='json', by_alias=True)})}"]
+    # Standard output is the document's.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        code = run(path, ws, day, alone, _ESTIMATE, _ESTIMATE, show_results=False)
+    if code != EXIT_DONE:
+        return code
+    manifest = Manifest.load(ws.manifest(spec.pipeline, day, _ESTIMATE))
+    assert manifest is not None, "the stage is done"
+    told = {"pipeline": spec.pipeline, "ds": day, "name": name, "rows": manifest.rows, **manifest.facts}
     if as_json:
-        print_json({"pipeline": spec.pipeline, "ds": day, "name": name, "arms": told})
-        return
-    shown = table("arm", "model", "split", *(f">{v}" for v in _VALUES))
-    for of in told:
+        print_json(told)
+    else:
+        _show_values(told)
+    return code
+
+
+def _show_values(told: Mapping[str, Any]) -> None:
+    policy, rows = told["policy"], told["rows"]
+    how = f"softmax, temperature {policy['temperature']:g}" if policy["policy"] == "softmax" else policy["policy"]
+    out.print(
+        f"{told['name']} of {told['pipeline']}: {rows['rows']:,} logged rows of {told['ds']}, split {told['split']}; "
+        f"{rows['actions']:,} actions; policies: {how}",
+        markup=False,
+        soft_wrap=True,
+    )
+    shown = table("arm", "model", *(f">{v}" for v in _VALUES), ">dr - control")
+    for of in told["arms"]:
         cells = [_with_interval(of["values"].get(v), of["intervals"].get(v)) for v in _VALUES]
-        shown.add_row(of["arm"], str(of["model"]), of["split"] or "–", *cells)
+        minus = of["minus_control"].get("dr")
+        ends = None if minus is None else [minus["low"], minus["high"]]
+        version = of["version"] if of["version"] is not None else of["stage"]
+        shown.add_row(of["arm"], str(version), *cells, "" if minus is None else _with_interval(minus["value"], ends))
     out.print(shown)
-
-
-def _measured(ws: Workspace, spec: Spec, key: str) -> dict[str, Any]:
-    """What was measured of a model as a policy when it was trained: on `test` where there is one, else on `valid`."""
-    for ds in reversed(ws.days(spec.pipeline)):
-        for stage in ("train", "challenger", "baseline", "second_stage"):
-            manifest = Manifest.load(ws.manifest(spec.pipeline, ds, stage))
-            if manifest is None or not any(o.kind == "model" and o.version == key for o in manifest.outputs):
-                continue
-            of_splits = facts.mapping(manifest.facts.get("evaluation"))
-            for split in ("test", "valid"):
-                found = facts.mapping(of_splits.get(split))
-                values = facts.numbers(found.get("metrics"))
-                if "ips" in values:
-                    return {
-                        "split": split,
-                        "ds": ds,
-                        "values": {v: values[v] for v in _VALUES if v in values},
-                        "intervals": {v: i for v, i in facts.mapping(found.get("intervals")).items() if v in _VALUES},
-                    }
-    return {"split": None, "ds": None, "values": {}, "intervals": {}}
 
 
 def _with_interval(value: float | None, interval: Any) -> str:
@@ -242,8 +247,8 @@ def _range(of: Mapping[str, Any]) -> str:
     return f"{_signed(of['low'])} to {_signed(of['high'])}"
 
 
-def _found(name: str, pipeline: str | None, overrides: Sequence[str]) -> tuple[Spec, Experiment]:
-    """The pipeline and its experiment."""
+def _found(name: str, pipeline: str | None, overrides: Sequence[str]) -> tuple[str, Spec, Experiment]:
+    """The pipeline as it is named, itself, and its experiment."""
     if pipeline is None:
         shipped = [path.stem for path in sorted(pipeline_file("x").parent.glob("*.yaml"))]
         having = [p for p in shipped if name in (load_spec(p).experiments or {})]
@@ -257,7 +262,7 @@ def _found(name: str, pipeline: str | None, overrides: Sequence[str]) -> tuple[S
         raise UserError(
             f"pipeline '{spec.pipeline}' has no experiment '{name}' (experiments: {has}){nearest(name, known)}"
         )
-    return spec, known[name]
+    return pipeline, spec, known[name]
 
 
 def _newest(ws: Workspace, spec: Spec, stage: str) -> str | None:

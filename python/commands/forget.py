@@ -30,6 +30,7 @@ def forget(
         UserError: see `headrace.housekeeping.forget.persons.read_persons` and `headrace.housekeeping.forget.erase`.
     """
     spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
     persons, now = read_persons(spec, column, values), datetime.now(UTC)
     places: list[Place] = []
     said: dict[str, Any] = {"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete}

@@ -18,6 +18,7 @@ def gc(ws: Workspace, pipeline: str, delete: bool, overrides: Sequence[str] = ()
         UserError: see `headrace.housekeeping.collect.collect`.
     """
     spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
     steps = []
     shown = table("kind", "what", ">MiB", "why")
     for step in collect(spec, ws, datetime.now(UTC), delete):

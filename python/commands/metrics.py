@@ -17,4 +17,5 @@ def metrics(ws: Workspace, pipeline: str, overrides: Sequence[str] = ()) -> None
     Raises:
         UserError: the pipeline is unknown, a manifest is damaged.
     """
-    out.print(render(metrics_of(ws, load_spec(pipeline, overrides).pipeline)), markup=False, soft_wrap=True, end="")
+    spec = load_spec(pipeline, overrides)
+    out.print(render(metrics_of(ws.of(spec), spec.pipeline)), markup=False, soft_wrap=True, end="")

@@ -17,7 +17,7 @@ from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.gpu_plan.explain import Explainer, explain_session
 from headrace.gpu_plan.gate import LOG, ON_CPUS, StepPlans, check_operators, check_pipeline
-from headrace.workspace import Workspace, checkout
+from headrace.workspace import Workspace, installation
 
 #: Of the engines, the one that may run on GPUs: in place of `auto`.
 _ENGINE = "features.engine=spark"
@@ -76,7 +76,7 @@ def as_record(seen: StepPlans) -> dict[str, Any]:
 
 def shipped() -> list[Spec]:
     """The pipelines of conf/pipelines, by Spark's engine but for those that ask for Arrow's."""
-    names = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
+    names = sorted(p.stem for p in (installation() / "conf" / "pipelines").glob("*.yaml"))
     return [_by_spark(name, ()) for name in names]
 
 

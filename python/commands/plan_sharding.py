@@ -50,6 +50,7 @@ def sharding(
         UserError: neither a pipeline nor tables, no dataset yet, or a plan that cannot fit.
     """
     spec = load_spec(pipeline, sets) if pipeline is not None else None
+    ws = ws if spec is None else ws.of(spec)
     settings = spec.train.sharding if spec else Sharding(kind="auto")
     if not any(s.startswith("train.sharding.kind") for s in sets):
         settings = settings.model_copy(update={"kind": "auto"})

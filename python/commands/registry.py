@@ -39,6 +39,7 @@ def models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[
         UserError: there is none.
     """
     spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
     name = _name(spec, stage)
     found, at = versions(ws, name), aliases(ws, name)
     if not found:
@@ -114,6 +115,7 @@ def override(
     if reason is None or not reason.strip():
         raise UserError("say why: --reason TEXT; it is kept with the version and in the log of promotions")
     spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
     name = _name(spec, None)
     _tell(ws, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
 
@@ -125,6 +127,7 @@ def rollback(ws: Workspace, pipeline: str, to: str | None, reason: str, override
         UserError: see registry.promotion.roll_back.
     """
     spec = load_spec(pipeline, overrides)
+    ws = ws.of(spec)
     name = _name(spec, None)
     _tell(ws, spec, name, roll_back(ws, name, to, reason))
 
@@ -153,6 +156,7 @@ def gate(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str],
         UserError: the stage before has not finished, or there is no section `gate`.
     """
     spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
     if as_json:
         with redirect_stdout(sys.stderr):
             code = run(pipeline, ws, day, overrides, "gate", "gate", show_results=False)

@@ -86,6 +86,7 @@ def run(
         UserError: what the user can mend, found before anything was started.
     """
     spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
     # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
     from headrace.jobs.applications import applications
     from headrace.jobs.day_range import days_of, submissions, turns

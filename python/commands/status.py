@@ -96,6 +96,7 @@ def look(
         UserError: the pipeline is unknown, a manifest is damaged.
     """
     spec = load_spec(pipeline, overrides) if pipeline else None
+    ws = ws if spec is None else ws.of(spec)
     names = [spec.pipeline] if spec else ws.pipelines()
     states: list[StageState] = []
     busy: dict[str, str] = {}

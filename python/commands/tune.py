@@ -47,6 +47,7 @@ def tune(
     if seconds is not None:
         overrides = [*overrides, f"train.search.total_seconds={seconds}"]
     spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
     # Late: Optuna and torch; a misspelt key should be told at once.
     from headrace.train.callbacks.progress import ProgressBar, ProgressEvent
     from headrace.train.search.space import overrides_of

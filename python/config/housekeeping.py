@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from headrace.config.section import Section
 from headrace.config.source import LandingSource, Source
@@ -47,6 +48,9 @@ class Housekeeping(Section):
     logs: int | None = Field(default=30, ge=1)
     #: Days whose reports are kept.
     reports: int | None = Field(default=365, ge=1)
+    #: Days whose manifests are kept, at least: an older day's go where nothing that they name is there any more, in the
+    #: workspace and (by `publish.retain_days`) in the warehouse. It is then as if it had never run. null: all are kept.
+    manifests: int | None = Field(default=None, ge=1)
     #: Days of rows by the table's name: `events`, `quarantine`, a named source, `scores`, `published`, ... Unless said
     #: otherwise 90 days of `scores`, `published` and `outcomes`, 365 of `statistics`, 14 of `user_vectors` and
     #: `item_vectors`, 2 of `score_inputs` (whose newest day always stays: the next run compares with it), and all
@@ -61,6 +65,14 @@ class Housekeeping(Section):
     compact_files: int | None = Field(default=32, ge=2)
     #: Size (MiB) from which a data file is left as it is.
     compact_mib: float = Field(default=32, gt=0)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of sections without this key are those from before there was one."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.manifests is None:
+            dumped.pop("manifests", None)
+        return dumped
 
     def table_days(self, name: str) -> int | None:
         """Days of rows that a table keeps; None: all."""

@@ -14,7 +14,15 @@ from headrace.config.paths import annotation_at, number_type
 from headrace.config.section import Section
 
 #: What a trial may change. The dataset is there already, and how fast or how safely a run is made changes no weight.
-SEARCHABLE = ("model", "train.batch_size", "train.dense", "train.embeddings", "train.negatives", "train.warm_decay")
+SEARCHABLE = (
+    "model",
+    "train.batch_size",
+    "train.dense",
+    "train.embeddings",
+    "train.negatives",
+    "train.unknown_rate",
+    "train.warm_decay",
+)
 #: How long a run is, the search says.
 _OF_TRIALS = ("epochs", "max_steps", "patience", "eval_steps", "accumulate")
 

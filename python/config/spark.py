@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from headrace.config.section import Section
 from headrace.errors import UserError, nearest
 from headrace.redaction import is_secret
-from headrace.workspace import checkout
+from headrace.workspace import installation
 
 LOOPBACK = "127.0.0.1"
 
@@ -55,7 +55,7 @@ def spark_profile(name: str) -> Path:
     Raises:
         UserError: there is none of that name.
     """
-    path = checkout() / "conf" / "spark" / f"{name}.conf"
+    path = installation() / "conf" / "spark" / f"{name}.conf"
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.conf"))
         raise UserError(f"no Spark profile '{name}'{nearest(name, known)}; known: {', '.join(known)}")

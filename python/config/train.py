@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -261,6 +261,10 @@ class Train(Section):
     embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
     #: Negatives that are drawn anew for each batch; null: none but the dataset's.
     negatives: Negatives | None = None
+    #: By categorical feature of one value a row: the share of the known ids in training rows that are out of vocabulary
+    #: instead, others in each epoch: a user's or item's first day is then one that the model has learned from.
+    #: Evaluation leaves ids as they are.
+    unknown_rate: Mapping[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     #: A carried column of numbers, at least 0: what a row's loss is multiplied by. The sum is divided by the rows of a
     #: step, not by their weights: with a mean of 1 learning rates keep their meaning. Evaluation counts each row once.
     sample_weight: str | None = None

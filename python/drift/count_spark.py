@@ -57,7 +57,7 @@ def dataset_frame(
     """The frame that `count_frame` counts, from the dataset's files: (split's position, path)."""
     parts = []
     for split in dict.fromkeys(i for i, _ in files):
-        rows = spark.read.parquet(*[str(p) for i, p in files if i == split])
+        rows = spark.read.parquet(*[p.spark_path for i, p in files if i == split])
         columns = [_feature(m).alias(f"c{i}") for i, m in enumerate(measured)]
         parts.append(rows.select(F.lit(split).alias("split"), *columns))
     return reduce(DataFrame.union, parts)

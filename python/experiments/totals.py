@@ -90,7 +90,7 @@ class Totals:
     #: Rows with the label, and rows: float64 [n] each.
     above: F64
     below: F64
-    #: The same on the days before the start, of each user: float64 [users] each.
+    #: The same on the ripe days before the start, of each user: float64 [users] each.
     before_above: F64
     before_below: F64
 
@@ -115,7 +115,13 @@ class Totals:
         label = experiment.label or next(iter(spec.outcomes.labels))
         arms = tuple(experiment.arms)
         mine = [of for of in served if experiment.live(of.served_ds)]
-        earlier = [] if experiment.start is None else [of for of in served if of.served_ds < experiment.start]
+
+        def is_ripe(of: ServedOutcomes) -> bool:
+            return of.served_ds <= spec.last_ripe_day(label, of.run_ds)
+
+        # What was known of users is known for good, too: of a day that no run looked at again, labels are missing.
+        earlier = [of for of in served if experiment.start is not None and of.served_ds < experiment.start]
+        earlier = [of for of in earlier if is_ripe(of)]
         runs = {of.run_ds: of.table for of in (*earlier, *mine)}
         files = {run: _files(ws, table, run, label) for run, table in runs.items()}
         mine = [of for of in mine if files[of.run_ds] is not None]
@@ -128,7 +134,7 @@ class Totals:
                 rows = pq.ParquetFile(path).read(columns).rename_columns(["user", "ds", "arms", "above"])
                 parts.append(_summed(rows, wanted, name, arms))
         days = tuple(of.served_ds for of in mine)
-        ripe = tuple(of.served_ds for of in mine if of.served_ds <= spec.last_ripe_day(label, of.run_ds))
+        ripe = tuple(of.served_ds for of in mine if is_ripe(of))
         found = pa.concat_tables(parts) if parts else None
         if found is None or not len(found):
             none = np.empty(0)

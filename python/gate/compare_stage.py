@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.config import Gate, Spec
+from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.gate.day_evaluation import evaluate_day, measured_part, rows_of_day, tables_of_day
 from headrace.gate.figures import beside
-from headrace.gate.models import JudgedModel
+from headrace.gate.models import JudgedModel, gate_or_default
 from headrace.gate.predictions import check_columns
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
@@ -29,7 +29,7 @@ class CompareVersions(Stage):
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """What is measured, of which rows."""
-        return dict(measured_part(spec, _gate(spec)))
+        return dict(measured_part(spec, gate_or_default(spec)))
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """What the rows are made of, and the models. Raises UserError where one is not there."""
@@ -53,12 +53,12 @@ class CompareVersions(Stage):
                     check_columns(folder, rows.columns)
                 except UserError as e:
                     raise UserError(f"{asked} cannot predict the rows of {ctx.ds}: {e}") from None
-            found = evaluate_day(ctx, spark, rows, list(folders.values()), _gate(ctx.spec))
+            found = evaluate_day(ctx, spark, rows, list(folders.values()), gate_or_default(ctx.spec))
         reference, *others = models
         told = [
             {
                 "name": asked,
-                "stage": _gate(ctx.spec).stage,
+                "stage": gate_or_default(ctx.spec).stage,
                 "class": read_meta(folders[asked])["kind"],
                 "metrics": of["metrics"],
                 "intervals": of["intervals"],
@@ -73,7 +73,7 @@ class CompareVersions(Stage):
             }
             for asked, of in zip(models, found.told, strict=True)
         ]
-        confidence = _gate(ctx.spec).bootstrap.confidence
+        confidence = gate_or_default(ctx.spec).bootstrap.confidence
         for i, _ in enumerate(others, 1):
             differences = beside(found.splits, found.results[i], found.results[0], confidence)["differences"]
             told[i]["against"] = {m: d for m, d in differences.items() if d is not None}
@@ -84,10 +84,6 @@ class CompareVersions(Stage):
         )
 
 
-def _gate(spec: Spec) -> Gate:
-    return spec.gate or Gate()
-
-
 def _models(ctx: Context) -> dict[str, JudgedModel]:
     """By what was asked for.
 
@@ -95,7 +91,7 @@ def _models(ctx: Context) -> dict[str, JudgedModel]:
         UserError: one is not there.
     """
     assert ctx.spec.compare is not None
-    name = registered_name(ctx.spec.pipeline, _gate(ctx.spec).stage)
+    name = registered_name(ctx.spec.pipeline, gate_or_default(ctx.spec).stage)
     found: dict[str, JudgedModel] = {}
     for asked in ctx.spec.compare.versions:
         version = champion(ctx.ws, name, asked[1:]) if asked[0] == "@" else numbered(ctx.ws, name, asked)

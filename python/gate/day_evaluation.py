@@ -25,6 +25,7 @@ from headrace.features.types import declared
 from headrace.features.workflow.workflow import Workflow
 from headrace.gate.evaluate import CARRIED, LABEL, RANK, EvaluationTask, ModelResult, batch_seconds, evaluate
 from headrace.gate.figures import told_of
+from headrace.gate.policies import RawActions
 from headrace.gate.predictions import inputs_of
 from headrace.lake.session import session
 from headrace.manifest import Input
@@ -61,9 +62,9 @@ def tables_of_day(ctx: Context) -> list[Input]:
     return [Input(kind=events.kind, name=events.name, version=events.version), *others]
 
 
-def measured_part(spec: Spec, gate: Gate) -> Mapping[str, Any]:
+def measured_part(spec: Spec, gate: Gate, of_policies: bool = False) -> Mapping[str, Any]:
     """What the result depends on of a spec."""
-    train = measures(spec, gate)
+    train = measures(spec, gate, of_policies)
     return {
         "model": gate.model,
         "split": gate.split,
@@ -89,7 +90,13 @@ def rows_of_day(ctx: Context, name: str) -> Iterator[tuple[SparkSession, DataFra
 
 
 def evaluate_day(
-    ctx: Context, spark: SparkSession, rows: DataFrame, folders: Sequence[Location], gate: Gate, optional: int = 0
+    ctx: Context,
+    spark: SparkSession,
+    rows: DataFrame,
+    folders: Sequence[Location],
+    gate: Gate,
+    optional: int = 0,
+    actions: RawActions | None = None,
 ) -> DayEvaluation:
     """Have saved models predict the rows of a split, each by its own workflow, and measure them.
 
@@ -98,18 +105,19 @@ def evaluate_day(
         folders: the saved models; the first is one of the day's dataset.
         gate: which split, and what is measured.
         optional: see EvaluationTask.
+        actions: measure the models as policies over these, too; then nobody asks how fast they are.
 
     Raises:
         UserError: what is asked for, the dataset or a model has not.
     """
-    task = _task(ctx, gate, folders, optional)
+    task = _task(ctx, gate, folders, optional, actions)
     mine = [maps_of(folder, task.maps) for folder in folders]
     for other in task.maps.entries():  # of models that nobody asks any more; who maps them now keeps what is open
         if other not in mine:
             other.remove_quietly()
     frame, batch = _columns(ctx, rows, task), gate.latency.batch_rows
     total, results, peak = evaluate(spark, frame, task, max(1, spark.sparkContext.defaultParallelism))
-    seconds = batch_seconds(frame, task.columns, folders, task.maps, batch)
+    seconds = batch_seconds(frame, task.columns, folders, task.maps, batch) if actions is None else []
     told = [
         told_of(folder, result, task.splits, batch, seconds[i] if seconds else None, asked_metrics(task))
         for i, (folder, result) in enumerate(zip(folders, results, strict=True))
@@ -117,8 +125,8 @@ def evaluate_day(
     return DayEvaluation(task.splits, total, results, told, peak)
 
 
-def measures(spec: Spec, gate: Gate) -> Train:
-    """`train` with what the gate's rules name besides what the spec asks to be measured."""
+def measures(spec: Spec, gate: Gate, of_policies: bool = False) -> Train:
+    """`train` with what the gate's rules name besides what the spec asks to be measured; `off_policy` on request."""
     train = spec.train
     there = [*get_args(ClickMetric)]
     there += get_args(UserMetric) if train.evaluation.user is not None else ()
@@ -133,6 +141,9 @@ def measures(spec: Spec, gate: Gate) -> Train:
             "off_policy": None,
         }
     )
+    if of_policies:  # nothing besides
+        less: dict[str, Any] = {"off_policy": train.evaluation.off_policy, "metrics": (), "slices": {}}
+        evaluation = evaluation.model_copy(update=less)
     return train.model_copy(update={"evaluation": evaluation, "tasks": {}})
 
 
@@ -159,7 +170,9 @@ def _predicts(spec: Spec, gate: Gate) -> str:
     return "number" if spec.features.label_type == "number" else "probability"
 
 
-def _task(ctx: Context, gate: Gate, compared: Sequence[Location], optional: int) -> EvaluationTask:
+def _task(
+    ctx: Context, gate: Gate, compared: Sequence[Location], optional: int, actions: RawActions | None
+) -> EvaluationTask:
     """What the tasks are told."""
     spec = ctx.spec
     features = ctx.upstream["features"]
@@ -172,21 +185,24 @@ def _task(ctx: Context, gate: Gate, compared: Sequence[Location], optional: int)
     trees = {"baseline": spec.baseline, "second_stage": spec.second_stage}.get(gate.model)
     # Lists of the split `rank` have the label of clicks alone.
     label_column = None if trees is None else trees.column
-    lists = [RANK] if spec.train.rank_group is not None and (dataset / RANK).is_dir() and label_column is None else []
+    has_lists = spec.train.rank_group is not None and (dataset / RANK).is_dir()
+    lists = [RANK] if has_lists and label_column is None and actions is None else []
     carried = {f.name: CARRIED.format(i) for i, f in enumerate(schema.carried_columns.values())}
     needed = dict.fromkeys(c for folder in compared for c in inputs_of(folder))
+    needed |= dict.fromkeys(() if actions is None else actions.columns)
     task = EvaluationTask(
         tuple(compared),
         ctx.ws.mapped(spec.pipeline),
         dataset,
         schema,
-        measures(spec, gate),
+        measures(spec, gate, actions is not None),
         (split, *lists),
         _predicts(spec, gate),
         (*needed, LABEL, SPLIT, *carried.values()),
         carried,
         label_column,
         optional,
+        actions,
     )
     task.request()
     return task

@@ -17,6 +17,7 @@ from headrace import config
 from headrace.dataset.parquet.layout import open_split
 from headrace.features.functions.arrays import one_batch
 from headrace.features.layout.split import SPLIT
+from headrace.gate.policies import RawActions
 from headrace.gate.predictions import CollectedRows, OpenModel, score_counts
 from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
@@ -46,6 +47,7 @@ class EvaluationTask:
     (config.Loss.predicts); columns: the rows' columns by their places; carried: by name in the dataset the column.
     label_column: the carried column that is the label; None: the dataset's own. optional: so many of the models, the
     last ones, decide nothing about the others: each is measured only where it gives a number for every row that is.
+    actions: what each model as a policy chooses among, where `train` asks for that.
     """
 
     models: tuple[Location, ...]
@@ -59,6 +61,7 @@ class EvaluationTask:
     carried: Mapping[str, str]
     label_column: str | None = None
     optional: int = 0
+    actions: RawActions | None = None
 
     def request(self) -> Request:
         """What is measured, of which columns."""
@@ -71,6 +74,8 @@ class EvaluationTask:
         if self.label_column is not None:
             carried.append(self.schema.carried_name(self.label_column))
         codes = [*request.codes(), *(request.codes(lists=True) if lists else [])]
+        if request.action is not None:  # which one a row has is told by its raw columns
+            codes = [name for name in codes if name != request.action.name or name in request.seen.values()]
         return list(dict.fromkeys(carried)), list(dict.fromkeys(codes))
 
 
@@ -133,7 +138,7 @@ def _of_task(task: EvaluationTask, batches: Iterable[pa.RecordBatch]) -> dict[st
     """A task's part; of the chief the whole result."""
     carried, codes = task.needed()
     models = [OpenModel.load(folder, task.maps) for folder in task.models]
-    by_split = {split: CollectedRows(models, codes, carried) for split in task.splits}
+    by_split = {split: CollectedRows(models, codes, carried, task.actions) for split in task.splits}
     for batch in batches:
         named = pa.RecordBatch.from_arrays(batch.columns, list(task.columns))
         split_of = named.column(SPLIT)
@@ -179,7 +184,8 @@ def _measured(
         of_rows = {name: rows.carried_column(name)[usable] for name in rows.carried}
         of_codes = {name: rows.code_column(name)[usable] for name in codes}
         for i in measured_models:
-            predictions = Predictions(scores[i][usable], labels[usable], of_rows, of_codes)
+            choices = rows.choices(i, usable)
+            predictions = Predictions(scores[i][usable], labels[usable], of_rows, of_codes, choices=choices)
             if split == RANK:
                 measured = evaluator.evaluate_lists(ranks, predictions)
             elif task.predicts == "number":

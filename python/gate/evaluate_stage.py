@@ -10,7 +10,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.gate.day_evaluation import DayEvaluation, evaluate_day, measured_part, rows_of_day, tables_of_day
 from headrace.gate.figures import beside
-from headrace.gate.models import JudgedModel, challenger_of_day, champion_before, model_of_day, section
+from headrace.gate.models import JudgedModel, challenger_to_evaluate, champion_before, model_of_day, section
 from headrace.gate.predictions import check_columns
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import needed_models
@@ -39,7 +39,8 @@ class Evaluate(Stage):
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """What the rows are made of, the champion before this day's model, the day's challenger."""
-        others = (champion_before(ctx, model_of_day(ctx)), challenger_of_day(ctx))
+        model = model_of_day(ctx)
+        others = (champion_before(ctx, model), challenger_to_evaluate(ctx, model))
         return (*tables_of_day(ctx), *(other.input for other in others if other is not None))
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
@@ -49,7 +50,7 @@ class Evaluate(Stage):
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the day's model lack."""
         gate, model = section(ctx.spec), model_of_day(ctx)
-        champion, challenger = champion_before(ctx, model), challenger_of_day(ctx)
+        champion, challenger = champion_before(ctx, model), challenger_to_evaluate(ctx, model)
         for role, other in (("champion", champion), ("challenger", challenger)):
             if other is not None and other.input not in ctx.inputs:
                 raise UserError(f"the {role} has become version {other.version} since the run began; run it again")

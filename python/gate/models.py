@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 from headrace.config import Gate, Spec
@@ -42,6 +43,11 @@ def section(spec: Spec) -> Gate:
     return spec.gate
 
 
+def gate_or_default(spec: Spec) -> Gate:
+    """The section `gate`, or what it says by default: how models are measured that nobody judges."""
+    return spec.gate or Gate()
+
+
 def model_of_day(ctx: Context) -> JudgedModel:
     """The day's model that the gate judges.
 
@@ -69,6 +75,24 @@ def challenger_of_day(ctx: Context) -> JudgedModel | None:
         return None
     output = manifest.output("model")
     return JudgedModel(str(registered["version"]), output.version, output.name)
+
+
+def challenger_to_evaluate(ctx: Context, model: JudgedModel) -> JudgedModel | None:
+    """The day's challenger, to be measured beside its model; None: there is none.
+
+    Nor is there for a model that was evaluated without it though it was there, before challengers were judged: such a
+    day stays as it was judged, with the lists that were made by that.
+
+    Args:
+        ctx: the day.
+        model: its model.
+    """
+    found, stages = challenger_of_day(ctx), ("challenger", "evaluate")
+    trained, evaluated = (Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, stage)) for stage in stages)
+    if found is None or trained is None or evaluated is None or "challenger" in evaluated.facts:
+        return found
+    there = trained.started + timedelta(seconds=trained.seconds) <= evaluated.started
+    return None if there and evaluated.facts["model"]["key"] == model.key else found
 
 
 def champion_before(ctx: Context, model: JudgedModel) -> JudgedModel | None:

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.gate.policies import RawActions
 from headrace.jagged import JaggedArray
 from headrace.models.predictor import Predictor, load_predictor, maps_of
 from headrace.schema import NULL_CODE, Kind
 from headrace.score.rank.blocks import BLOCK_PAIRS
 from headrace.score.rank.pair_features import Columns, PairFeatures
 from headrace.storage import Location
+from headrace.train.evaluation.policy import Choices
+from headrace.train.evaluation.rows import Bools
 
 I64 = NDArray[np.int64]
 #: Bins of predictions by their bits: sign, exponent and seven digits of the mantissa, so less than 1 % wide.
@@ -50,6 +53,10 @@ class OpenModel:
     def features(self, rows: pa.RecordBatch) -> Columns:
         """The model's features of raw rows."""
         return PairFeatures(tuple(rows.schema.names), (), {}, self.fitted).row_columns(rows)
+
+    def predict_rows(self, rows: pa.RecordBatch) -> NDArray[np.float32]:
+        """`predict` of raw rows."""
+        return self.predict(self.features(rows))
 
     def predict(self, columns: Columns) -> NDArray[np.float32]:
         """float32 [rows]; what is not finite is given as it is."""
@@ -134,6 +141,8 @@ class CollectedRows:
     models: Sequence[OpenModel]
     codes: Sequence[str]
     carried: Sequence[str]
+    #: What each model as a policy chooses among; None: nobody asks.
+    actions: RawActions | None = None
     _scores: list[list[NDArray[np.float32]]] = field(init=False)
     _labels: list[NDArray[np.float32]] = field(default_factory=list)
     _carried: dict[str, list[pa.Array]] = field(init=False)
@@ -143,6 +152,7 @@ class CollectedRows:
         self._scores = [[] for _ in self.models]
         self._carried = {name: [] for name in self.carried}
         self._codes = {name: [] for name in self.codes}
+        self._choices: list[list[Choices]] = [[] for _ in self.models]
         self.known = [KnownValues.of(m.fitted) for m in self.models]
 
     def add(self, rows: pa.RecordBatch, label: pa.Array, carried: Mapping[str, pa.Array]) -> None:
@@ -159,6 +169,8 @@ class CollectedRows:
                 columns = model.features(part)
                 self._scores[i].append(model.predict(columns))
                 self.known[i].add(model.fitted, columns)
+                if self.actions is not None:
+                    self._choices[i].append(self.actions.choices(model.predict_rows, part))
                 if i == 0:  # the codes of the dataset are the day's own model's
                     for name in self.codes:
                         found = columns[name]
@@ -171,6 +183,13 @@ class CollectedRows:
     def scores(self, model: int) -> NDArray[np.float32]:
         """float32 [rows] of one of the models."""
         return _joined(self._scores[model], np.float32)
+
+    def choices(self, model: int, kept: Bools) -> Choices | None:
+        """What one of the models would choose in the place of some of the rows (bool [rows]); None: nobody asks."""
+        if self.actions is None:
+            return None
+        found = Choices.concat(self._choices[model])
+        return Choices(found.chosen[kept], found.expected[kept])
 
     @property
     def labels(self) -> NDArray[np.float32]:

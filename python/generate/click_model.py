@@ -52,6 +52,8 @@ MAX_ROWS_PER_DAY = 1 << 40
 #: Traffic by hour of the day (UTC), relative.
 _TRAFFIC = 1.0 + 0.8 * np.sin((np.arange(24) - 9.0) / 24.0 * 2.0 * np.pi) + 0.3 * np.sin(np.arange(24) / 6.0 * np.pi)
 _HOME_DEVICE_SHARE = 0.75
+#: What a user's and an item's bias, standard normal, add to the logit: the part that no column tells, the id alone.
+USER_BIAS, ITEM_BIAS = 0.35, 0.6
 _TREND_DAYS = 28.0
 _CALIBRATION_ROWS = 1 << 15
 
@@ -314,8 +316,8 @@ def _logit(
     category = things.category[item_row]
     group = people.age_group[user_row]
     by_device = np.append(effects.device, np.zeros((len(CATEGORIES), 1)), axis=1)
-    of_user = 0.35 * people.bias + 0.4 * 2.0 * np.log(people.activity / 4.0)
-    of_item = 0.6 * things.bias + effects.tag[things.tags].sum(axis=1)
+    of_user = USER_BIAS * people.bias + 0.4 * 2.0 * np.log(people.activity / 4.0)
+    of_item = ITEM_BIAS * things.bias + effects.tag[things.tags].sum(axis=1)
     price_slope = -0.75 + 0.12 * np.arange(len(AGE_EDGES) + 1)
     fit = np.einsum("nk,nk->n", people.taste[user_row], things.taste[item_row]) / np.sqrt(TASTE_DIM)
     trend = 7.5 * params.drift * np.sin(2.0 * np.pi * day / _TREND_DAYS + effects.phase[category])

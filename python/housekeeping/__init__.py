@@ -2,7 +2,7 @@
 
     workspace_state   the manifests of a pipeline, and what its days of retention mean for it
     step              one thing that can go, and how
-    folders, models, tables, scratch, warehouse      what can go, by place
+    folders, models, tables, scratch, warehouse, manifests      what can go, by place
     collect           all of it, in order
 
 A step that removes what a manifest names first notes in the manifest that it is removed (`Manifest.removed`), then

@@ -10,10 +10,11 @@ from headrace.config import Spec
 from headrace.housekeeping import scratch
 from headrace.housekeeping.compaction import compaction_steps
 from headrace.housekeeping.folders import dataset_steps, log_steps, report_steps, search_steps
+from headrace.housekeeping.manifests import manifest_steps
 from headrace.housekeeping.models import mapped_steps, model_steps
 from headrace.housekeeping.scratch import decoded_steps, scratch_steps
 from headrace.housekeeping.step import Step
-from headrace.housekeeping.tables import row_steps, vacuum_steps
+from headrace.housekeeping.tables import history_steps, row_steps, vacuum_steps
 from headrace.housekeeping.warehouse import warehouse_steps
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.stage import run_lock
@@ -32,7 +33,9 @@ _KINDS: tuple[Callable[[WorkspaceState], Iterator[Step]], ...] = (
     row_steps,
     compaction_steps,
     vacuum_steps,
+    history_steps,
     warehouse_steps,
+    manifest_steps,
 )
 
 

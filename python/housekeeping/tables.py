@@ -10,6 +10,7 @@ from headrace.config import Spec
 from headrace.housekeeping.step import Step, remove_all, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_retention import unused_commits
 from headrace.lake.delta.retention import days_before, remove_days_before
 from headrace.lake.delta.vacuum import unused_files, unused_log_files
 from headrace.manifest import Input, Manifest, Output
@@ -52,6 +53,22 @@ def vacuum_steps(state: WorkspaceState) -> Iterator[Step]:
             name = state.ws.name_of(table)
             reason = f"no version that is still read names these {len(files)} files"
             yield Step("vacuum", name, reason, sum(map(size_of, files)), partial(remove_all, files))
+
+
+def history_steps(state: WorkspaceState) -> Iterator[Step]:
+    """Commits of tables that keep some days, before a checkpoint that all that is kept comes after."""
+    by_table = pinned_versions(state)
+    for table in tables_of(state.ws, state.pipeline):
+        first = _first_kept(table, state.first_day(state.keep.table_days(table.name)))
+        if first:
+            pinned = by_table.get(state.ws.name_of(table), set())
+            files = unused_commits(table, pinned, first, state.before_ns(state.keep.vacuum_hours / 24))
+            if files:
+                name, reason = (
+                    state.ws.name_of(table),
+                    f"no day since {first} needs these {len(files)} files of its log",
+                )
+                yield Step("history", name, reason, sum(map(size_of, files)), partial(remove_all, files))
 
 
 def pinned_versions(state: WorkspaceState) -> Mapping[str, set[int]]:

@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ Mask = npt.NDArray[np.bool_]
 
 #: What separates values in a line that could not be read; alike in Java's and Python's regular expressions.
 BETWEEN = r"[\s,;|\"'{}\[\]:=()<>]+"
+#: Between the words of a value that has separators itself: in no word of a line.
+_JOINT = "\x1f"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class ForgottenValues:
     salt: str
     #: By column: hashes, hexadecimal, in order.
     columns: Mapping[str, tuple[str, ...]]
+    #: By column: how many words values have that are not one word of a line, ascending. Their words, joined, are hashed
+    #: as well, so that a line that could not be read is recognised by them, whatever stands between.
+    words: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @staticmethod
     def new() -> ForgottenValues:
@@ -59,7 +64,11 @@ class ForgottenValues:
             return None
         try:
             found = json.loads(text)
-            return ForgottenValues(str(found["salt"]), {c: tuple(h) for c, h in found["columns"].items()})
+            columns, words = (
+                {column: tuple(of) for column, of in said.items()}
+                for said in (found["columns"], found.get("words", {}))
+            )
+            return ForgottenValues(str(found["salt"]), columns, words)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(
                 f"{file} is damaged: it says whose rows must not be loaded again (headrace forget). Restore it from a "
@@ -68,27 +77,37 @@ class ForgottenValues:
 
     def save(self, file: Location) -> None:
         """Replace the file in one step."""
-        file.put_text(json.dumps({"salt": self.salt, "columns": self.columns}, indent=1) + "\n")
+        said = {"salt": self.salt, "columns": self.columns} | ({"words": self.words} if self.words else {})
+        file.put_text(json.dumps(said, indent=1) + "\n")
 
     def hashes(self, column: str, texts: Collection[str]) -> list[str]:
         """Of values by their texts."""
-        head = hashlib.sha256(self._head(column).encode())
-        found = []
+        return self._hashes(self._head(column), texts)
+
+    @staticmethod
+    def _hashes(before: str, texts: Collection[str]) -> list[str]:
+        head, found = hashlib.sha256(before.encode()), []
         for text in texts:
             one = head.copy()
             one.update(text.encode())
             found.append(one.hexdigest())
         return found
 
-    def having(self, column: str, hashes: Collection[str]) -> ForgottenValues:
-        """The same with further hashes of a column."""
-        both = tuple(sorted({*self.columns.get(column, ()), *hashes}))
-        return ForgottenValues(self.salt, {**self.columns, column: both})
+    def having(self, column: str, texts: Collection[str]) -> ForgottenValues:
+        """The same with further values of a column, by their texts."""
+        of_words = {text: [w for w in words_of(text) if w] for text in texts if words_of(text) != [text]}
+        of_words = {text: words for text, words in of_words.items() if words}
+        joined = self._hashes(self._words_head(column), [_JOINT.join(words) for words in of_words.values()])
+        both = tuple(sorted({*self.columns.get(column, ()), *self.hashes(column, texts), *joined}))
+        counts = tuple(sorted({*self.words.get(column, ()), *map(len, of_words.values())}))
+        words = {**self.words, **({column: counts} if counts else {})}
+        return ForgottenValues(self.salt, {**self.columns, column: both}, words)
 
     def of(self, columns: Collection[str]) -> ForgottenValues | None:
         """What of it is of some columns; None where nothing is."""
         mine = {c: h for c, h in self.columns.items() if c in columns and h}
-        return ForgottenValues(self.salt, mine) if mine else None
+        words = {c: counts for c, counts in self.words.items() if c in mine}
+        return ForgottenValues(self.salt, mine, words) if mine else None
 
     def mask(self, column: str, values: pa.Array) -> Mask:
         """Which values are forgotten. Texts or integers, also null. bool [n]."""
@@ -117,8 +136,21 @@ class ForgottenValues:
         """Whether a line that could not be read has a forgotten value of the column somewhere; never null."""
         from pyspark.sql import functions as F
 
-        words = F.split(text, BETWEEN)
-        return F.coalesce(F.exists(words, lambda word: self.spark(column, word)), F.lit(False))
+        words, listed = F.split(text, BETWEEN), list(self.columns.get(column, ()))
+        found = F.coalesce(F.exists(words, lambda word: self.spark(column, word)), F.lit(False))
+        whole, head = F.filter(words, lambda word: word != ""), F.lit(self._words_head(column))
+
+        def some(count: int) -> Column:
+            def is_listed(start: Column) -> Column:
+                joined = F.array_join(F.slice(whole, start, F.lit(count)), _JOINT)
+                return F.sha2(F.concat(head, joined), 256).isin(listed)
+
+            starts = F.sequence(F.lit(1), F.size(whole) - count + 1)
+            return F.when(F.size(whole) >= count, F.exists(starts, is_listed)).otherwise(F.lit(False))
+
+        for count in self.words.get(column, ()):
+            found = found | some(count)
+        return F.coalesce(found, F.lit(False))
 
     @cached_property
     def _sets(self) -> dict[str, frozenset[str]]:
@@ -126,6 +158,9 @@ class ForgottenValues:
 
     def _head(self, column: str) -> str:
         return f"{self.salt}/{column}/"
+
+    def _words_head(self, column: str) -> str:
+        return f"{self.salt}/{column}{_JOINT}words/"
 
 
 def words_of(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo
 
 from headrace.config import AnySource, LandingSource, TableSource
 from headrace.errors import UserError
-from headrace.storage import Location, local
-from headrace.workspace import Workspace, checkout
+from headrace.storage import Location, location_of
+from headrace.workspace import Workspace, installation
 
 #: Files that a writer has not finished, or that no reader of a lake takes for data.
 _NOT_DATA_PREFIXES = (".", "_")
@@ -71,7 +71,7 @@ class LandingDay:
 def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[str, ...]:
     """The absolute globs that are tried for `ds`, in order; the first that matches anything wins.
 
-    A relative path is meant below the workspace's home; a shipped pipeline's may also be relative to the checkout.
+    A relative path is meant below the workspace's home; a shipped pipeline's may also be relative to the installation.
     """
     path = source.path.replace("{ds}", ds)
     if Path(path).is_absolute():
@@ -92,10 +92,10 @@ def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ..
     of files the day's partition, or all of the table where it is one snapshot.
     """
     if isinstance(source, LandingSource):
-        return tuple(local(_static_base(pattern)) for pattern in patterns(source, ws, ds))
+        return tuple(_static_base(location_of(pattern)) for pattern in patterns(source, ws, ds))
     assert isinstance(source, TableSource)
     assert source.path is not None, "checked by the spec"
-    folders = [local(place) for place in dict.fromkeys(places(source.path, ws, ds))]
+    folders = [location_of(place) for place in dict.fromkeys(places(source.path, ws, ds))]
     if source.day is None or source.day.partition is None:
         return tuple(folders)
     name = source.day.partition
@@ -107,9 +107,9 @@ def find(source: LandingSource, ws: Workspace, ds: str) -> LandingDay:
     complete = source.complete
     named = [complete.marker, complete.control.path if complete.control else None] if complete else []
     # Beside the files, perhaps: what says that they are complete is no data.
-    not_data = {place for path in named if path for place in places(path, ws, ds)}
+    not_data = {location_of(place) for path in named if path for place in places(path, ws, ds)}
     for pattern in patterns(source, ws, ds):
-        files = tuple(f for f in _matches(pattern, ws) if str(f.path) not in not_data)
+        files = tuple(f for f in _matches(pattern, ws) if f.path not in not_data)
         if files:
             return LandingDay(ds, files)
     return LandingDay(ds, ())
@@ -133,7 +133,7 @@ def following(ds: str, days: int = 1) -> str:
 
 
 def _bases(ws: Workspace) -> tuple[Location | Path, ...]:
-    return (ws.lake, checkout())
+    return (ws.lake, installation())
 
 
 @lru_cache(maxsize=1 << 16)
@@ -147,10 +147,10 @@ def _sha256(path: Location, size: int, mtime_ns: int) -> str:
 
 
 def _matches(pattern: str, ws: Workspace) -> tuple[LandingFile, ...]:
-    base = _static_base(pattern)
+    base = _static_base(location_of(pattern))
     found = []
-    for path in local(pattern).glob():
-        inside = path.path.relative_to(base).parts
+    for path in location_of(pattern).glob():
+        inside = path.path.relative_to(base.path).parts
         if _TRUTH in inside[:-1] or any(part.startswith(_NOT_DATA_PREFIXES) for part in inside):
             continue
         if path.name.endswith(_NOT_DATA_SUFFIXES) or not path.is_file():
@@ -160,13 +160,13 @@ def _matches(pattern: str, ws: Workspace) -> tuple[LandingFile, ...]:
     return tuple(sorted(found, key=lambda f: f.name))
 
 
-def _static_base(pattern: str) -> Path:
+def _static_base(pattern: Location) -> Location:
     """The folders of a glob before its first wildcard: what is left is what the glob chose."""
-    base = Path("/")
-    for part in Path(pattern).parts[1:-1]:
+    base = pattern.path.parents[-1]
+    for part in pattern.path.parts[1:-1]:
         # `[[]` is how glob.escape spells a bracket.
         plain = part.replace("[[]", "[").replace("[?]", "?").replace("[*]", "*")
         if glob.has_magic(part) and glob.escape(plain) != part:
             break
         base /= plain
-    return base
+    return replace(pattern, path=base)

@@ -19,6 +19,7 @@ from headrace.monitor.sections import (
     experiments,
     gate,
     history,
+    models,
     outcomes,
     overview,
     publication,
@@ -30,6 +31,7 @@ from headrace.monitor.sections.day import Day
 #: headrace.monitor.sections and a line here.
 SECTIONS: tuple[Callable[[Day], Section], ...] = (
     quality.quality,
+    models.models,
     gate.gate,
     evaluation.evaluation,
     comparison.comparison,

@@ -22,7 +22,7 @@ class Report(Stage):
 
     name = "report"
     #: Raise it when the page changes, so that days reported before get the new one when they are run again.
-    version = 3
+    version = 4
     needs: tuple[str, ...] = (
         "ingest?",
         "outcomes?",
@@ -32,6 +32,7 @@ class Report(Stage):
         "train?",
         "baseline?",
         "second_stage?",
+        "challenger?",
         "compare?",
         "evaluate?",
         "gate?",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.registry.client import Client, alias_holder, quietly_import, quoted
 from headrace.registry.store import store_file
-from headrace.storage import Location, local
+from headrace.storage import Location, location_of
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def version_of(client: MlflowClient, name: str, found: Any) -> Version:
     return Version(
         name=name,
         version=str(found.version),
-        source=local(found.source),
+        source=location_of(found.source),
         key=found.tags.get(KEY, ""),
         ds=found.tags.get(DS),
         metrics=client.get_run(found.run_id).data.metrics if found.run_id else {},

@@ -25,6 +25,10 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     home: Path
+    #: The workspace's other roots, where they are not `home`.
+    lake: str | None = None
+    store: str | None = None
+    scratch: str | None = None
     pipeline: str
     ds: str
     key: str
@@ -56,7 +60,7 @@ class Job(BaseModel):
 
     @property
     def ws(self) -> Workspace:
-        return Workspace(self.home)
+        return Workspace(self.home).of(self)
 
     @property
     def folder(self) -> Location:
@@ -118,6 +122,7 @@ class Job(BaseModel):
         sharding = self.train.sharding
         loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
         loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
+        loop |= {"unknown_rate": dict(self.train.unknown_rate)} if self.train.unknown_rate else {}
         loop |= {} if self.decay is None else {"decay": self.decay.model_dump(mode="json", exclude_defaults=True)}
         if self.replay is not None and self.replayed:
             loop |= {

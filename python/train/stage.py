@@ -12,6 +12,7 @@ from headrace import registry
 from headrace.config import Evaluation, Spec
 from headrace.dataset.loader.candidates import CandidateSampler
 from headrace.dataset.loader.negatives import NegativeSampler
+from headrace.dataset.loader.unknown import UnknownIds
 from headrace.dataset.parquet.layout import TEST, check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
@@ -58,6 +59,8 @@ class Train(Stage):
             train["monitor"] = spec.train.monitor
         if spec.train.sample_weight is not None:
             train["sample_weight"] = spec.train.sample_weight
+        if spec.train.unknown_rate:
+            train["unknown_rate"] = dict(spec.train.unknown_rate)
         if spec.retrain is not None:
             # How a model is saved, and what else it is measured on, changes nothing in it.
             train["retrain"] = spec.retrain.model_dump(mode="json", exclude={"full_copy_days", "forgetting_day"})
@@ -180,6 +183,9 @@ def make_job(ctx: Context) -> Job:
     retrain, schema = ctx.spec.retrain, ctx.upstream["features"].dataset_schema
     job = Job(
         home=ctx.ws.home,
+        lake=ctx.ws.lake_uri,
+        store=ctx.ws.store_uri,
+        scratch=ctx.ws.scratch_folder,
         pipeline=ctx.spec.pipeline,
         ds=ctx.ds,
         key=ctx.key,
@@ -204,7 +210,7 @@ def check_dataset(job: Job) -> None:
     """Find out what the ranks would stumble over, before any is started.
 
     Raises:
-        UserError: a split is missing or damaged, too few row groups, or negatives that cannot be drawn.
+        UserError: a split is missing or damaged, too few row groups, or ids that cannot be drawn.
     """
     schema = job.features.dataset_schema
     if schema is None:
@@ -224,6 +230,7 @@ def check_dataset(job: Job) -> None:
         check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
     NegativeSampler.of(schema, job.train.negatives)
     CandidateSampler.of(schema, job.train.negatives, job.train.seed)
+    UnknownIds.of(schema, job.train.unknown_rate)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     request = Request(job.train, schema)
     if open_split(dataset, "valid", schema, labels.beside(request.carried())).rows == 0:

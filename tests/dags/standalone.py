@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,13 @@ class Standalone:
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[Standalone]:
-    """They, with their files in a folder, while the block runs. Memory is what the worker counts, no more."""
+def standalone(folder: Path, worker: Sequence[str] = ()) -> Iterator[Standalone]:
+    """They, with their files in a folder, while the block runs. Memory is what the worker counts, no more.
+
+    Args:
+        folder: theirs.
+        worker: what the worker's command begins with: of a mount namespace of its own, in which Spark lies in `folder`.
+    """
     place = Standalone(free_port(), free_port(), free_port())
     conf = folder / "spark.properties"
     rest_is = {"enabled": "true", "host": "127.0.0.1", "port": str(place.rest)}
@@ -40,10 +45,19 @@ def standalone(folder: Path) -> Iterator[Standalone]:
     env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOG_DIR": str(folder), "SPARK_WORKER_DIR": str(folder)}
     start, at = [str(spark_home() / "bin" / "spark-class")], ["--host", "127.0.0.1"]
     master = ["org.apache.spark.deploy.master.Master", *at, "--port", str(place.port), "--webui-port", str(place.web)]
-    worker = ["org.apache.spark.deploy.worker.Worker", *at, "--cores", "2", "--memory", "16g", "--webui-port", "0"]
-    words = [[*master, "--properties-file", str(conf)], [*worker, place.url]]
+    executors = ["org.apache.spark.deploy.worker.Worker", *at, "--cores", "2", "--memory", "16g", "--webui-port", "0"]
+    words = [[*start, *master, "--properties-file", str(conf)], [*start, *executors, place.url]]
+    envs = [env, env]
+    if worker:
+        home = folder / "spark"
+        home.mkdir()
+        # The worker's Spark is seen at another place before its own is hidden.
+        bind = f"mount --bind '{spark_home()}' '{home}' && exec \"$@\""
+        words[1] = ["unshare", "-m", "sh", "-c", bind, "sh", *worker]
+        words[1] += [str(home / "bin" / "spark-class"), *executors, place.url]
+        envs[1] = env | {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"}
     with (folder / "log").open("wb") as log:
-        daemons = [subprocess.Popen([*start, *w], env=env, stdout=log, stderr=log) for w in words]
+        daemons = [subprocess.Popen(w, env=e, stdout=log, stderr=log) for w, e in zip(words, envs, strict=True)]
     try:
         end = time.monotonic() + 120
         while not _has_worker(place.web):

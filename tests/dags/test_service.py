@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import pytest
 import yaml
@@ -430,6 +431,27 @@ def test_pods_of_kubernetes_are_waited_for_by_the_triggerer(days: Days) -> None:
     assert (call["env"]["WAREHOUSE_PASSWORD"], call["env"]["AWS_SECRET_ACCESS_KEY"]) == (PASSWORD, KEY)
     log = "".join(p.read_text() for p in days.service.home.rglob("attempt=*.log*") if "headrace_pods_retrain" in str(p))
     assert "error: features of pods answers 1" in log
+
+
+def test_what_is_started_knows_whose_run_it_is(days: Days) -> None:
+    """OpenLineage's parents: a try of a task, of the DAG's run; of processes, drivers and pods."""
+
+    def parents(pipeline: str, stage: str) -> list[tuple[list[str], list[str]]]:
+        names = ("OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID")
+        told = [[c["env"][name].split("/") for name in names] for c in days.calls(pipeline, stage)]
+        return [(parent, root) for parent, root in told]
+
+    for pipeline in ("good", "remote", "pods"):
+        ((parent, root),) = parents(pipeline, "ingest")[:1]
+        ((other, same),) = parents(pipeline, "train")[:1]
+        assert (parent[:2], root[:2]) == (
+            ["default", f"headrace_{pipeline}_retrain.ingest"],
+            ["default", f"headrace_{pipeline}_retrain"],
+        )
+        assert same == root
+        assert len({UUID(ids[2]) for ids in (parent, other, root)}) == 3
+    first, second = parents("killed", "features")  # two tries
+    assert (first[0] != second[0], first[1]) == (True, second[1])
 
 
 def test_messages(days: Days) -> None:

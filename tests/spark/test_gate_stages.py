@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from sklearn.metrics import log_loss, roc_auc_score
+from typer.testing import CliRunner
 
 import headrace as hr
 from headrace import registry
+from headrace.cli import app
 from headrace.config import Challenger, Gate, Spec, Train
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
+from headrace.gate.estimate_stage import EstimatePolicies
 from headrace.gate.evaluate_stage import Evaluate
 from headrace.gate.promote_stage import Promote
 from headrace.gate.stage import JudgeModel
@@ -33,7 +37,15 @@ from tests.shop_support import shop_spec
 from tests.train_support import job_of
 
 FIRST, SECOND = "2026-01-04", "2026-01-05"
-TYPES = {"user": "bigint", "city": "string", "item": "string", "price": "double", "ts": "timestamp", "click": "int"}
+TYPES = {
+    "user": "bigint",
+    "city": "string",
+    "item": "string",
+    "price": "double",
+    "ts": "timestamp",
+    "click": "int",
+    "propensity": "double",
+}
 GATE: dict[str, Any] = {
     "model": "baseline",
     "metrics": {"auc": {"min": 0.5}},
@@ -51,7 +63,7 @@ GATE: dict[str, Any] = {
 def spec(**gate: Any) -> Spec:
     features = {
         "window_days": 2,
-        "carried": ["user", "city"],
+        "carried": ["user", "city", "propensity"],
         "min_row_groups": 2,
         "workflow": [
             {"columns": ["price"], "ops": ["fill_missing", "log", "normalize"]},
@@ -85,6 +97,7 @@ def draw() -> pd.DataFrame:
             "price": price,
             "ts": pd.Timestamp("2026-01-01") + pd.to_timedelta(hours, unit="h"),
             "click": (rng.random(n) < 1 / (1 + np.exp(-odds))).astype(int),
+            "propensity": rng.uniform(0.02, 0.2, n),
             "_source_file": "f.json",
             "_source_line": np.arange(n),
         }
@@ -168,7 +181,62 @@ def test_a_new_model_beside_the_champion(spark: SparkSession, tmp_path: Path) ->
     assert champion is not None
     assert champion.version == "1"
 
+    _check_estimates(ws, events)
     _check_challenger(ws, events[events.ds == SECOND])
+
+
+def _check_estimates(ws: Workspace, events: pd.DataFrame) -> None:
+    """Both days' trees as policies over the second day's log, against their formulas written out for all rows."""
+    arms = {"first": {"model": "1"}, "second": {"model": "2"}, "once_more": {"model": "2"}}
+    policy = {"propensity": "propensity", "action": "item", "temperature": 0.7, "max_weight": 6.0}
+    sections = spec().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    sections["train"]["evaluation"]["off_policy"] = policy
+    sections |= {"outcomes": {}, "experiments": {"ranker": {"arms": arms}}}
+    asked = Spec.model_validate(sections)
+    manifest = run_stage(EstimatePolicies(), asked, ws, SECOND).manifest
+    assert run_stage(EstimatePolicies(), asked, ws, SECOND).skipped
+    train = events[(events.ts >= "2026-01-03") & (events.ts < "2026-01-05")]
+    rows, actions = events[events.ds == SECOND].reset_index(drop=True), sorted(train.item.unique())
+    raw = rows.drop(columns=["_source_file", "_source_line", "ds"])
+    logged = rows.item.map({a: i for i, a in enumerate(actions)})
+    assert logged.isna().any()  # new items: the policies do not know them
+    assert manifest.rows == {"rows": len(rows), "models": 2, "actions": len(actions)}
+    r, values = rows.click.to_numpy(), {}
+    for version in ("1", "2"):
+        (found,) = (v for v in versions(ws, "shop-baseline") if v.version == version)
+        predictor = hr.Predictor(str(found.source))
+        q = np.stack([np.asarray(predictor.predict(raw.assign(item=a)), np.float64) for a in actions], 1)
+        share = (q / (1 - q)) ** (1 / 0.7)
+        share /= share.sum(1, keepdims=True)
+        chosen = np.array([0.0 if np.isnan(i) else share[n, int(i)] for n, i in enumerate(logged)])
+        w = np.minimum(chosen / rows.propensity.to_numpy(), 6.0)
+        own = np.asarray(predictor.predict(raw), np.float64)
+        dm = (share * q).sum(1)
+        values[version] = {
+            "logged_value": r.mean(),
+            "ips": (w * r).mean(),
+            "snips": (w * r).sum() / w.sum(),
+            "dm": dm.mean(),
+            "dr": (dm + w * (r - own)).mean(),
+            "effective_sample_size": w.sum() ** 2 / (w**2).sum(),
+        }
+    for of, version in zip(manifest.facts["arms"], ("1", "2", "2"), strict=True):
+        assert (of["version"], of["values"]) == (version, pytest.approx(values[version], rel=1e-4))
+        assert all(low <= of["values"][m] <= high for m, (low, high) in of["intervals"].items())
+        assert set(of["intervals"]) == set(values[version])
+    control, second, again = (of["minus_control"] for of in manifest.facts["arms"])
+    assert (control, again) == ({}, second)
+    assert second["dr"]["value"] == pytest.approx(values["2"]["dr"] - values["1"]["dr"], abs=1e-4)
+    assert second["dr"]["low"] < second["dr"]["value"] < second["dr"]["high"]
+    # The command finds the stage done.
+    file = ws.home / "shop.yaml"
+    file.write_text(json.dumps(sections))
+    words = ["experiment", "estimate", "ranker", str(file), "--ds", SECOND, "--home", str(ws.home)]
+    told = CliRunner().invoke(app, [*words, "--json"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["arms"] == manifest.facts["arms"]
+    shown = CliRunner().invoke(app, words)
+    assert f"{len(rows)} logged rows of {SECOND}, split valid; {len(actions)} actions" in shown.output
 
 
 def _check_challenger(ws: Workspace, rows: pd.DataFrame) -> None:

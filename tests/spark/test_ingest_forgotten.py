@@ -12,11 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from headrace.housekeeping.forget.erase import forget
 from headrace.housekeeping.forget.persons import Persons
 from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.load_history import LoadHistory
 from headrace.workspace import Workspace
 from tests import source_table_support as table_support
@@ -77,6 +79,28 @@ def test_landing_files(spark: SparkSession, tmp_path: Path, ending: str) -> None
     for name in kept:
         assert not any(str(u) in str(r) for u in USERS for r in table(spark, ws, name))
     assert len([r for r in table(spark, ws, "quarantine") if r["ds"] == D1]) == 1
+
+
+def test_lines_are_recognised_by_the_words_of_a_value(spark: SparkSession) -> None:
+    """Of lines that are no rows: by all of its words in their order, whatever stands between; never by some of them."""
+    listed = ForgottenValues.new().having("note", ["Ann B. Lee", "x|y", "(z)", "w", "::"])
+    lines = {
+        '{"note": "Ann B. Lee", broken': True,
+        "Ann,B.;Lee": True,
+        "Ann Lee B.": False,
+        "Ann B.": False,
+        "a|x|y|b": True,
+        "y|x": False,
+        "z,": True,
+        "zz": False,
+        "a w": True,
+        "aw": False,
+        "": False,
+        "::": False,
+    }
+    frame = spark.createDataFrame([(text,) for text in [*lines, None]], "line string").coalesce(1)
+    found = [row[0] for row in frame.select(listed.spark_line("note", F.col("line"))).collect()]
+    assert found == [*lines.values(), False]
 
 
 def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> None:

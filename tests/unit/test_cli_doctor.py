@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.commands import doctor
-from headrace.workspace import Workspace, checkout
+from headrace.workspace import Workspace, installation
 from tests.cli_support import Yard, make_yard
 
 
@@ -54,7 +54,7 @@ def test_a_broken_pin_a_missing_jar_and_a_missing_java_are_missing(
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "headrace.in").write_text("numpy==1.0\nno-such-package-here==1\nrich\n")
     (tmp_path / "build.gradle").write_text("    sparkJars 'a:b:1'\n")
-    monkeypatch.setattr(doctor, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(doctor, "installation", lambda: tmp_path)
     monkeypatch.setattr(doctor, "jars_dir", lambda: tmp_path / "jars")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     found = {f.what: f for f in [*doctor.pins(), *doctor.spark(), *doctor.java()]}
@@ -82,7 +82,7 @@ def test_doctor_fails_only_for_what_is_needed(
 
 
 def test_doctor_tries_the_warehouse_of_a_pipeline(ws: Workspace, tmp_path: Path) -> None:
-    text = (checkout() / "conf" / "pipelines" / "clicks.yaml").read_text()
+    text = (installation() / "conf" / "pipelines" / "clicks.yaml").read_text()
     path = tmp_path / "own.yaml"
     path.write_text(text.replace("publish: {}", "publish: {warehouse: {kind: postgres, host: 127.0.0.1, port: 1}}"))
     (finding,) = doctor.warehouse(ws, str(path))

@@ -263,3 +263,25 @@ def test_the_shipped_overlay_makes_raw_ids() -> None:
     spec = load_spec("clicks", load_overlay(checkout() / "conf" / "overlays" / "raw_ids.yaml"))
     raw = {c for f in spec.features.workflow for c in f.columns if any("raw_id" in str(op) for op in f.ops)}
     assert raw == spec.train.embeddings.dynamic.keys() == {"user_id", "item_tags"}
+
+
+def test_an_overlays_keys_over_train_are_nested(tmp_path: Path) -> None:
+    """As in a pipeline's own file, and as one flow mapping."""
+    overlay = tmp_path / "warm.yaml"
+    overlay.write_text(
+        """
+retrain: {warm: {epochs: 1, dense: {learning_rate: 0.0005}}}
+challenger: {train: {dense: {learning_rate: 0.002, schedule: {kind: linear}}}}
+"""
+    )
+    spec = load_spec("clicks", load_overlay(overlay))
+    assert spec.train_of_warm_start().dense.learning_rate == 0.0005
+    assert spec.of_challenger().train.dense.schedule.kind == "linear"
+    whole = load_spec(
+        "clicks",
+        [
+            "retrain.warm={epochs: 1, dense: {learning_rate: 0.0005}}",
+            "challenger.train={dense: {learning_rate: 0.002, schedule: {kind: linear}}}",
+        ],
+    )
+    assert spec == whole

@@ -176,7 +176,11 @@ def test_names_that_a_table_cannot_have(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_due_after_some_commits(folder: Location) -> None:
-    assert [v for v in range(25) if Transaction(folder).wants_checkpoint(v)] == [10, 20]
+    """Also where every other commit is somebody's who writes none: the tenth may never be ours."""
+    due = Transaction(folder).wants_checkpoint
+    assert [v for v in range(25) if due(v)] == list(range(10, 25))
+    (folder / "_delta_log" / f"{11:020d}.checkpoint.parquet").put_bytes(b"")
+    assert [v for v in range(25) if due(v)] == [10, 21, 22, 23, 24]
 
 
 def test_files_are_added_as_versions_of_an_application(tmp_path: Path) -> None:

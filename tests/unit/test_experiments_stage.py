@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -217,6 +216,27 @@ def test_a_day_is_ripe_by_the_run_that_its_outcomes_are_of(ws: Workspace, log: L
     assert told["stopped_now"] == []
 
 
+def test_what_was_known_of_users_before_is_of_ripe_days_alone(ws: Workspace, log: Log) -> None:
+    """The day before the start whose labels no run has looked at again says nothing of its users."""
+    given = json.dumps({"ranker": EXPERIMENT})
+    spec = load_spec("clicks", ["table.late_days=0", "outcomes={starts_after_hours: 24}", f"experiments={given}"])
+    for number, looks_back in ((1, 3), (2, 3), (5, 2)):  # day 0 is known by the run of 2 days later, day 1 by the next
+        log.land(ws, spec, number, looks_back)
+    assert spec.experiments is not None
+    experiment = spec.experiments["ranker"]
+    served = served_outcomes(ws, spec, day(5), first_day(experiment))
+    assert {of.served_ds: of.run_ds for of in served} == {
+        day(0): day(2),
+        day(1): day(2),
+        day(3): day(5),
+        day(4): day(5),
+    }
+    totals = Totals.read(ws, spec, "ranker", experiment, served)
+    ripe = log.rows[log.rows.served_ds == day(0)]
+    assert (totals.before_below.sum(), totals.before_above.sum()) == (len(ripe), ripe.click.sum())
+    assert sorted(totals.before_below[totals.before_below > 0]) == sorted(ripe.groupby("user_id").size())
+
+
 def test_a_losing_arm_is_stopped_once_and_its_users_get_the_controls_model(ws: Workspace, log: Log) -> None:
     spec = make_spec()
     decided = []
@@ -348,35 +368,14 @@ def _said(result: Any) -> str:
     return str(result.output)
 
 
-def test_an_estimate_beforehand_is_what_each_arms_model_was_measured_as(ws: Workspace) -> None:
-    def trained(stage: str, key: str, evaluation: Mapping[str, Any]) -> None:
-        output = Output(kind="model", name=f"models/clicks/{day(1)}/{key}", version=key)
-        manifest = Manifest(stage=stage, pipeline="clicks", ds=day(1), key=key, spec_hash="", outputs=(output,))
-        facts = {"metrics": {"auc": 0.7}, "evaluation": evaluation}
-        manifest.model_copy(update={"facts": facts}).save(ws.manifest("clicks", day(1), stage))
-
-    def measured(ips: float) -> dict[str, Any]:
-        metrics = {"auc": 0.7, "logged_value": 0.1, "ips": ips, "snips": ips, "dm": 0.3, "dr": 0.2}
-        return {"metrics": metrics, "intervals": {"ips": [ips - 0.01, ips + 0.01], "auc": [0.6, 0.8]}}
-
-    trained("train", "n", {"valid": measured(0.9), "test": measured(0.12)})
-    trained("baseline", "b", {"valid": {"metrics": {"auc": 0.7}}})
+def test_an_estimate_beforehand_wants_propensities_and_a_day(ws: Workspace) -> None:
     experiments = {"ranker": {"arms": {"a": {}, "b": {"model": "baseline"}}}}
     words = ["--set", "outcomes={}", "--set", f"experiments={json.dumps(experiments)}", "--home", str(ws.home)]
-    ran = CliRunner().invoke(app, ["experiment", "estimate", "ranker", "clicks", "--json", *words])
-    assert ran.exit_code == 0, ran.output
-    told = json.loads(ran.stdout)
-    assert told["ds"] == day(1)
-    assert [(of["arm"], of["model"], of["split"]) for of in told["arms"]] == [
-        ("a", "train", "test"),
-        ("b", "baseline", None),
-    ]
-    assert told["arms"][0]["values"] == {"logged_value": 0.1, "ips": 0.12, "snips": 0.12, "dr": 0.2}
-    assert told["arms"][0]["intervals"] == {"ips": pytest.approx([0.11, 0.13])}
-    assert "0.1200 (0.1100 to 0.1300)" in _said(
-        CliRunner().invoke(app, ["experiment", "estimate", "ranker", "clicks", *words])
-    )
-    trained("train", "n", {"valid": {"metrics": {"auc": 0.7}}})
     none = CliRunner().invoke(app, ["experiment", "estimate", "ranker", "clicks", *words])
     assert none.exit_code == 2
     assert "train.evaluation.off_policy" in none.output
+    policy = {"off_policy": {"propensity": "ts", "action": "item_id"}}
+    words += ["--set", f"train.evaluation={json.dumps(policy)}", "--set", "features.carried=[event_id, ts]"]
+    none = CliRunner().invoke(app, ["experiment", "estimate", "ranker", "clicks", *words])
+    assert none.exit_code == 2
+    assert "no day of 'clicks' has features" in none.output

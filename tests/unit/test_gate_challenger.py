@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ from headrace.config import Gate, Loss, Train, load_spec
 from headrace.config.gate_checks import check_gate
 from headrace.errors import UserError
 from headrace.gate.challenger import BEHIND, better_rule, judge_challenger, verdict_on_challenger
+from headrace.gate.models import JudgedModel, challenger_to_evaluate
 from headrace.gate.rules import PASSED, REFUSED, judge
 from headrace.gate.stage import JudgeModel
-from headrace.manifest import Manifest
-from headrace.stage import run_stage
+from headrace.manifest import Manifest, Output
+from headrace.stage import Context, run_stage
 from headrace.train.checkpoint.progress import spec_monitor
 from headrace.workspace import Workspace
 
@@ -190,3 +193,28 @@ def test_a_challenger_that_predicts_numbers_is_better_by_their_errors() -> None:
         assert spec_monitor(of_kind) == monitor
         assert told is not None
         assert told["becomes_champion"] == (kind != "bce")
+
+
+def test_days_that_were_judged_without_their_challenger_stay_so(tmp_path: Path) -> None:
+    """As they were before challengers were judged; with another model of the day, or one trained later, it is asked."""
+    ws, ds, noon = Workspace(tmp_path), "2026-01-10", datetime(2026, 1, 11, 12, tzinfo=UTC)
+    spec = load_spec("clicks", ["gate={metrics: {auc: {min: 0.7}}}", "challenger={}"])
+
+    def save(stage: str, at: datetime, **facts: Any) -> None:
+        output = Output(kind="model", name=f"models/{stage}", version=f"{stage}-key")
+        made = Manifest(stage=stage, pipeline="clicks", ds=ds, key="k", spec_hash="", outputs=(output,), started=at)
+        made.model_copy(update={"facts": facts, "seconds": 60.0}).save(ws.manifest("clicks", ds, stage))
+
+    def asked(key: str = "2-key") -> str | None:
+        found = challenger_to_evaluate(Context(spec, ws, ds, {}), JudgedModel("2", key, "models/2"))
+        return None if found is None else found.version
+
+    assert asked() is None
+    save("challenger", noon, registered={"version": "3"})
+    assert asked() == "3"
+    save("evaluate", noon + timedelta(hours=1), model={"key": "2-key"})
+    assert (asked(), asked("another-key")) == (None, "3")
+    save("evaluate", noon + timedelta(hours=1), model={"key": "2-key"}, challenger={"version": "3"})
+    assert asked() == "3"
+    save("evaluate", noon, model={"key": "2-key"})  # it was trained meanwhile
+    assert asked() == "3"

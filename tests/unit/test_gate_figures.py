@@ -33,6 +33,17 @@ def test_a_model_of_changed_rows_is_as_large_as_all_that_it_lies_upon(tmp_path: 
     assert [t["bytes"] for t in told] == [sum(sizes[: n + 1]) for n in range(3)]
 
 
+def rows_of(labels: Any, scores: list[Any]) -> Any:
+    """Predicted rows of so many models, of which no action was logged."""
+    return SimpleNamespace(
+        labels=labels,
+        carried=(),
+        scores=scores.__getitem__,
+        known=[KnownValues(())] * len(scores),
+        choices=lambda model, kept: None,
+    )
+
+
 @pytest.mark.parametrize(
     ("empty", "measured"), [((), (True, True)), ((0,), (False, False)), ((1,), (True, False)), ((0, 1), (False, False))]
 )
@@ -50,9 +61,9 @@ def test_where_no_row_has_a_number_of_both(
     rng = np.random.default_rng(3)
     labels = (rng.random(50) < 0.4).astype(np.float32)
     scores: list[Any] = [np.full(50, np.nan, np.float32) if i in empty else rng.random(50, np.float32) for i in (0, 1)]
-    rows = SimpleNamespace(labels=labels, carried=(), scores=scores.__getitem__, known=[KnownValues(())] * 2)
+    rows = rows_of(labels, scores)
     task = replace(task, models=(dataset, dataset))
-    found = _measured(task, Ranks(), {"valid": rows}, ())  # type: ignore[dict-item]
+    found = _measured(task, Ranks(), {"valid": rows}, ())
     assert found["rows"] == 50
     asked = asked_metrics(task)
     assert asked == ["auc", "log_loss", "calibration", "base_rate"]
@@ -68,11 +79,9 @@ def test_where_no_row_has_a_number_of_both(
     for lacks in (slice(0), slice(1), slice(50)):
         third = rng.random(50, np.float32)
         third[lacks] = np.nan
-        given = SimpleNamespace(
-            labels=labels, carried=(), scores=[*scores, third].__getitem__, known=[KnownValues(())] * 3
-        )
+        given = rows_of(labels, [*scores, third])
         of_three = replace(task, models=(dataset,) * 3, optional=1)
-        three = _measured(of_three, Ranks(), {"valid": given}, ())  # type: ignore[dict-item]
+        three = _measured(of_three, Ranks(), {"valid": given}, ())
         assert three["models"][:2] == found["models"]
         last = three["models"][2]
         whole = lacks.stop == 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from bench.simulated_days import day, run_day, save, users_at, write_rows
@@ -21,6 +22,7 @@ from headrace.housekeeping.models import kept_models, listed
 from headrace.housekeeping.step import size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.retention import days_before, remove_days_before
 from headrace.lake.delta.small_files import crowded
 from headrace.lake.delta.vacuum import _vector_file, unused_files
 from headrace.lake.ingest.load_history import LoadHistory, last_change
@@ -322,8 +324,6 @@ def test_days_of_events_that_are_removed(tmp_path: Path) -> None:
         write_rows(table, day(n), [1, 2], json.dumps({"headrace.ingest": record}))
     log = DeltaLog(table)
     versions = {n: last_change(log, day(n)) for n in range(4)}
-    from headrace.lake.delta.retention import days_before, remove_days_before
-
     assert days_before(table, day(2)) == [day(0), day(1)]
     assert remove_days_before(table, day(2)) == 5
     assert remove_days_before(table, day(2)) is None
@@ -339,6 +339,50 @@ def test_days_of_events_that_are_removed(tmp_path: Path) -> None:
     assert unused_files(table, (), None, 0) == []  # what was removed just now may be read still
     write_rows(table, day(0), [7], json.dumps({"headrace.ingest": record | {"ds": day(0)}}))
     assert set(LoadHistory(log).records) == {day(0), day(2), day(3)}  # loaded again by whoever asked for it
+
+
+def test_the_log_of_a_table_that_keeps_some_days_does_not_grow(tmp_path: Path) -> None:
+    """All that kept days and their versions need is told by what is left of it, to others' readers, too."""
+    ws, spec = Workspace(tmp_path), clicks(tables={"scores": 4}, versions=3)
+    table, name = ws.table("clicks", "scores"), ws.name_of(ws.table("clicks", "scores"))
+    log, versions, sizes, days = DeltaLog(table), {}, [], [day(n) for n in range(60)]
+    for n in range(60):
+        made = versions[day(n)] = write_rows(table, day(n), [n, n + 1])
+        save(ws, day(n), "score", {}, Output(kind="delta", name=name, version=str(made), rows=2))
+        gc(spec, ws)
+        sizes.append(size_of(table / "_delta_log"))
+        there = log.versions()
+        assert there == set(range(min(there), max(there) + 1))  # no gap
+        for ds in days[max(0, n - 2) : n + 1]:
+            first = days.index(ds)
+            assert users_at(table, versions[ds], ds) == [first, first + 1]
+        kept = {uri.split("ds=")[1][:10] for uri in DeltaTable(str(table)).file_uris()}
+        assert kept == set(days[max(0, n - 3) : n + 1])
+    assert min(there) > 80  # of two commits a day, the removal's among them
+    # A checkpoint also names files that were removed within a week, by the clock: of all sixty days, here.
+    assert max(sizes[40:]) < 1.15 * max(sizes[20:40])
+
+
+def test_manifests_go_when_nothing_else_of_their_day_is_left(registered: Path, tmp_path: Path) -> None:
+    """The champion's day keeps all of its lineage, and so does a day with rows; by default nobody's go."""
+    ws = copy(registered, tmp_path)
+    keep = SPEC | {"before_champion": 0, "reports": 2}
+    for table in ("events", "quarantine"):
+        remove_days_before(ws.table("clicks", table), day(4))
+    gc(clicks(**keep), ws)
+    assert ws.days("clicks") == [day(n) for n in range(DAYS)]
+    steps = gc(clicks(**keep, manifests=4), ws)
+    gone = [s.what.split()[0] for s in steps if s.kind == "manifests"]
+    # The second day's model is the champion; the last four days are kept for themselves.
+    assert gone == [f"runs/clicks/{day(n)}" for n in (0, 2, 3)]
+    assert ws.days("clicks") == [day(n) for n in (1, 4, 5, 6, 7)]
+    assert {m.stage for _, m in manifests_of(ws, "clicks", [day(1)])} >= {"ingest", "features", "train", "score"}
+    assert [s for s in gc(clicks(**keep, manifests=4), ws) if s.kind == "manifests"] == []
+    # A day whose rows are there stays, however old.
+    other = copy(registered, tmp_path / "other")
+    gc(clicks(**keep, manifests=4), other)
+    assert other.days("clicks") == [day(n) for n in range(DAYS)]
+    assert "manifests" not in clicks().model_dump(mode="json")["housekeeping"]
 
 
 def test_limits_of_a_spec() -> None:

@@ -424,7 +424,13 @@ def test_a_submitter_that_is_killed_takes_its_application_with_it(tmp_path: Path
 
 WATCHED = """
 import subprocess, sys
-job = "import headrace.jobs.run_stage as m, time; m._leave_with_parent(); print('up', flush=True); time.sleep(600)"
+job = '''
+import os, time
+from headrace.jobs.parent_watch import when_parent_ends
+when_parent_ends(lambda: os._exit(1))
+print("up", flush=True)
+time.sleep(600)
+'''
 child = subprocess.Popen([sys.executable, "-c", job], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)

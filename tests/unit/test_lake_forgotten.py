@@ -27,8 +27,7 @@ COLUMNS = (TableColumn(name="user", type="bigint"), TableColumn(name="note"))
 
 
 def listed(column: str, *texts: str) -> ForgottenValues:
-    found = ForgottenValues.new()
-    return found.having(column, found.hashes(column, texts))
+    return ForgottenValues.new().having(column, texts)
 
 
 @given(st.lists(st.text(max_size=4) | st.none()), st.sets(st.text(max_size=4), min_size=1))
@@ -40,12 +39,18 @@ def test_masks_are_those_of_plain_sets(values: list[str | None], gone: set[str])
 def test_hashes_are_of_salt_column_and_text(tmp_path: Path) -> None:
     found = listed("user", "17")
     assert found.columns["user"] == (hashlib.sha256(f"{found.salt}/user/17".encode()).hexdigest(),)
-    assert found.having("user", found.columns["user"]) == found
+    assert found.having("user", ["17"]) == found
+    assert found.words == {}
     assert listed("user", "17").columns != found.columns  # another salt
     file = local(tmp_path / "values.json")
     assert ForgottenValues.load(file) is None
-    found.save(file)
-    assert ForgottenValues.load(file) == found
+    for kept in (found, found.having("note", ["Ann B. Lee", "x|y", "(z)", "--", "w", "::"])):
+        kept.save(file)
+        assert ForgottenValues.load(file) == kept
+    assert kept.words == {"note": (1, 2, 3)}
+    assert len(kept.columns["note"]) == 6 + 3
+    # A value that has the same words is another one.
+    assert kept.mask("note", pa.array(["Ann B. Lee", "Ann,B.,Lee", "z", "(z)", "x"])).tolist() == [1, 0, 0, 1, 0]
     file.put_text("{")
     with pytest.raises(UserError, match="whose rows must not be loaded again"):
         ForgottenValues.load(file)

@@ -187,8 +187,8 @@ def test_data_files_elsewhere(tmp_path: Path) -> None:
     files = DeltaLog(local(tmp_path)).files(0)
     assert files is not None
     assert [f.path for f in files] == [local(there)]
-    commit(tmp_path, 1, {"add": {"path": "s3://bucket/a.parquet", "partitionValues": {}}})
-    with pytest.raises(UserError, match=r"has a data file at s3://bucket/a\.parquet"):
+    commit(tmp_path, 1, {"add": {"path": "wasb://bucket/a.parquet", "partitionValues": {}}})
+    with pytest.raises(UserError, match=r"has a data file at wasb://bucket/a\.parquet"):
         DeltaLog(local(tmp_path)).files(1)
 
 

@@ -32,7 +32,9 @@ from headrace.train.launch.task_lifetime import count_from_start, counting_from_
 from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report
 from headrace.workspace import Workspace
 
-SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4))
+SPARK: Any = SimpleNamespace(
+    sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4, pythonExec=sys.executable)
+)
 REPORT = Report(
     rows={"train": 10, "valid": 2},
     steps=7,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from headrace.comm.base import LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import Model, Train
+from headrace.dataset.parquet.layout import split_of
 from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest, Output
+from headrace.models.categorical import CategoricalBatch
 from headrace.models.predictor import load_predictor
+from headrace.models.saved import load_model, read_card
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import Location, local
+from headrace.train.evaluation.evaluate import evaluate_basic
+from headrace.train.evaluation.predict import predict_split
+from headrace.train.evaluation.ranks import Ranks
+from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
+from headrace.train.result import Report
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 
@@ -108,7 +120,9 @@ def _train_of(args: dict[str, Any], shared: bool) -> Train:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_histories_trains_resumes_and_answers(name: str, home: Workspace, features: Manifest) -> None:
+def test_a_model_of_histories_trains_resumes_and_answers(
+    name: str, home: Workspace, features: Manifest, tmp_path: Path
+) -> None:
     torch.set_num_threads(1)
     kind, args = MODELS[name]
     model, settings = (
@@ -137,6 +151,9 @@ def test_a_model_of_histories_trains_resumes_and_answers(name: str, home: Worksp
                 ours, theirs = np.delete(ours, slice(4, 8)), np.delete(theirs, slice(4, 8))
             np.testing.assert_allclose(ours, theirs, atol=2e-3, err_msg=tensor)
 
+    if name in _EXPORTED and find_spec("onnxruntime") is not None:
+        _check_evaluation_by_onnx(job, report, home, features, tmp_path)
+
     table, history = _rows(100, np.random.default_rng(9))
     predictor = load_predictor(job.saved_model)
     found = predictor.predict(_columns(table))
@@ -144,6 +161,46 @@ def test_a_model_of_histories_trains_resumes_and_answers(name: str, home: Worksp
     longest = max(range(100), key=lambda row: len(history[row]))
     alone = predictor.predict(_columns(table.slice(longest, 1)))
     np.testing.assert_allclose(alone, found[longest : longest + 1], rtol=1e-5)
+
+
+#: Whose evaluation is asked of an export, too.
+_EXPORTED = ("sasrec", "hstu", "din")
+
+
+class _Export:
+    """An export in the place of the model that an evaluation asks."""
+
+    def __init__(self, folder: Location) -> None:
+        self.folder = folder
+
+    def outputs_of(self, continuous: torch.Tensor, batch: CategoricalBatch) -> dict[str, torch.Tensor]:
+        from bench.export_parity.ask import by_onnxruntime
+
+        (lists,) = batch.lists
+        if not len(continuous):
+            return {"logits": torch.zeros(0)}
+        longest = max(1, int(lists.lengths.max()))
+        given = {
+            "age": continuous[:, :1].numpy(),
+            "times": continuous[:, 1:].numpy(),
+            "item": batch.codes[:, 0].numpy(),
+            "history": lists.to_padded(longest).long().numpy(),
+        }
+        return {"logits": torch.from_numpy(by_onnxruntime(self.folder, given)["model"]["label"]).logit()}
+
+
+def _check_evaluation_by_onnx(job: Job, report: Report, home: Workspace, features: Manifest, folder: Path) -> None:
+    """On the rows that training's evaluation looked at, its metrics."""
+    from headrace.export.onnx_model import write_onnx
+
+    write_onnx(load_model(job.saved_model), read_card(job.saved_model), local(folder), "fp32")
+    layout, schema = split_of(features, home, "valid")
+    ask = partial(predict_split, layout=layout, schema=schema, collective=LocalCollective(), batch_size=64, streams=4)
+    found, wanted = ask(_Export(local(folder))), ask(load_model(job.saved_model))
+    np.testing.assert_allclose(found.logits, wanted.logits, rtol=1e-4, atol=1e-5)
+    metrics = evaluate_basic(Ranks(), found).metrics
+    for metric in ("auc", "log_loss"):
+        assert metrics[metric] == pytest.approx(report.metrics[metric], rel=1e-5)
 
 
 def _columns(table: pa.Table) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from headrace.dataset.loader.candidates import CandidateSampler
 from headrace.dataset.loader.matrices import MatrixColumns
 from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
 from headrace.dataset.loader.stream import Stream
+from headrace.dataset.loader.unknown import UnknownIds
 from headrace.dataset.parquet.layout import SplitLayout, check_streams, split_of
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Kind
@@ -47,6 +48,7 @@ class _Loader:
         depth: int,
         timed: Timed,
         taken: Sequence[int] | None = None,
+        unknown: Sequence[UnknownIds] = (),
     ) -> None:
         mine = streams_of(world, streams)
         sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
@@ -76,6 +78,7 @@ class _Loader:
                 assembler=self._assembler,
                 place=place,
                 taken=taken,
+                unknown=unknown,
             )
             for place, number in enumerate(mine)
         ]
@@ -104,7 +107,7 @@ class TrainLoader(_Loader):
 
     Args:
         layout: the split (`open_split`).
-        train: its batch_size, streams, seed and negatives are obeyed.
+        train: its batch_size, streams, seed, negatives and unknown_rate are obeyed.
         start_step: begin as if this many steps had been taken; row groups before it are not decoded.
         depth: batches prepared ahead, at least.
         timed: is given the reading of row groups, to note how long each takes.
@@ -148,6 +151,7 @@ class TrainLoader(_Loader):
             shuffle=True,
             depth=depth,
             timed=timed,
+            unknown=UnknownIds.of(schema, train.unknown_rate),
         )
 
     @staticmethod
@@ -182,7 +186,7 @@ class ReplayLoader(_Loader):
     Args:
         layout: row groups of older datasets, at least as many as `train.streams`.
         schema: whose columns are read: the day's.
-        train: its streams are obeyed.
+        train: its streams and unknown_rate are obeyed.
         batch_rows: rows of a step over all ranks.
         taken: of each row group, by its piece, the rows of a pass.
         seed: of what is drawn.
@@ -220,6 +224,7 @@ class ReplayLoader(_Loader):
             depth=4,
             timed=lambda name, items: items,
             taken=taken,
+            unknown=UnknownIds.of(schema, train.unknown_rate),
         )
 
     def __iter__(self) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from headrace.dataset import native
 
-_GROUPS, _ROWS, _NEGATIVES = 0, 1, 2
+_GROUPS, _ROWS, _NEGATIVES, _UNKNOWN = 0, 1, 2, 3
 _MASK = (1 << 64) - 1
 
 
@@ -60,6 +60,11 @@ def row_order(seed: int, epoch: int, stream: int, group: int, rows: int) -> npt.
 def negatives_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:
     """Randomness of the negatives drawn for one row group in one epoch."""
     return _generator(seed, epoch, stream, _NEGATIVES, group)
+
+
+def unknown_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:
+    """Randomness of which ids of one row group are unknown in one epoch."""
+    return _generator(seed, epoch, stream, _UNKNOWN, group)
 
 
 def _generator(seed: int, *key: int) -> np.random.Generator:

@@ -11,7 +11,14 @@ import numpy as np
 from headrace.dataset.loader.assembler import BatchAssembler, BatchSlice
 from headrace.dataset.loader.matrices import write_features
 from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
-from headrace.dataset.loader.order import RowGroupRead, negatives_generator, row_group_reads, row_order
+from headrace.dataset.loader.order import (
+    RowGroupRead,
+    negatives_generator,
+    row_group_reads,
+    row_order,
+    unknown_generator,
+)
+from headrace.dataset.loader.unknown import UnknownIds
 from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout, stored_columns
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
@@ -37,6 +44,7 @@ class Stream:
         place: the stream's number there.
         taken: of each row group, by its piece, the rows that an epoch gives: in each epoch others. None: all. The row
             groups may be of several datasets then.
+        unknown: ids to train as out of vocabulary, negatives' included.
     """
 
     def __init__(
@@ -54,11 +62,12 @@ class Stream:
         assembler: BatchAssembler,
         place: int,
         taken: Sequence[int] | None = None,
+        unknown: Sequence[UnknownIds] = (),
     ) -> None:
         self._groups = layout.stream(stream, streams)
         self._schema, self._carried = schema, tuple(carried)
         self._seed, self._stream, self._plan, self._shuffle = seed, stream, plan, shuffle
-        self._assembler, self._place = assembler, place
+        self._assembler, self._place, self._unknown = assembler, place, tuple(unknown)
         self._row = start
         self._reads: deque[RowGroupRead] = deque()
         self._taken = None if taken is None else [taken[g.piece] for g in self._groups]
@@ -99,7 +108,8 @@ class Stream:
             order = row_order(self._seed, read.epoch, self._stream, read.group, n)
             order = order if self._taken is None else order[: self._taken[read.group]]
         copies = None if self._plan is None else _WithNegatives(stored, self._schema, order, self._plan)
-        places = (order if copies is None else copies.order)[read.skip :]
+        all_places = order if copies is None else copies.order
+        places = all_places[read.skip :]
         slices = self._assembler.slices(self._place, self._row, len(places))
         targets = [
             OutputColumns([m[:, s.rows] for m, s in zip(matrices, slices, strict=True)])
@@ -116,6 +126,10 @@ class Stream:
         if copies is not None:
             generator = negatives_generator(self._seed, read.epoch, self._stream, read.group)
             copies.draw(generator, read.skip, targets[1], targets[2])
+        if self._unknown:
+            generator = unknown_generator(self._seed, read.epoch, self._stream, read.group)
+            for ids in self._unknown:
+                ids.write(generator, len(all_places), read.skip, targets[1])
         for name in self._carried:
             self._write_carried(name, stored.values(name)[places], slices)
         self._row += len(places)

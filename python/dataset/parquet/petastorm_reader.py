@@ -46,7 +46,7 @@ class RowGroupReader:
     """
 
     def __init__(self, layout: SplitLayout, columns: Sequence[str], pieces: Iterator[int]) -> None:
-        filesystem, paths = get_filesystem_and_path_or_paths([path.uri for path in layout.files])
+        filesystem, paths = get_filesystem_and_path_or_paths([path.local_path().as_uri() for path in layout.files])
         self._reader = _OrderedReader(
             filesystem,
             paths,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace.config import EmbeddingOptimizerKind
 from headrace.embeddings.sharding.plan import Lookup, Pooling, Table
 from headrace.errors import UserError
-from headrace.workspace import checkout
+from headrace.workspace import installation
 
 
 class DeclaredTable(BaseModel):
@@ -55,7 +55,7 @@ def load_tables(path_or_name: str) -> DeclaredTables:
     """
     path = Path(path_or_name)
     if path.suffix not in (".yaml", ".yml"):
-        path = checkout() / "conf" / "tables" / f"{path_or_name}.yaml"
+        path = installation() / "conf" / "tables" / f"{path_or_name}.yaml"
         if not path.is_file():
             shipped = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
             raise UserError(f"no tables '{path_or_name}'; shipped: {shipped}; or give the path of a .yaml file")

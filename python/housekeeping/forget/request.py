@@ -47,7 +47,7 @@ def begin(ws: Workspace, pipeline: str, persons: Persons, now: datetime) -> Requ
     file = ws.forgotten_values(pipeline)
     known = ForgottenValues.load(file) or ForgottenValues.new()
     hashes = known.hashes(persons.column, sorted(persons.texts))
-    listed = known.having(persons.column, hashes)
+    listed = known.having(persons.column, sorted(persons.texts))
     if listed != known:
         listed.save(file)
     name = _sha256(persons.column, *sorted(hashes))[:_ID_CHARS]

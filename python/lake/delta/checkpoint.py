@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.storage import Location, local
+from headrace.storage import Location, local, location_of
 
 _NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-fA-F-]{36})?\.(parquet|json)")
 _SIDECARS = "_sidecars"
@@ -78,7 +78,9 @@ def newest_checkpoint(log: Location, at_most: int) -> Checkpoint | None:
 
 def _sidecar(log: Location, path: str) -> Location:
     name = unquote(path)
-    return log / _SIDECARS / name if "/" not in name else local("/" + name.removeprefix("file:").lstrip("/"))
+    if "/" not in name:
+        return log / _SIDECARS / name
+    return location_of(name) if ":/" in name else local(name)
 
 
 def _read(path: Location, kinds: tuple[str, ...]) -> Iterator[dict[str, Any]]:

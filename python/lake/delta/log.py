@@ -17,11 +17,13 @@ from headrace.errors import UserError
 from headrace.lake.delta import erased as erased_files
 from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable
-from headrace.storage import Location, local
+from headrace.storage import Location, local, location_of
 
 #: For tables whose old versions are read again: their log is kept.
 LOG_RETENTION = "interval 3650 days"
 _COMMIT = re.compile(r"(\d{20})\.json")
+#: Of other stores than this machine's file system.
+_STORES = ("s3", "s3a", "gs", "abfss")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 
 #: Identifies a data file in a log: its path, and its deletion vector's id (empty without one).
@@ -323,6 +325,8 @@ def file_path(folder: Location, encoded: str) -> Location:
     scheme = _SCHEME.match(path)
     if scheme is None:
         return folder / path
+    if scheme.group(1) in _STORES:
+        return location_of(path)
     if scheme.group(1) != "file":
         raise UserError(
             f"{folder}: this Delta table has a data file at {path} (a shallow clone?), and headrace reads files of the "

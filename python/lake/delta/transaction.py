@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import UserError
+from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState
 from headrace.storage import Location
 
@@ -256,9 +257,12 @@ class Transaction:
         return at
 
     def wants_checkpoint(self, version: int) -> bool:
-        """Whether a checkpoint is due after a commit."""
+        """Whether a checkpoint is due after a commit: the last is as many commits ago as the interval, whoever made
+        those in between.
+        """
         interval = int(self._state.configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
-        return version > 0 and version % interval == 0
+        last = newest_checkpoint(self.folder / "_delta_log", version)
+        return version - (0 if last is None else last.version) >= interval
 
     def _allow(self, version: int, column: str, values: Collection[str]) -> None:
         """Raises UserError where a commit of another writer is one that this one may not follow."""

@@ -62,21 +62,25 @@ def unused_files(table: Location, pinned: Collection[int], first_day: str | None
 def unused_log_files(table: Location) -> list[Location]:
     """Files of the log that only make it quicker to read, and are older than the newest such: checkpoints, checksums.
 
-    Only where the commits alone say all, from the first to the newest.
+    Only where the commits say all: from the first to the newest, or after a checkpoint, which stays, of the oldest.
     """
     log, folder = DeltaLog(table), table / _LOG
     versions = log.versions()
     newest = max(versions, default=None)
-    if newest is None or len(versions) != newest + 1 or (folder / "_sidecars").is_dir():
+    if newest is None or (folder / "_sidecars").is_dir():
         return []
-    first = newest + 1
+    oldest = min(versions)
+    base = newest_checkpoint(folder, oldest) if oldest else None
+    if len(versions) != newest + 1 - oldest or (oldest and (base is None or base.version != oldest)):
+        return []
+    first, kept = newest + 1, set() if base is None else set(base.files)
     for _ in range(_CHECKPOINTS):
         found = newest_checkpoint(folder, first - 1)
         if found is None:
             return []
         first = found.version
     quick = (e for e in folder.entries() if ".checkpoint" in e.name or e.suffix == ".crc")
-    return [e for e in quick if e.name[:20].isdecimal() and int(e.name[:20]) < first]
+    return [e for e in quick if e.name[:20].isdecimal() and int(e.name[:20]) < first and e not in kept]
 
 
 def _files(table: Location, action: Mapping[str, object]) -> set[Location]:

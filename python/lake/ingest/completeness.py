@@ -20,7 +20,7 @@ from headrace.errors import IncompleteError, UserError
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import day_folders, following, midnight, places
 from headrace.schema import path_steps
-from headrace.storage import Location, local
+from headrace.storage import Location, location_of
 from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.lake")
@@ -123,7 +123,7 @@ def _first(path: str, ws: Workspace, ds: str) -> Location | None:
 
 
 def _there(path: str, ws: Workspace, ds: str) -> Iterator[Location]:
-    return (local(p) for p in places(path, ws, ds) if local(p).is_file())
+    return (location_of(p) for p in places(path, ws, ds) if location_of(p).is_file())
 
 
 def _number(text: str, control: ControlFile) -> int:

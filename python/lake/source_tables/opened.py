@@ -20,7 +20,7 @@ from headrace.lake.source_tables.iceberg import IcebergSnapshot, pinned_snapshot
 from headrace.lake.source_tables.snapshot import Snapshot
 from headrace.lake.sources.frame import quoted
 from headrace.storage import Location, local
-from headrace.workspace import Workspace, checkout
+from headrace.workspace import Workspace, installation
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def open_table(
 
 
 def _folder(path: str, ws: Workspace) -> Location:
-    """A relative path is meant below the workspace's home, or, of a shipped pipeline, below the checkout."""
-    found = [local(path)] if path.startswith("/") else [ws.lake / path, local(checkout()) / path]
+    """A relative path is meant below the workspace's home, or, of a shipped pipeline, below the installation."""
+    found = [local(path)] if path.startswith("/") else [ws.lake / path, local(installation()) / path]
     return next((f for f in found if f.is_dir()), found[0])
 
 

@@ -148,7 +148,10 @@ class LandingBatch:
     def uri(self, i: int) -> str:
         """A file's place as Spark spells it."""
         assert self.spark._jvm is not None
-        return str(self.spark._jvm.java.io.File(str(self.files[i][1].path)).toURI().toString())
+        path, jvm = self.files[i][1].path, self.spark._jvm
+        if path.scheme != "file":
+            return str(jvm.org.apache.hadoop.fs.Path(str(path)).toUri().toString())
+        return str(jvm.java.io.File(str(path)).toURI().toString())
 
     def _known(self, i: int) -> tuple[Any, ...]:
         ds, file = self.files[i]

@@ -39,6 +39,9 @@ def _experiment(found: Mapping[str, Any]) -> list[Block]:
         blocks.append(Text(f"The users of the arms are not those that were sent there (p {p}).", "bad"))
     arms, differences = facts.mapping(found.get("arms")), facts.mapping(found.get("differences"))
     blocks.append(_arms(found, arms, differences))
+    for arm, of in arms.items():
+        if stop := facts.mapping(facts.mapping(of).get("stopped")):
+            blocks.append(Text(f"{arm} was stopped: {stop.get('reason')}", "dim"))
     if by_day := facts.records(found.get("by_day")):
         blocks.append(_by_day(name, by_day[-_DAYS:][::-1], list(arms), list(differences)))
     return blocks
@@ -66,7 +69,7 @@ def _arms(found: Mapping[str, Any], arms: Mapping[str, Any], differences: Mappin
                 _difference(against),
                 _range(facts.mapping(against.get("sequential"))),
                 is_,
-                "" if not stop else f"from {stop.get('ds')} on, by {stop.get('by')}: {stop.get('reason')}",
+                "" if not stop else f"from {stop.get('ds')} on, by {stop.get('by')}",
             )
         )
     value = "Rate" if found.get("metric") == "rate" else "Per user"

@@ -100,7 +100,8 @@ def _models(model: Mapping[str, Any], champion: Mapping[str, Any], differences: 
         rows.append((label, facts.count(model.get(key)), *more))
     beside = (f">version {champion.get('version')}, champion", ">difference", ">interval of that") if champion else ()
     headings = ("Metric", f">version {model.get('version')}", *beside)
-    return Table(headings, tuple(rows), "The day's model beside the champion" if champion else "The day's model")
+    title = "The day's model beside the champion" if champion else "The day's model"
+    return Table(headings, tuple(rows), title, wide=bool(champion))
 
 
 def _difference(found: Mapping[str, Any]) -> tuple[str, str]:

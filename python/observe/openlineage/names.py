@@ -43,7 +43,7 @@ def name_of(ws: Workspace, kind: str, name: str) -> DatasetName:
     """Of a file, a folder or a table in a workspace or elsewhere, by what a manifest calls it."""
     if kind == "table":
         name = _OF_DAY.sub("", name)
-    return of_location(name if _URI.match(name) else ws.locate(name).uri)
+    return of_location(name if _URI.match(name) else str(ws.locate(name)))
 
 
 def of_location(uri: str) -> DatasetName:

@@ -25,7 +25,7 @@ _BATCH_ROWS = 65_536
 class RowGroupSample:
     """What is wanted of one row group: all of it, or a sample."""
 
-    path: str
+    path: Location
     #: The row group's place in its file, and in the split.
     index: int
     piece: int
@@ -62,7 +62,7 @@ def sample_row_groups(
         take = (seen + g.rows) * wanted // total - seen * wanted // total
         seen += g.rows
         if take:
-            found.append(RowGroupSample(str(g.path), g.index, g.piece, g.rows, take))
+            found.append(RowGroupSample(g.path, g.index, g.piece, g.rows, take))
     return found
 
 
@@ -79,7 +79,7 @@ def read_rows(
     """
     columns = list(dict.fromkeys([*(f.name for f in features), label, *others]))
     for group in groups:
-        table = pq.ParquetFile(group.path).read_row_group(group.index, columns=columns)
+        table = pq.ParquetFile(group.path.local_path()).read_row_group(group.index, columns=columns)
         if group.take < group.rows:
             rng = np.random.default_rng([seed, group.piece])
             table = table.take(np.sort(rng.choice(group.rows, group.take, replace=False)))
@@ -88,7 +88,7 @@ def read_rows(
         for start in range(0, table.num_rows, _BATCH_ROWS):
             part = table.slice(start, _BATCH_ROWS)
             yield Rows(
-                by_column(part, features, group.path),
+                by_column(part, features, str(group.path)),
                 part[label].cast(pa.float32()).to_numpy(),
                 {name: part[name].to_numpy() for name in others},
             )

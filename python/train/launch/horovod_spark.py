@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -142,7 +143,7 @@ def _launch(
         on_progress(t)
 
     with (
-        open((job.folder / "ranks.log").local_path(), "a", encoding="utf-8") as file,
+        open(_ranks_log(job), "a", encoding="utf-8") as file,
         ProgressReader(job.progress_file, ProgressBar(), on_event),
         _gloo_is_built(),
         _tasks_end_with_their_ranks(),
@@ -165,6 +166,8 @@ def _launch(
                 stdout=tail,
                 stderr=tail,
                 verbose=0,
+                # As the executors know it, which may have an environment of their own (headrace pack).
+                executable=spark.sparkContext.pythonExec,
             )
         except Exception as e:
             received.raise_again()
@@ -201,6 +204,13 @@ def _launch(
     log.info("%s", show(startup))
     update = {"peak_memory_mib": peaks, "core_seconds": cores, "startup_seconds": startup}
     return reports[0].model_copy(update=update)
+
+
+def _ranks_log(job: Job) -> Path:
+    """Beside the model where that is on a file system."""
+    folder = job.folder if job.folder.scheme == "file" else job.ws.scratch / "ranks" / job.pipeline / job.ds / job.key
+    folder.make_dir()
+    return (folder / "ranks.log").local_path()
 
 
 @contextmanager

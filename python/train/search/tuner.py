@@ -120,6 +120,11 @@ class Tuner:
                 f"a search needs the dataset of {ds}, and stage 'features' of '{spec.pipeline}' has not finished for "
                 f"it. Run: headrace run {spec.pipeline} --ds {ds} --to features"
             )
+        if ws.store.scheme != "file":
+            raise UserError(
+                f"a search keeps its study in SQLite and its trials in folders, and the store is {ws.store}: give one "
+                f"on a file system, --set store=FOLDER, with the dataset copied there"
+            )
         self._features = features
         self._kinds: dict[str | None, str] = {}
         for name in (None, *self.search.models):
@@ -167,6 +172,7 @@ class Tuner:
         assert schema is not None
         warm = find_warm_start(self._ws, spec, self._ds, schema) if spec.train.warm_start else None
         further = {"sample_weight", "tasks"} if spec.train.sample_weight or spec.train.tasks else set()
+        further |= {"unknown_rate"} if spec.train.unknown_rate else set()
         judged, pretrained = self._judged_by(spec), find_pretrained(self._ws, spec, self._ds)
         return fingerprint(
             {

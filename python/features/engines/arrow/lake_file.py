@@ -131,7 +131,7 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
     """Decode a lake file into `folder`, in one step."""
     columns = layout.inputs
     # A task may run twice: both write the same.
-    with (folder / file.key).new_folder(alone=False) as made, file.path.open() as stored:
+    with (folder / file.key).new_folder(alone=False) as made, open(file.path.local_path(), "rb") as stored:
         place = (FILE, LINE) if file.name is None else ()
         footer = pq.read_metadata(file.path.local_path())
         there = set(footer.schema.to_arrow_schema().names)

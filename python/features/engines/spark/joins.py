@@ -84,7 +84,7 @@ def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, nam
     types = {"int64": "bigint", "double": "double", "string": "string"}
     ddl = ", ".join(f"`{f.name.replace('`', '``')}` {types[str(f.type)]}" for f in table.table.schema)
     if folder is not None:
-        made = spark.read.schema(ddl).parquet(str(table_file(folder, name)))
+        made = spark.read.schema(ddl).parquet(table_file(folder, name).spark_path)
     else:
         made = spark.createDataFrame(table.table, ddl)
     # Values travel under numbers: names of columns may hold dots.
@@ -96,7 +96,7 @@ def vocabulary_side(vocabulary: Lookup, frame: DataFrame, folder: Location | Non
     """A vocabulary (value string, code bigint) as a frame: of its saved file where there is one (GPUs can scan it)."""
     spark, ddl = frame.sparkSession, "value string, code bigint"
     if folder is not None:
-        made = spark.read.schema(ddl).parquet(str(vocabulary_file(folder, name)))
+        made = spark.read.schema(ddl).parquet(vocabulary_file(folder, name).spark_path)
     else:
         made = spark.createDataFrame(vocabulary.table, ddl)
     return Side(made, "value", ("code",), len(vocabulary))
