@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.schema import TableColumn
-from headrace.storage import local
+from headrace.storage import Location, local
 from headrace.workspace import Workspace
 from tests.shop_support import shop_spec
 
@@ -132,8 +133,13 @@ def expected(
     limit: int = 12,
     clicked: set[tuple[Any, Any]] | None = None,
     output: str | None = None,
+    answer: Callable[[Location, Mapping[str, Any]], Any] | None = None,
 ) -> pd.DataFrame:
-    """Every pair as a row of the events table, through training's transform, the model, and a sort."""
+    """Every pair as a row of the events table, through training's transform, the model, and a sort.
+
+    Args:
+        answer: what says of a saved model's folder and features by name what the model would; None: the model.
+    """
     users, items = sides(events, limit)
     pairs = users.merge(items, how="cross").assign(hour=20)
     folder = ws.home / manifest_of(ws, stage).output("model").name
@@ -142,7 +148,10 @@ def expected(
     made = transform(fitted, to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
     physical = {c: made[c].to_numpy() for f in fitted.features for c in f.physical}
     made = made[["u", "i"]].rename(columns={"u": "user", "i": "item"})
-    made["score"] = load_predictor(folder, threads=1, output=output).predict(physical)
+    if answer is None:
+        made["score"] = load_predictor(folder, threads=1, output=output).predict(physical)
+    else:
+        made["score"] = answer(local(folder), physical)
     if clicked is not None:
         made = made[[pair not in clicked for pair in zip(made.user, made.item, strict=True)]]
     made["bytes"] = made["item"].str.encode("utf-8")

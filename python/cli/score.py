@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, Model, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.options import VAR, Ds, Home, Model, Overlays, Pipeline, Sets, examples, overrides, workspace
 from headrace.cli.root import app
 from headrace.stages import STAGES
-from headrace.workspace import Workspace
 
 
 @app.command(
@@ -56,7 +55,7 @@ def score(
 
     settings = overrides(overlays, sets, model)
     if source is None and target is None:
-        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, settings, "score", "score"))
+        raise typer.Exit(run_stages(pipeline, workspace(home), ds, settings, "score", "score"))
     if source is None or target is None:
         raise typer.BadParameter("--input and --output go together")
-    score_rows(pipeline, Workspace(home), ds, settings, source, target)
+    score_rows(pipeline, workspace(home), ds, settings, source, target)

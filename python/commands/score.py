@@ -33,6 +33,7 @@ def score_rows(
         UserError: what the user can mend.
     """
     spec, day = resolve(pipeline, ds, overrides)
+    ws = ws.of(spec)
     if spec.score is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no section score, so users and items are not known")
     # Late: a misspelt key is told at once.

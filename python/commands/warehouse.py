@@ -62,6 +62,7 @@ def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
     from headrace.publish.warehouses import open_target
 
     spec = load_spec(pipeline)
+    ws = ws.of(spec)
     if spec.publish is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
     day = parse_ds(ds) if ds else _newest(ws, spec)
@@ -86,6 +87,7 @@ def drop_kept(ws: Workspace, pipeline: str) -> None:
     from headrace.publish.warehouses import open_target
 
     spec = load_spec(pipeline)
+    ws = ws.of(spec)
     if spec.publish is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
     with open_target(spec, ws) as target:

@@ -6,10 +6,12 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headrace.config.section import PathText, Section
+from headrace.redaction import is_secret
 
 
 class Warehouse(Section):
@@ -79,7 +81,7 @@ class Warehouse(Section):
         needed = {"sqlalchemy": "url", "iceberg": "catalog", "redshift": "stage", "databricks": "stage"}.get(self.kind)
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"kind {self.kind} needs the key '{needed}'")
-        if self.url is not None and re.match(r"[^/]*://[^/@]*:[^/@]*@", self.url):
+        if self.url is not None and _has_secret(self.url):
             raise ValueError("url has a password in it: leave it out and name password_env or password_file")
         return self
 
@@ -100,6 +102,16 @@ class Warehouse(Section):
         mode = self.sslmode or ("prefer" if _is_this_machine(self.host) else "verify-full")
         files = {"sslrootcert": self.sslrootcert, "sslcert": self.sslcert, "sslkey": self.sslkey}
         return {"sslmode": mode} | {name: path for name, path in files.items() if path is not None}
+
+
+def _has_secret(url: str) -> bool:
+    """Whether a database's URL has a password: before the host, in its query, or in the text for ODBC there."""
+    if re.match(r"[^/]*://[^:/]*:[^@]*@", url):
+        return True
+    query = parse_qsl(url.partition("?")[2], keep_blank_values=True)
+    odbc = [part for key, value in query if key.lower() == "odbc_connect" for part in value.split(";")]
+    names = [key for key, _ in query] + [part.partition("=")[0].strip() for part in odbc]
+    return any(name.lower() == "pwd" or is_secret(name) for name in names)
 
 
 def _is_this_machine(host: str) -> bool:

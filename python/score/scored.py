@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pyarrow as pa
 from pyspark import Accumulator
@@ -21,6 +22,7 @@ from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory
 from headrace.score.incremental import UsersToScore
 from headrace.score.joined.held import HeldRows
+from headrace.score.joined.parts import Parts
 from headrace.score.progress import progress
 from headrace.score.rank.blocks import TaskInputs, score_batches
 from headrace.score.rerank.unmet_by_task import UnmetByTask
@@ -76,35 +78,35 @@ def scored_rows(
     # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
     names = list(users.changed.columns)
     numbered = users.changed.toDF(*[f"c{i}" for i in range(len(names))])
-    if task.joined:
-        from headrace.score.joined.frames import rows_before_users  # and torch, which no other driver needs
-
-        partitioned = rows_before_users(spark, task, numbered, names, score.user.key, tasks)
-    else:
-        key = numbered.columns[names.index(score.user.key)]
-        partitioned = numbered.repartition(tasks, key).sortWithinPartitions(key)
+    key = F.col(numbered.columns[names.index(score.user.key)])
     shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)
     peak, unmet = measures
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if task.joined:
-            from headrace.score.joined.tasks import users_after_rows
-
-            named = users_after_rows(shared.value, batches, names, held)
-        else:
-            named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
         of_task: Counter[tuple[str, str]] = Counter()
-        yield from score_batches(shared.value, named, counter.add, of_task)
+        yield from score_batches(shared.value, batches, counter.add, of_task)
         if of_task:
             unmet.add(of_task)
         report_peak_memory(peak)
+
+    def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from work(pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
 
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
     of_lists = [] if score.rerank is None else list(OF_RERANK.items())
     written = [("user", types[score.user.key]), ("item", types[score.item.key]), ("rank", "int"), ("score", "float")]
     written += [] if sources is None else [("sources", "int")]
     schema = ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists])
-    best = partitioned.mapInArrow(work, schema, profile=gpu_profile(spark) if task.gpu else None)
+    if task.joined:
+        # And torch, which no other driver needs.
+        from headrace.score.joined.frames import map_with_table_rows
+        from headrace.score.joined.needed import CodesOfUsers
+
+        needed, parts = partial(CodesOfUsers, task), Parts.by_hash(key, tasks)
+        best = map_with_table_rows(spark, task, needed, numbered, names, parts, work, schema, held)
+    else:
+        partitioned = numbered.repartition(tasks, key).sortWithinPartitions(key)
+        best = partitioned.mapInArrow(named, schema, profile=gpu_profile(spark) if task.gpu else None)
     frame = best.select(
         F.lit(ctx.ds).alias("ds"),
         F.col("user").alias(score.user.key),

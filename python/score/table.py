@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -15,10 +16,13 @@ from pyspark.sql.types import FloatType, StructField, StructType
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.worker_errors import worker_errors
-from headrace.models.predictor import maps_of
+from headrace.models.predictor import Predictor, maps_of
 from headrace.score.entities import Active
-from headrace.score.joined.choice import check_mapped
+from headrace.score.joined.choice import joined_tables
+from headrace.score.joined.held import HeldRows
+from headrace.score.joined.parts import Parts, parts_of
 from headrace.score.rank.blocks import loaded_model
 from headrace.score.rank.pair_features import context_scalars
 from headrace.score.rank.rows import predict_rows
@@ -40,17 +44,23 @@ class _Rows:
     threads: int
     output: str | None
     maps: Location
+    #: Tables that are not mapped: a task is given their rows before its own.
+    joined: frozenset[str]
     names: tuple[str, ...]
     #: How many of the columns are kept; the others are there for the features alone.
     kept: int
     context: Mapping[str, pa.Scalar]
 
+    def load(self) -> tuple[Predictor, FittedWorkflow]:
+        """The model, opened once in each process."""
+        return loaded_model(self.model, self.threads, self.output, self.maps, joined=self.joined)
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        predictor, fitted = loaded_model(self.model, self.threads, self.output, self.maps)
-        for numbered in batches:
-            batch = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
+        """Batches with the columns `names`, to those that are kept and the scores."""
+        predictor, fitted = self.load()
+        for batch in batches:
             found = pa.array(predict_rows(predictor, fitted, batch, self.context), pa.float32())
-            columns = [*numbered.columns[: self.kept], found]
+            columns = [*batch.columns[: self.kept], found]
             yield pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
 
 
@@ -59,7 +69,8 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
 
     Columns of the features that the table lacks are those of `score.user` and `score.item` by their keys, as of the end
     of ctx.ds, or the constants of `score.context`; of users and items without an event they are null. Rows pass through
-    tasks as the input's files are cut, so that none depends on how many rows a user has.
+    tasks as the input's files are cut, so that none depends on how many rows a user has; where rows of the model's
+    tables are joined in (`score.embeddings`), by a hash of the columns that the features read.
 
     Args:
         ctx: the pipeline and the day; `upstream` has the manifests that are there.
@@ -73,7 +84,7 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
 
     Raises:
         UserError: there is no such table, or it has neither the columns nor the keys; the target is there already; or
-            the model's tables are not to be mapped, or do not fit.
+            the model's tables do not fit, and their rows cannot be joined in.
     """
     score = ctx.spec.score
     assert score is not None
@@ -87,7 +98,7 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     if clash:
         raise UserError(f"{source} has a column '{clash[0]}' of its own: rename it")
     folder, maps = ctx.ws.locate(chosen.output.name), ctx.ws.mapped(ctx.spec.pipeline)
-    check_mapped(score.embeddings, folder, maps, "scoring a table")
+    joined = joined_tables(score.embeddings, folder, maps, gpu=False)
     fitted = FittedWorkflow.load(folder / "workflow", maps=maps_of(folder, maps) / "vocabularies")
     kept, given = len(rows.columns), context_scalars(ctx.spec, score)
     context = {c: given[c] for c in given if c not in rows.columns}
@@ -95,14 +106,63 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     # The folder is the outer block: it appears when what the rows were made of has been seen to be unchanged.
     with target.new_folder() as building, _with_columns(ctx, spark, rows, missing, source) as whole, worker_errors():
-        task = _Rows(folder, threads, score.output, maps, tuple(whole.columns), kept, context)
+        task = _Rows(folder, threads, score.output, maps, joined, tuple(whole.columns), kept, context)
         fields = [StructField(f"c{i}", f.dataType) for i, f in enumerate(rows.schema.fields)]
         schema = StructType([*fields, StructField(f"c{kept}", FloatType())])
-        # mapInArrow reads a dot in a column's name as a field's: numbers travel.
-        scored = whole.toDF(*[f"c{i}" for i in range(len(whole.columns))]).mapInArrow(task, schema)
+        held = HeldRows.of(spark.sparkContext, joined) if joined else None
+        count = rows.count() if joined else 0
+        scored = _scored(spark, task, whole, fitted.input_columns, count, schema, held)
         named = scored.toDF(*rows.columns, ADDED[0]).withColumn(ADDED[1], F.lit(chosen.output.version))
-        named.write.format(form).mode("append").save(str(building))
+        # Rows of tables come in long messages.
+        with bounded_batches(spark) if joined else nullcontext():
+            named.write.format(form).mode("append").save(str(building))
+    if held is not None:
+        found = held.facts()
+        log.info(
+            "score: %s rows of %s were brought to the tasks (%s bytes), %s of them to one task",
+            f"{found['rows']:,}",
+            ", ".join(found["tables"]),
+            f"{found['bytes']:,}",
+            f"{found['most_rows_of_a_task']:,}",
+        )
     return spark.read.format(form).load(str(target)).count()
+
+
+def _scored(
+    spark: SparkSession,
+    task: _Rows,
+    whole: DataFrame,
+    read: Sequence[str],
+    rows: int,
+    schema: StructType,
+    held: HeldRows | None,
+) -> DataFrame:
+    """The frame that tasks make of rows that have all columns.
+
+    Args:
+        spark: the session.
+        task: what each does.
+        whole: the rows.
+        read: the columns that the features read; constants of the context are not among the rows'.
+        rows: how many they are, where rows of tables are joined in.
+        schema: of what tasks make.
+        held: is told what rows of tables the tasks were brought; None: all are mapped.
+    """
+    # mapInArrow reads a dot in a column's name as a field's: numbers travel.
+    frame = whole.toDF(*[f"c{i}" for i in range(len(whole.columns))])
+    if task.joined:
+        # And torch, which no other driver needs.
+        from headrace.score.joined.frames import map_with_table_rows
+        from headrace.score.joined.needed import CodesOfRows
+
+        key = F.xxhash64(*[F.col(f"c{task.names.index(c)}") for c in read if c in task.names])
+        parts, needed = Parts.by_hash(key, parts_of(spark, rows)), partial(CodesOfRows, task, task.context)
+        return map_with_table_rows(spark, task, needed, frame, task.names, parts, task, schema, held)
+
+    def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from task(pa.RecordBatch.from_arrays(batch.columns, list(task.names)) for batch in batches)
+
+    return frame.mapInArrow(named, schema)
 
 
 @contextmanager

@@ -16,8 +16,12 @@ from headrace.errors import UserError
 from headrace.models.joined import table_bytes
 from headrace.models.saved import Changes, load_model, save_model
 from headrace.score.joined.frames import _part
+from headrace.score.joined.parts import Parts
+from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
-from headrace.stage import run_stage
+from headrace.score.table import score_table
+from headrace.stage import Context, run_stage
+from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.score_support import DS, manifest_of, scores, spec
 
@@ -86,6 +90,43 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
     assert len(found[0]) > 100
 
 
+def test_rows_of_any_table_have_the_scores_of_mapped_tables(
+    spark: SparkSession,
+    many_files: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Pairs whose other columns are looked up; some twice, some of users and items that nobody knows."""
+    ws = many_files
+    run_stage(ScoreCandidates(), spec(model="neural", top_k=12), ws, DS)
+    known = scores(spark, ws)[["user", "item"]].sample(200, random_state=1, replace=True)
+    unknown = pd.DataFrame({"user": [known.user.iloc[0], -1, None], "item": [None, "nobody's", None]})
+    pairs = pd.concat([known, unknown]).assign(user=lambda d: d.user.astype("Int64"), note=range(203))
+    pairs.to_parquet(tmp_path / "pairs")
+    monkeypatch.setattr("headrace.score.joined.parts._PART_ROWS", 9)  # many parts
+    sizes = table_bytes(ws.locate(manifest_of(ws, "train").output("model").name))
+    upstream = {stage: manifest_of(ws, stage) for stage in ("ingest", "features", "train")}
+    found = []
+    for embeddings in ({"rows": "mapped"}, {"rows": "joined"}, {"mapped_mib": (sum(sizes.values()) - 1) / 2**20}):
+        ctx = Context(spec(model="neural", embeddings=embeddings), ws, DS, upstream)
+        target, caplog_before = local(tmp_path / f"scored{len(found)}"), len(caplog.records)
+        with caplog.at_level("INFO", "headrace.score"):
+            assert score_table(ctx, scoring_model(ctx), spark, local(tmp_path / "pairs"), target) == 203
+        found.append(pd.read_parquet(target.local_path()).sort_values("note").reset_index(drop=True))
+        told = [r.args for r in caplog.records[caplog_before:] if "were brought" in r.msg]
+        if embeddings == {"rows": "mapped"}:
+            assert told == []
+            continue
+        ((brought, names, _, most),) = told
+        assert names == (", ".join(sorted(sizes)) if "rows" in embeddings else max(sizes, key=sizes.__getitem__))
+        assert 0 < int(most.replace(",", "")) < int(brought.replace(",", "")) / 5
+    assert found[0].score.nunique() > 100
+    # The last bit depends on how many rows there are in a batch.
+    for other in found[1:]:
+        pd.testing.assert_frame_equal(other, found[0], rtol=1e-6)
+
+
 def test_a_damaged_file_and_too_little_room_are_named(spark: SparkSession, many_files: Workspace) -> None:
     ws = many_files
     with pytest.raises(UserError, match=r"a host may map 0\.0 MiB of them .*score\.embeddings\.rows: auto"):
@@ -98,8 +139,11 @@ def test_a_damaged_file_and_too_little_room_are_named(spark: SparkSession, many_
 
 
 def test_each_part_is_a_partition_of_its_own(spark: SparkSession) -> None:
-    frame = spark.range(500).withColumn("part", _part(spark, F.col("id"), 37))
+    frame = spark.range(500).withColumn("part", _part(spark, Parts.by_hash(F.col("id"), 37)))
     placed = frame.repartition(37, "part").withColumn("partition", F.spark_partition_id())
     counts = placed.groupBy("partition").agg(F.count_distinct("part").alias("parts")).collect()
     assert {row["parts"] for row in counts} == {1}
     assert len(counts) == frame.select("part").distinct().count() > 30
+    ranges = Parts.by_range(F.col("id"), 500, 7)
+    cut = spark.range(500).select("id", ranges.number.alias("part")).orderBy("id").toPandas()["part"]
+    assert (cut.is_monotonic_increasing, set(cut), min(cut.value_counts())) == (True, set(range(7)), 71)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +19,7 @@ from pyspark.sql import functions as F
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, VectorSource
 from headrace.errors import UserError
-from headrace.models.saved import save_model
+from headrace.models.saved import load_model, read_card, save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.score.candidates.source import FETCH, SourceContext
 from headrace.score.candidates.vectors.source import VectorItems
@@ -27,12 +29,13 @@ from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
 from headrace.score.vectors.stage import ExportVectors
 from headrace.stage import Context, run_stage
+from headrace.storage import Location, local
 from headrace.workspace import Workspace
 from tests.score_support import DS, TYPES, expected, manifest_of, scores, sides, spec, to_spark
 
 
 def test_vectors_multiply_to_the_models_logits(
-    spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame, tmp_path: Path
+    spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ws = Workspace(tmp_path / "home")
     shutil.copytree(shop.home, ws.home)
@@ -50,13 +53,18 @@ def test_vectors_multiply_to_the_models_logits(
     done = run_stage(ExportVectors(), spec(), ws, DS).manifest
     users, items = sides(shop_events, 10**6)
     assert done.rows == {"users": len(users), "items": len(items)}
-    found = {}
-    for side, rows in (("user", users), ("item", items)):
+
+    def vectors_of(side: str) -> dict[Any, Any]:
         table = spark.read.format("delta").load(str(ws.table("shop", f"{side}_vectors"))).toPandas()
         assert set(zip(table.ds, table.model_version, strict=True)) == {(DS, "t")}
-        assert sorted(table[side]) == sorted(rows[side])
-        found[side] = dict(zip(table[side], table.vector, strict=True))
-    few = expected(spark, ws, shop_events, "train", k=10**6, limit=10**6)
+        return dict(zip(table[side], table.vector, strict=True))
+
+    found = {}
+    for side, rows in (("user", users), ("item", items)):
+        found[side] = vectors_of(side)
+        assert sorted(found[side]) == sorted(rows[side])
+    # The pairs' scores by the model as ONNX, where that is installed.
+    few = expected(spark, ws, shop_events, "train", k=10**6, limit=10**6, answer=_by_onnx(tmp_path / "export"))
     dots = [float(np.dot(found["user"][u], found["item"][i])) for u, i in zip(few.user, few.item, strict=True)]
     np.testing.assert_allclose(dots, np.log(few.score / (1 - few.score)), rtol=1e-3, atol=1e-3)
     assert len(few) == len(users) * len(items)
@@ -68,6 +76,9 @@ def test_vectors_multiply_to_the_models_logits(
     unit = {i: np.asarray(v, float) / np.linalg.norm(v) for i, v in found["item"].items()}
     of_user = {u: rows.set_index("item").score for u, rows in few.groupby("user")}
     lists = scores(spark, ws)
+    both = lists.merge(few, on=["user", "item"])
+    np.testing.assert_allclose(both.score_x, both.score_y, rtol=1e-5)
+    assert len(both) == len(lists)
     for user, rows in lists.groupby("user"):
         score, chosen = of_user[user], rows.item.tolist()
         relevance = (score - score.min()) / (score.max() - score.min())
@@ -77,10 +88,33 @@ def test_vectors_multiply_to_the_models_logits(
             assert marginal[item] >= max(marginal.values()) - 1e-3
     assert len(lists) == 4 * len(users)
     assert run_stage(ExportVectors(), spec(), ws, DS).skipped
-    # A run that died behind its first commit is made again, with nothing doubled.
+    # A run that died behind its first commit is made again, with nothing doubled; now of rows that Spark joins in.
+    monkeypatch.setattr("headrace.score.joined.parts._PART_ROWS", 9)  # many parts
     ws.manifest("shop", DS, "vectors").remove()
-    assert run_stage(ExportVectors(), spec(), ws, DS).manifest.rows == done.rows
+    assert run_stage(ExportVectors(), spec(embeddings={"rows": "joined"}), ws, DS).manifest.rows == done.rows
+    for side, before in found.items():
+        again = vectors_of(side)
+        assert again.keys() == before.keys()
+        # But for the last bit, which depends on how many rows there are in a batch.
+        for key, vector in before.items():
+            np.testing.assert_allclose(again[key], vector, rtol=1e-5, atol=1e-6)
     _check_vector_items(spark, ws, to_spark(spark, users, _types(users)), to_spark(spark, items, _types(items)), found)
+
+
+def _by_onnx(folder: Path) -> Callable[[Location, Mapping[str, Any]], Any] | None:
+    if find_spec("onnxruntime") is None:
+        return None
+
+    def answer(saved: Location, columns: Mapping[str, Any]) -> Any:
+        from bench.export_parity.ask import by_onnxruntime, inputs_of
+        from headrace.export.onnx_model import write_onnx
+
+        model, card = load_model(saved), read_card(saved)
+        folder.mkdir()
+        write_onnx(model, card, local(folder), "fp32")
+        return by_onnxruntime(local(folder), inputs_of(model.schema, columns))["model"]["label"]
+
+    return answer
 
 
 def _types(frame: pd.DataFrame) -> dict[str, str]:
@@ -92,7 +126,8 @@ def _check_vector_items(
 ) -> None:
     """The source `vectors` against a sort of all dot products of the tables of vectors."""
     score = {"item": {"key": "item", "columns": ["price"], "limit": None}}
-    ctx = Context(spec(**score), ws, DS, {name: manifest_of(ws, name) for name in ("features", "train")}, "vectors")
+    upstream = {name: manifest_of(ws, name) for name in ("features", "train")}
+    ctx = Context(spec(**score), ws, DS, upstream, "vectors")
     table = ItemTable.write(ctx, spark, items, ws.spark_local / "score" / "shop" / "items")
     new = spark.createDataFrame([(5, None, None, None)], users.schema)
     asked = users.unionByName(new).withColumn(FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(2 + F.col("user") % 4))
@@ -128,6 +163,12 @@ def _check_vector_items(
         assert [keys[i] for i in found[user]] == order[:wanted]
         lengths.add(len(found[user]))
     assert lengths == {0, 2, 3, 4, 5}
+    # The same of rows that Spark joins in.
+    joined = Context(spec(embeddings={"rows": "joined"}, **score), ws, DS, upstream, "vectors")
+    context = cast(SourceContext, SimpleNamespace(**vars(given) | {"ctx": joined}))
+    same_source = VectorItems(context, VectorSource(k=4), "joined")
+    assert listed(same_source, 2) == found
+    assert same_source.facts == source.facts
     # The index, of one cell of so few items: what it finds, and what is said of it.
     indexed = VectorItems(context, VectorSource(k=4, index="ivf", min_recall=0.9), "indexed")
     same = [set(a) == set(found[user]) for user, a in listed(indexed, 2).items()]

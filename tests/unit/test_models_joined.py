@@ -21,7 +21,7 @@ from headrace.models.saved import save_model
 from headrace.models.saved_size import saved_rows_bytes
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.score.joined.choice import check_mapped, joined_tables
+from headrace.score.joined.choice import joined_tables
 from headrace.storage import Location, local
 
 USERS, ITEMS, TAGS = 30_000, 2_000, 40
@@ -158,11 +158,6 @@ def test_which_tables_are_joined_in(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert chosen("joined") == chosen("joined", 10**9) == set(sizes)
     with pytest.raises(UserError, match=r"the tables of the model .* take 1\.0 MiB \(user 0\.9, item 0\.1.*joined\)"):
         chosen("mapped", 100_000)
-    with pytest.raises(UserError, match="scoring a table maps them all"):
-        check_mapped(ScoreEmbeddings(mapped_mib=0.1), folder, maps, "scoring a table")
-    with pytest.raises(UserError, match="'joined', and scoring a table maps the whole tables"):
-        check_mapped(ScoreEmbeddings(rows="joined"), folder, maps, "scoring a table")
-    check_mapped(ScoreEmbeddings(mapped_mib=2), folder, maps, "scoring a table")
     with pytest.raises(UserError, match="the tasks compute on GPUs"):
         joined_tables(ScoreEmbeddings(rows="joined"), folder, maps, gpu=True)
     assert joined_tables(ScoreEmbeddings(mapped_mib=0.001), folder, maps, gpu=True) == frozenset()

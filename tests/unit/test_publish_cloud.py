@@ -1,4 +1,4 @@
-"""Snowflake, Redshift, BigQuery, Databricks, ClickHouse and MySQL by the calls that their client libraries are given.
+"""Snowflake, Redshift, BigQuery, Databricks and ClickHouse by the calls that their client libraries are given.
 
 No account of these is to be had here. What is asserted is what their documentation asks for, word for word: the way of
 the files into the staging table, and the statements that replace a day and record it.
@@ -7,7 +7,7 @@ the files into the staging table, and the statements that replace a day and reco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.databricks import DatabricksClient
 from headrace.publish.sql.redshift import RedshiftClient
 from headrace.publish.sql.snowflake import SnowflakeClient
-from headrace.publish.sql.sqlalchemy import SqlAlchemyClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.publish.warehouses import open_target
@@ -39,7 +38,6 @@ class Recorded:
         self.calls: list[str] = []
         self.rows: list[tuple[Any, ...]] = []
         self.made: set[str] = set()
-        self.dialect: Any = None
         self.description: Any = None
 
     def note(self, statement: str, params: Any = None) -> None:
@@ -48,7 +46,9 @@ class Recorded:
         text = re.sub(r"(?<![\w}])/[^ '`]*/part-", "/HERE/part-", text.replace("file:///", "file:/"))
         self.calls.append(text)
         self.rows, asked = [], str(params) + statement
-        if statement.startswith("SELECT count(*)"):
+        if "GROUP BY" in statement:
+            self.rows = [(DS, 3)]
+        elif statement.startswith("SELECT count(*)"):
             self.rows = [(12,)]
         elif "column_name" in statement or "FROM system.columns" in statement:
             known = next((name for name in self.made if f"'{name}'" in asked), None)
@@ -119,30 +119,6 @@ class Recorded:
     def ScalarQueryParameter(name: None, kind: str, value: Any) -> Any:
         assert kind == {str: "STRING", int: "INT64"}.get(type(value), "DATETIME")
         return value
-
-
-class MySql(SqlAlchemyClient):
-    """The statements for SQLAlchemy's dialect of MySQL; what a server would answer is Recorded's."""
-
-    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        self._connection.note(statement, params)
-        return list(self._connection.rows)
-
-    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
-        self._connection.note(f"load({table})")
-
-    def columns(self, name: str) -> list[str]:
-        return COLUMNS if name in self._connection.made else []
-
-    def tables(self, prefix: str) -> list[str]:
-        return []
-
-
-def mysql(made: Recorded) -> SqlClient:
-    from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
-
-    made.dialect = MySQLDialect_pymysql(paramstyle="format")
-    return MySql(made, None)
 
 
 def record(path: Path, client: Callable[[Recorded], SqlClient]) -> tuple[list[str], list[str], Recorded]:
@@ -276,24 +252,63 @@ def test_clickhouse(tmp_path: Path) -> None:
     ]
 
 
-def test_mysql(tmp_path: Path) -> None:
-    made, swapped, _ = record(tmp_path, mysql)
-    assert made[0] == (
-        "CREATE TABLE clicks_scores (`ds` DATE NOT NULL, `user_id` BIGINT NOT NULL, `item_id` TEXT NOT NULL, "
-        "`rank` INTEGER NOT NULL, `score` FLOAT NOT NULL, `model_version` TEXT NOT NULL, "
-        "PRIMARY KEY (`ds`, `user_id`, `rank`))"
-    ).replace("clicks_scores", "`clicks_scores`")
-    assert swapped[1:] == [
-        f"load(`{S}`)",
-        f"SELECT count(*) FROM `{S}`",
-        "BEGIN",
-        f"DELETE FROM `clicks_scores` WHERE `ds` = DATE '{DS}'",
-        f"INSERT INTO `clicks_scores` ({TICKED}) SELECT {TICKED} FROM `{S}`",
-        f"DELETE FROM `headrace_publications` WHERE `table_name` = 'clicks_scores' AND `ds` = DATE '{DS}'",
-        f"INSERT INTO `headrace_publications` ({NAMES}) VALUES (DATE '{DS}', %s, %s, %s, %s, %s, %s, %s)",
-        "COMMIT",
-        f"DROP TABLE IF EXISTS `{S}`",
-    ]
+def erased(names: str, mark: str, day: str, transaction: bool = True) -> list[str]:
+    """The statements by which two users' 3 rows of 12 go: the record first, all or nothing where there is such."""
+    q = names[0]
+    record = f"UPDATE {names.format('headrace_publications')} SET {q}row_count{q} = 9 WHERE"
+    record += f" {q}table_name{q} = 'clicks_scores' AND {q}ds{q} = {day}"
+    rows = f"DELETE FROM {names.format('clicks_scores')} WHERE {q}user_id{q} IN ({mark}, {mark})"
+    return ["BEGIN", record, rows, "COMMIT"] if transaction else [record, rows]
+
+
+@pytest.mark.parametrize(
+    ("client", "statements"),
+    [
+        (lambda told: SnowflakeClient(told, "d", "s", None), erased('"d"."s"."{}"', "%s", f"DATE '{DS}'")),
+        (
+            lambda told: RedshiftClient(told, lambda: told, "s", "s3://b/in/", "arn"),
+            erased('"s"."{}"', "%s", f"DATE '{DS}'"),
+        ),
+        (
+            lambda told: BigQueryClient(told, told, "p", "s"),
+            [
+                ";\n".join(
+                    ["BEGIN TRANSACTION", *erased("`p`.`s`.`{}`", "?", f"DATE '{DS}'", False), "COMMIT TRANSACTION"]
+                )
+            ],
+        ),
+        (
+            lambda told: DatabricksClient(told, "c", "s", "/Volumes/c/s/v"),
+            erased("`c`.`s`.`{}`", "?", f"DATE '{DS}'", False),
+        ),
+        (
+            lambda told: ClickHouseClient(told, "s"),
+            [
+                f"ALTER TABLE `s`.`headrace_publications` UPDATE `row_count` = 9 WHERE `table_name` = 'clicks_scores' "
+                f"AND `ds` = toDate('{DS}') SETTINGS mutations_sync = 2",
+                "ALTER TABLE `s`.`clicks_scores` DELETE WHERE `user_id` IN (%s, %s) SETTINGS mutations_sync = 2",
+            ],
+        ),
+    ],
+    ids=["snowflake", "redshift", "bigquery", "databricks", "clickhouse"],
+)
+def test_rows_of_persons_are_deleted_from_all_days(
+    client: Callable[[Recorded], SqlClient], statements: list[str], tmp_path: Path
+) -> None:
+    told = Recorded()
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        yield client(told)
+
+    target = SqlTarget(load_spec("clicks"), Workspace(tmp_path), "x", "x", "x", type(client(told)), connect)
+    assert target.rows_with("user_id", [3, 4]) == {}  # there is no table yet
+    target.create(TYPES)
+    assert target.rows_with("item_tags", [3, 4]) == {}  # nor such a column
+    told.calls.clear()
+    assert target.erase("user_id", [3, 4]) == ""
+    mine = [c for c in told.calls if "column" not in c.lower() and not c.startswith("SELECT")]
+    assert mine == statements
 
 
 class Granting(Recorded):
@@ -424,7 +439,14 @@ def test_a_client_library_that_is_not_installed(kind: str, tmp_path: Path, monke
 def test_a_spec_names_its_place_and_no_password() -> None:
     with pytest.raises(UserError, match="kind redshift needs the key 'stage'"):
         load_spec("clicks", ["publish.warehouse.kind=redshift"])
-    with pytest.raises(UserError, match="url has a password in it"):
-        load_spec(
-            "clicks", ["publish.warehouse.kind=sqlalchemy", "publish.warehouse.url=mysql+pymysql://me:secret@h/db"]
-        )
+    for url in (
+        "mysql+pymysql://me:secret@h/db",
+        "mysql+pymysql://me:sec/ret@h/db",
+        "mysql+pymysql://h/db?password=secret",
+        "mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BUID%3Dme%3BPWD%3Dsecret",
+        "mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3B+Password+%3Dsecret",
+    ):
+        with pytest.raises(UserError, match="url has a password in it"):
+            load_spec("clicks", ["publish.warehouse.kind=sqlalchemy", f"publish.warehouse.url={url}"])
+    for url in ("sqlite:////data/a:b@c.db", "mssql+pyodbc://me@h:1433/db?driver=X", "postgresql://me@h:5432/db"):
+        load_spec("clicks", ["publish.warehouse.kind=sqlalchemy", f"publish.warehouse.url={url}"])

@@ -20,7 +20,7 @@ from headrace.publish.files.target import FilesTarget
 from headrace.publish.postgres.server import Server, serve
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.duckdb import DuckDbClient
-from headrace.publish.sql.sqlalchemy import SqlAlchemyClient
+from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
 from headrace.publish.sql.target import STAGING_PREFIX
 from headrace.publish.target import Check
 from headrace.publish.warehouses import open_target

@@ -138,9 +138,11 @@ def test_lists_of_users_who_are_asked_for_different_numbers(
     made = write(tmp_path_factory.mktemp("vectors") / "v", rows, items, [])
     users = rng.integers(-2, 3, (n, 2)).astype(np.float32)
     fetch = rng.integers(0, 50, n).astype(np.int32)
-    work = FindItems(("x", "wanted", "y"), "wanted", cast(ModelVectors, Given()), Searched(made, threads=1))
+    work = FindItems("wanted", cast(ModelVectors, Given()), Searched(made, threads=1))
     columns = [pa.array(users[:, 0]), pa.array(fetch), pa.array(users[:, 1])]
-    found = [x for b in work([pa.RecordBatch.from_arrays(columns, ["c0", "c1", "c2"])]) for x in b["items"].to_pylist()]
+    found = [
+        x for b in work([pa.RecordBatch.from_arrays(columns, ["x", "wanted", "y"])]) for x in b["items"].to_pylist()
+    ]
     for user, k, list_ in zip(users, fetch, found, strict=True):
         order = sorted(range(len(rows)), key=lambda i: (-float(items[i] @ user), i)) if np.any(user) else []
         assert list_ == [rows[i] for i in order[:k]]
@@ -158,10 +160,9 @@ def test_blocked_items_are_not_among_the_best(
     users = rng.integers(-2, 3, (n, 2)).astype(np.float32)
     blocked = [rng.permutation(30)[: rng.integers(0, 31)].tolist() for _ in range(n)]
     searched = Noted(made, threads=1)
-    names = ("x", "y", "wanted", "blocked")
-    work = FindItems(names, "wanted", cast(ModelVectors, Given()), searched, "blocked")
+    work = FindItems("wanted", cast(ModelVectors, Given()), searched, "blocked")
     columns = [*(pa.array(c) for c in users.T), pa.array([k] * n, pa.int32()), pa.array(blocked, pa.list_(pa.int32()))]
-    batch = pa.RecordBatch.from_arrays(columns, ["c0", "c1", "c2", "c3"])
+    batch = pa.RecordBatch.from_arrays(columns, ["x", "y", "wanted", "blocked"])
     # As Arrow cuts a batch: its lists do not begin with the first value.
     found = [x for part in (batch[: n // 3], batch[n // 3 :]) for b in work([part]) for x in b["items"].to_pylist()]
     for user, mine, list_ in zip(users, blocked, found, strict=True):
@@ -190,9 +191,9 @@ def test_users_are_cut_by_what_they_ask_for(
     items = rng.integers(-9, 10, (70, 2)).astype(np.float32)
     made = write(tmp_path_factory.mktemp("vectors") / "v", np.arange(70, dtype=np.int32), items, [])
     users, searched = rng.integers(1, 4, (len(fetch), 2)).astype(np.float32), Noted(made, threads=1)
-    work = FindItems(("x", "wanted", "y"), "wanted", cast(ModelVectors, Given()), searched, items_at_once=at_once)
+    work = FindItems("wanted", cast(ModelVectors, Given()), searched, items_at_once=at_once)
     columns = [pa.array(users[:, 0]), pa.array(fetch, pa.int32()), pa.array(users[:, 1])]
-    found = list(work([pa.RecordBatch.from_arrays(columns, ["c0", "c1", "c2"])]))
+    found = list(work([pa.RecordBatch.from_arrays(columns, ["x", "wanted", "y"])]))
     lists = [x for b in found for x in b["items"].to_pylist()]
     for user, k, list_ in zip(users, fetch, lists, strict=True):
         assert list_ == sorted(range(70), key=lambda i: (-float(items[i] @ user), i))[:k]
@@ -208,8 +209,8 @@ def test_recall_is_measured_by_users_whom_the_model_knows(tmp_path: Path) -> Non
     def measured(known: int) -> dict[str, Any]:
         # Those of whom nothing is known come first.
         users = np.concatenate([np.zeros((400, 2), np.float32), queries[:known]])
-        batch = pa.RecordBatch.from_arrays([pa.array(users[:, 0]), pa.array(users[:, 1])], ["c0", "c1"])
-        work = MeasureRecall(("x", "y"), cast(ModelVectors, Given()), Searched(made, 1, index), 20, 0.9)
+        batch = pa.RecordBatch.from_arrays([pa.array(users[:, 0]), pa.array(users[:, 1])], ["x", "y"])
+        work = MeasureRecall(cast(ModelVectors, Given()), Searched(made, 1, index), 20, 0.9)
         (found,) = work([batch.slice(0, 300), batch.slice(300)])
         return cast(dict[str, Any], found.to_pylist()[0])
 

@@ -41,6 +41,10 @@ class SqlClient(ABC):
     #: Whether a primary key is declared: databases that do not check it gain nothing.
     has_keys = True
 
+    def type_of(self, spark: str) -> str:
+        """The database's type of one of the `types`."""
+        return self.types[spark]
+
     def optional(self, kind: str) -> str:
         """The type of a column that may be null."""
         return kind
@@ -98,6 +102,18 @@ class SqlClient(ABC):
     def create_staging(self, staging: str, table: str, columns: Sequence[str]) -> list[str]:
         """The statements that make an empty table (both quoted) with the columns of another."""
         return [f"CREATE TABLE {staging} AS SELECT {', '.join(columns)} FROM {table} WHERE 1 = 0"]
+
+    def drop_table(self, table: str) -> str:
+        """The statement that removes a table (quoted), if it is there."""
+        return f"DROP TABLE IF EXISTS {table}"
+
+    def add_column(self, table: str, definition: str) -> str:
+        """The statement that adds a column to a table (quoted)."""
+        return f"ALTER TABLE {table} ADD COLUMN {definition}"
+
+    def first_rows(self, select: str, rows: int) -> str:
+        """A query, which has an order, of at most so many rows."""
+        return f"{select} LIMIT {rows}"
 
     def replace_day(self, table: str, staging: str, columns: Sequence[str], ds: str) -> list[str]:
         """The statements, one transaction's, that make the staged rows the day's; names are quoted."""

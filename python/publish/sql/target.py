@@ -67,7 +67,7 @@ class SqlTarget(FilesTarget):
                 )
             for i, (column, _) in enumerate(self.columns):
                 if found and column not in found:
-                    client.run(f"ALTER TABLE {table} ADD COLUMN {self._definition(client, i)}")
+                    client.run(client.add_column(table, self._definition(client, i)))
             self._create_publications(client)
             view = f"{self.name}_current"
             if client.columns(view) != (columns := client.columns(self.name)):
@@ -87,7 +87,7 @@ class SqlTarget(FilesTarget):
         primary = f", PRIMARY KEY ({q('table_name')}, {q('ds')})" if client.has_keys else ""
         kinds = {
             "table_name": key,
-            "ds": client.types["date"],
+            "ds": client.type_of("date"),
             "run_key": text,
             "row_count": client.count_type,
             "model": text,
@@ -100,7 +100,7 @@ class SqlTarget(FilesTarget):
 
     def _definition(self, client: SqlClient, i: int) -> str:
         column, spark = self.columns[i]
-        kind = client.types["date" if column == "ds" else spark]
+        kind = client.type_of("date" if column == "ds" else spark)
         if spark == "string" and column == self.user:
             kind = client.key_type
         return f"{client.quote(column)} {f'{kind} NOT NULL' if i < SCORES else client.optional(kind)}"
@@ -130,7 +130,7 @@ class SqlTarget(FilesTarget):
                         client.run(statement)
                     self._record(client, staged.ds, record)
             finally:
-                client.run(f"DROP TABLE IF EXISTS {staging}")
+                client.run(client.drop_table(staging))
 
     def _record(self, client: SqlClient, ds: str, record: Record) -> None:
         values = {
@@ -186,10 +186,11 @@ class SqlTarget(FilesTarget):
             if not columns:
                 raise UserError(f"there is no table {self.label} yet")
             q = client.quote
-            found = client.run(
+            select = (
                 f"SELECT {', '.join(map(q, columns))} FROM {self._id(client, self.name)} "
-                f"WHERE {q('ds')} = {client.day(ds)} ORDER BY {q(columns[1])}, {q('rank')} LIMIT {int(rows)}"
+                f"WHERE {q('ds')} = {client.day(ds)} ORDER BY {q(columns[1])}, {q('rank')}"
             )
+            found = client.run(client.first_rows(select, int(rows)))
         return [dict(zip(columns, row, strict=True)) for row in found]
 
     def drop_days(self, days: Sequence[str]) -> None:

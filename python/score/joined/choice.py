@@ -51,7 +51,7 @@ def joined_tables(settings: ScoreEmbeddings, model: Location, maps: Location, gp
     elif sum(sizes.values()) <= room:
         return frozenset()
     elif settings.rows == "mapped":
-        raise no_room(folder, sizes, room, maps)
+        raise _no_room(folder, sizes, room, maps)
     else:
         names = _too_large(sizes, room, first=frozenset(whole))
     check_joined(whole, names, folder)
@@ -59,47 +59,13 @@ def joined_tables(settings: ScoreEmbeddings, model: Location, maps: Location, gp
     return names
 
 
-def check_mapped(settings: ScoreEmbeddings, model: Location, maps: Location, what: str) -> None:
-    """See that a model's tables may all be mapped, where nothing joins rows in.
-
-    Args:
-        settings: of the spec.
-        model: the saved model's folder.
-        maps: where hosts map models.
-        what: that asks the model, for the message.
-
-    Raises:
-        UserError: the spec wants rows joined in, or there is no room for the tables.
-    """
-    folder = network_folder(model)
-    if folder is None:
-        return
-    if settings.rows == "joined":
-        raise UserError(
-            f"score.embeddings.rows is 'joined', and {what} maps the whole tables on each host: set it to mapped where "
-            f"they fit, or leave that out"
-        )
-    room = _room(settings, maps_of(model, maps))
-    if saved_rows_bytes(folder) <= room:
-        return
-    from headrace.models.joined import table_bytes
-
-    sizes = table_bytes(folder)
-    if sum(sizes.values()) > room:
-        raise no_room(folder, sizes, room, maps, f" ({what} maps them all: the stage score alone has rows joined in)")
-
-
-def no_room(
-    folder: Location, sizes: dict[str, int], room: float, maps: Location, advice: str | None = None
-) -> UserError:
+def _no_room(folder: Location, sizes: dict[str, int], room: float, maps: Location) -> UserError:
     """Tables that are to be mapped do not fit."""
     largest = ", ".join(f"{name} {_mib(sizes[name])}" for name in sorted(sizes, key=sizes.__getitem__)[:-4:-1])
-    advice = advice or (
-        ", or let Spark join the rows in of tables that do not fit (score.embeddings.rows: auto) or of all (joined)"
-    )
     return UserError(
         f"the tables of the model {folder} take {_mib(sum(sizes.values()))} MiB ({largest}), and a host may map "
-        f"{_mib(room)} MiB of them below {maps}: free some disk there, or set score.embeddings.mapped_mib{advice}"
+        f"{_mib(room)} MiB of them below {maps}: free some disk there, set score.embeddings.mapped_mib, or let Spark "
+        f"join the rows in of tables that do not fit (score.embeddings.rows: auto) or of all (joined)"
     )
 
 

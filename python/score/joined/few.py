@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from headrace.models.joined import read_rows, set_rows
 from headrace.models.predictor import network_folder, network_of
-from headrace.score.joined.needed import NeededCodes
+from headrace.score.joined.needed import CodesOfUsers
 from headrace.score.rank.blocks import TaskInputs
 
 
@@ -22,9 +21,6 @@ def take_few_rows(task: TaskInputs, users: pa.RecordBatch, items: int) -> None:
     network, folder = network_of(task.load()[0]), network_folder(task.model)
     assert network is not None
     assert folder is not None
-    count = min(items, task.items.rows)
-    needed = NeededCodes(task)
-    needed.add(
-        users, np.full(users.num_rows, count, np.int64), np.tile(np.arange(count, dtype=np.int32), users.num_rows)
-    )
+    needed = CodesOfUsers(task)
+    needed.add_first_items(users, items)
     set_rows(network.model, task.joined, read_rows(folder, network.model, task.joined, needed.found()))

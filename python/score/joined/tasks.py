@@ -1,7 +1,7 @@
 """What Spark's tasks do where rows are joined in: say which are needed, read them from the saved files, take them.
 
 A frame of users, or of anything that a task works on, is cut in parts, each a partition of its own. Rows of tables come
-to a part in columns ROWS, as many rows a message as MESSAGE_BYTES hold, before the part's users.
+to a part in columns ROWS, as many rows a message as MESSAGE_BYTES hold, before what is to be scored there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from headrace.embeddings.checkpoint.saved_rows import FoundRows, SavedFile, asse
 from headrace.models.joined import joined_tables, set_rows
 from headrace.models.predictor import network_of
 from headrace.score.joined.held import HeldRows
-from headrace.score.joined.needed import NeededCodes
-from headrace.score.rank.blocks import ITEMS, Candidates, TaskInputs
+from headrace.score.joined.needed import CodesOf, JoinedModel
 
 #: Bytes of rows, or of codes, in a message about; at least a row.
 MESSAGE_BYTES = 8 << 20
@@ -33,18 +32,19 @@ _ROWS_NAMES = tuple(column.split(" ")[0] for column in ROWS.split(", "))
 class Ask:
     """Of each part, the codes that it needs of each file."""
 
-    task: TaskInputs
+    #: Makes what finds the codes of a part's rows.
+    needed: Callable[[], CodesOf]
     files: tuple[SavedFile, ...]
     #: Of the columns behind the first, which says the part.
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        needed: dict[int, NeededCodes] = {}
+        needed: dict[int, CodesOf] = {}
         for batch in batches:
             for part, rows in _runs(batch):
-                users = pa.RecordBatch.from_arrays(rows.columns[1:], list(self.names))
-                lengths, items = _items(self.task, users)
-                needed.setdefault(part, NeededCodes(self.task)).add(users, lengths, items)
+                if part not in needed:
+                    needed[part] = self.needed()
+                needed[part].add(pa.RecordBatch.from_arrays(rows.columns[1:], list(self.names)))
         for part, of in needed.items():
             for table, codes in of.found().items():
                 for number, file in enumerate(self.files):
@@ -74,16 +74,16 @@ class Read:
                         yield from _messages(part.as_py(), table.as_py(), found)
 
 
-def users_after_rows(
-    task: TaskInputs, batches: Iterable[pa.RecordBatch], names: Sequence[str], held: HeldRows | None
+def after_table_rows(
+    task: JoinedModel, batches: Iterable[pa.RecordBatch], names: Sequence[str], held: HeldRows | None
 ) -> Iterator[pa.RecordBatch]:
-    """The users of a task, by their own columns' names; before them the model takes the rows that came for their part.
+    """What a task works on, by its own columns' names; before it the model takes the rows of tables of its part.
 
     Args:
         task: the model.
-        batches: ROWS, and behind them the users' columns: of a part first rows of tables, then users, whose
+        batches: ROWS, and behind them the other columns: of a part first rows of tables, then what is worked on, whose
             `table_name` is null.
-        names: the users' columns.
+        names: the other columns.
         held: is told how many rows came.
     """
     network = network_of(task.load()[0])
@@ -95,11 +95,11 @@ def users_after_rows(
     for batch in batches:
         for part, run in _runs(batch):
             messages = run.filter(run.column("table_name").is_valid())
-            users = run.filter(run.column("table_name").is_null())
+            asking = run.filter(run.column("table_name").is_null())
             for message in zip(*messages.columns[1 : len(_ROWS_NAMES)], strict=True):
                 table, found = _found(message)
                 came.setdefault(table, []).append(found)
-            if not users.num_rows:
+            if not asking.num_rows:
                 continue
             if part != current:
                 taken = {name: assemble(tables[name], parts) for name, parts in came.items()}
@@ -108,18 +108,9 @@ def users_after_rows(
                 rows, most = rows + count, max(most, count)
                 size += sum(t.rows.nbytes for t in taken.values())
                 came, current = {}, part
-            yield pa.RecordBatch.from_arrays(users.columns[len(_ROWS_NAMES) :], list(names))
+            yield pa.RecordBatch.from_arrays(asking.columns[len(_ROWS_NAMES) :], list(names))
     if held is not None and current is not None:
         held.add(rows, size, most)
-
-
-def _items(task: TaskInputs, users: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """How many items each user has, and which, one user's behind another's."""
-    if ITEMS in users.schema.names:
-        lists = Candidates.of(users)
-        return lists.lengths, lists.items
-    n = users.num_rows
-    return np.full(n, task.items.rows, np.int64), np.tile(np.arange(task.items.rows, dtype=np.int32), n)
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,31 @@ from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor
 from headrace.score.rank.blocks import BLOCK_PAIRS
-from headrace.score.rank.pair_features import PairFeatures
+from headrace.score.rank.pair_features import Columns, PairFeatures
+
+
+def features_of_rows(
+    fitted: FittedWorkflow, batch: pa.RecordBatch, context: Mapping[str, pa.Scalar]
+) -> Iterator[Columns]:
+    """The features of rows, in blocks of bounded size, in their order.
+
+    Args:
+        fitted: the workflow that the model was trained on.
+        batch: the columns that the features read, and perhaps others.
+        context: constants for columns that `batch` lacks.
+
+    Raises:
+        UserError: a column is missing or of another type.
+    """
+    missing = [c for c in fitted.input_columns if c not in batch.schema.names and c not in context]
+    if missing:
+        raise UserError(
+            f"the features of the model read {', '.join(repr(c) for c in missing)}, which the rows lack "
+            f"(they have: {', '.join(batch.schema.names)})"
+        )
+    features = PairFeatures(tuple(batch.schema.names), (), context, fitted)
+    for start in range(0, batch.num_rows, BLOCK_PAIRS):
+        yield features.row_columns(batch.slice(start, BLOCK_PAIRS))
 
 
 def predict_rows(
@@ -22,24 +46,13 @@ def predict_rows(
 
     Args:
         predictor: the model.
-        fitted: the workflow that it was trained on.
-        batch: the columns that the features read, and perhaps others.
-        context: constants for columns that `batch` lacks.
+        fitted, batch, context: see `features_of_rows`.
 
     Raises:
         UserError: a column is missing or of another type, or the model gives what is no number.
     """
-    missing = [c for c in fitted.input_columns if c not in batch.schema.names and c not in context]
-    if missing:
-        raise UserError(
-            f"the features of the model read {', '.join(repr(c) for c in missing)}, which the rows lack "
-            f"(they have: {', '.join(batch.schema.names)})"
-        )
-    features = PairFeatures(tuple(batch.schema.names), (), context, fitted)
-    out = np.empty(batch.num_rows, np.float32)
-    for start in range(0, batch.num_rows, BLOCK_PAIRS):
-        part = batch.slice(start, BLOCK_PAIRS)
-        out[start : start + part.num_rows] = predictor.predict(features.row_columns(part))
+    parts = [predictor.predict(columns) for columns in features_of_rows(fitted, batch, context)]
+    out = np.concatenate(parts) if parts else np.empty(0, np.float32)
     if not np.isfinite(out).all():
         raise UserError("the model gives scores that are no numbers; train it again (a lower rate?)")
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jagged import JaggedArray
-from headrace.models.predictor import NetworkPredictor
+from headrace.models.predictor import NetworkPredictor, Predictor
 from headrace.schema import Kind
 from headrace.score.rank.blocks import loaded_model
 from headrace.score.rank.pair_features import Columns, PairFeatures
@@ -37,6 +38,8 @@ class ModelVectors:
     context: dict[str, pa.Scalar]
     #: Where workers of a host map the model's tables (Workspace.mapped); None: each has them in its memory.
     maps: Location | None = None
+    #: Tables that are not mapped: a task is given their rows before (headrace.score.joined).
+    joined: frozenset[str] = frozenset()
 
     def of(self, batch: pa.RecordBatch) -> NDArray[np.float32]:
         """The vectors of some rows.
@@ -50,7 +53,12 @@ class ModelVectors:
         Raises:
             UserError: the model is in no retrieval form, or gives vectors that are not finite.
         """
-        return self._of(batch)[0]
+        predictor, _ = self._loaded()
+        parts = [predictor.vectors(columns, self.side) for columns in self.features_of(batch)]
+        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if not np.isfinite(vectors).all():
+            raise UserError(f"the model in {self.model} gives vectors that are not finite; train it again")
+        return vectors
 
     def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """The same, and of which rows the model knows something: (float32 [rows, D], bool [rows]).
@@ -58,36 +66,38 @@ class ModelVectors:
         A row whose vector is that of a row without any value, or with no value that training has met, is like all other
         such rows: a user whom a model of ids alone never saw, an item that is newer than the model.
         """
-        vectors, features = self._of(batch)
+        vectors, nothing = self.of(batch), self._nothing()
         known = np.ones(len(vectors), np.bool_)
-        nothing = self._nothing(features)
         scale = np.abs(nothing).max(axis=1) if nothing.size else np.zeros(len(nothing), np.float32)
         for row, largest in zip(nothing, scale, strict=True):
             # A tower's products may round otherwise in another batch.
             known &= np.abs(vectors - row).max(axis=1, initial=0) > 1e-5 * largest
         return vectors, known
 
-    def _of(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], PairFeatures]:
-        predictor, features = self._loaded()
-        parts = [
-            predictor.vectors(features.side_columns(batch.slice(start, _ROWS), self.side), self.side)
-            for start in range(0, max(batch.num_rows, 1), _ROWS)
-        ]
-        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if not np.isfinite(vectors).all():
-            raise UserError(f"the model in {self.model} gives vectors that are not finite; train it again")
-        return vectors, features
+    def features_of(self, batch: pa.RecordBatch) -> Iterator[Columns]:
+        """What the model looks at of some rows, a block of them at a time; one block at least."""
+        _, features = self._loaded()
+        for start in range(0, max(batch.num_rows, 1), _ROWS):
+            yield features.side_columns(batch.slice(start, _ROWS), self.side)
 
-    def _nothing(self, features: PairFeatures) -> NDArray[np.float32]:
-        """The vectors of a row of nulls, and of one of values that no vocabulary has: float32 [2, D]."""
+    def features_of_nothing(self) -> tuple[Columns, Columns]:
+        """Of a row of nulls, and of one of values that no vocabulary has."""
+        _, features = self._loaded()
         nulls = features.side_columns(pa.RecordBatch.from_arrays([pa.nulls(1)], [""]), self.side)
         codes = {f.name for f in features.fitted.features if f.kind == Kind.CATEGORICAL and not f.is_list}
-        new: Columns = {name: _met_by_none(x) if name in codes else x for name, x in nulls.items()}
+        return nulls, {name: _met_by_none(x) if name in codes else x for name, x in nulls.items()}
+
+    def _nothing(self) -> NDArray[np.float32]:
+        """The vectors of `features_of_nothing`: float32 [2, D]."""
         predictor, _ = self._loaded()
-        return np.concatenate([predictor.vectors(columns, self.side) for columns in (nulls, new)])
+        return np.concatenate([predictor.vectors(columns, self.side) for columns in self.features_of_nothing()])
+
+    def load(self) -> tuple[Predictor, FittedWorkflow]:
+        """The model, opened once in each process."""
+        return loaded_model(self.model, self.threads, None, self.maps, joined=self.joined)
 
     def _loaded(self) -> tuple[NetworkPredictor, PairFeatures]:
-        predictor, fitted = loaded_model(self.model, self.threads, None, self.maps)
+        predictor, fitted = self.load()
         return _network(predictor, self.model), self._features(fitted)
 
     def _features(self, fitted: FittedWorkflow) -> PairFeatures:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Entity, Score, Spec
 from headrace.errors import UserError
 from headrace.features.build.events import pinned_table
+from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.session import session
 from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
@@ -25,8 +27,10 @@ from headrace.models.predictor import read_meta
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active
-from headrace.score.joined.choice import check_mapped
+from headrace.score.joined.choice import joined_tables
+from headrace.score.joined.parts import Parts, parts_of
 from headrace.score.rank.pair_features import check_columns, context_scalars
+from headrace.score.vectors.map_vectors import map_vectors
 from headrace.score.vectors.model_vectors import ModelVectors, Side
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
@@ -101,7 +105,7 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     outputs, rows = [], {}
     folder, maps = ctx.ws.locate(model.name), ctx.ws.mapped(ctx.spec.pipeline)
-    check_mapped(score.embeddings, folder, maps, "the stage vectors")
+    joined = joined_tables(score.embeddings, folder, maps, gpu=False)
     with active.entities(_entity(score, "user"), _entity(score, "item")) as (users, items):
         frames: dict[Side, DataFrame] = {"user": users, "item": items}
         active.reader.check_unchanged()
@@ -115,26 +119,34 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
                 item_columns=(score.item.key, *score.item.columns),
                 context=context_scalars(ctx.spec, score),
                 maps=maps,
+                joined=joined,
             )
             shared, names = spark.sparkContext.broadcast(task), list(frame.columns)
 
             def work(
-                batches: Iterable[pa.RecordBatch], shared: Any = shared, key: str = key, names: list[str] = names
+                batches: Iterable[pa.RecordBatch], shared: Any = shared, key: str = key
             ) -> Iterator[pa.RecordBatch]:
-                named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
-                yield from vector_batches(shared.value, key, named)
+                yield from vector_batches(shared.value, key, batches)
                 report_peak_memory(peak)
 
             # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
             numbered = frame.toDF(*[f"c{i}" for i in range(len(names))])
-            found = numbered.mapInArrow(work, f"key {key_types(ctx.spec, score)[key]}, vector array<float>").select(
+            schema = f"key {key_types(ctx.spec, score)[key]}, vector array<float>"
+            of_key = F.col(numbered.columns[names.index(key)])
+
+            def parts(frame: DataFrame = frame, of_key: Column = of_key) -> Parts:
+                return Parts.by_hash(of_key, parts_of(spark, frame.count()))
+
+            made = map_vectors(spark, task, numbered, names, parts, work, schema)
+            found = made.select(
                 F.lit(ctx.ds).alias("ds"),
                 F.col("key").alias(key),
                 "vector",
                 F.lit(model.version).alias("model_version"),
             )
             table = _table(ctx, side)
-            with worker_errors():
+            # Rows of tables come in long messages.
+            with worker_errors(), bounded_batches(spark) if joined else nullcontext():
                 version = write_day(found, table, stage=f"{side}_vectors", ds=ctx.ds, key=ctx.key)
             shared.unpersist()
             rows[f"{side}s"] = rows_of_day(table, version, ctx.ds)

@@ -17,9 +17,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from headrace.features.functions.spark_expressions import col
 from headrace.score.candidates.vectors.exact import Blocks, longest
+from headrace.score.joined.parts import Parts, parts_of
+from headrace.score.vectors.map_vectors import map_vectors
 from headrace.score.vectors.model_vectors import ModelVectors
 from headrace.storage import Location
 
@@ -74,12 +77,19 @@ class ItemVectors:
         """
         # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
         chosen = items.select(col(row), *[col(c) for c in columns]).toDF(*[f"c{i}" for i in range(1 + len(columns))])
-        ordered = chosen.repartitionByRange(spark.sparkContext.defaultParallelism, "c0").sortWithinPartitions("c0")
+        if not vectors.joined:
+            chosen = chosen.repartitionByRange(spark.sparkContext.defaultParallelism, "c0").sortWithinPartitions("c0")
+
+        def cut() -> Parts:
+            count, end = chosen.agg(F.count(F.lit(1)), F.max("c0") + 1).collect()[0]
+            return Parts.by_range(F.col("c0"), end or 1, parts_of(spark, count))
+
         with folder.new_folder() as building:
-            work = _Write(building, columns, vectors)
-            found = ordered.mapInArrow(
-                work, "first int, number int, rows int, width int, longest double, unknown int"
-            ).collect()
+            work, schema = (
+                _Write(building, vectors),
+                "first int, number int, rows int, width int, longest double, unknown int",
+            )
+            found = map_vectors(spark, vectors, chosen, (row, *columns), cut, work, schema).collect()
             parts = sorted((r for r in found if r["rows"]), key=lambda r: int(r["first"]))
             handle = ItemVectors(
                 folder,
@@ -131,7 +141,6 @@ class _Write:
     """What a Spark task does: its partition, in order, becomes a part."""
 
     folder: Location
-    columns: tuple[str, ...]
     vectors: ModelVectors
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -142,8 +151,7 @@ class _Write:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                named = pa.RecordBatch.from_arrays(batch.columns[1:], list(self.columns))
-                vectors, known = self.vectors.of_known(named)
+                vectors, known = self.vectors.of_known(batch)
                 item_rows = batch.column(0).to_numpy(zero_copy_only=False)[known]
                 vectors = np.ascontiguousarray(vectors[known])
                 unknown += int(len(known) - len(item_rows))

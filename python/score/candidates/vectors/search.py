@@ -51,11 +51,9 @@ class Searched:
 
 @dataclass(frozen=True)
 class FindItems:
-    """Users to the same rows with their items' rows beside them, int32 lists, best first."""
+    """Users to the same rows, columns c0, c1, ..., with their items' rows behind them, int32 lists, best first."""
 
-    #: The columns of the batches, which travel without names.
-    names: tuple[str, ...]
-    #: The one that says how many items are wanted.
+    #: The column that says how many items are wanted.
     fetch: str
     users: ModelVectors
     searched: Searched
@@ -65,15 +63,15 @@ class FindItems:
     items_at_once: int = _ITEMS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for given in batches:
-            batch = pa.RecordBatch.from_arrays(given.columns, list(self.names))
+        for batch in batches:
             fetch = batch.column(self.fetch).to_numpy(zero_copy_only=False).astype(np.int64)
             start, asked = 0, np.append(0, fetch.cumsum())
             while start < batch.num_rows:
                 most = int(np.searchsorted(asked, asked[start] + self.items_at_once, "right")) - 1
                 stop = min(max(start + 1, most), start + _ROWS)
-                part, lists = given.slice(start, stop - start), self._lists(batch, fetch, start, stop)
-                yield pa.RecordBatch.from_arrays([*part.columns, lists], [*part.schema.names, "items"])
+                part, lists = batch.slice(start, stop - start), self._lists(batch, fetch, start, stop)
+                numbered = [f"c{i}" for i in range(part.num_columns)]
+                yield pa.RecordBatch.from_arrays([*part.columns, lists], [*numbered, "items"])
                 start = stop
 
     def _lists(self, batch: pa.RecordBatch, fetch: NDArray[np.int64], start: int, stop: int) -> pa.ListArray:
@@ -147,7 +145,6 @@ class MeasureRecall:
     `probes` and `recall` are null.
     """
 
-    names: tuple[str, ...]
     users: ModelVectors
     #: With an index.
     searched: Searched
@@ -162,8 +159,7 @@ class MeasureRecall:
         for batch in batches:
             for start in range(0, batch.num_rows, _ROWS):
                 if len(queries) < _SAMPLE_USERS:
-                    part = batch.slice(start, _ROWS)
-                    vectors, known = self.users.of_known(pa.RecordBatch.from_arrays(part.columns, list(self.names)))
+                    vectors, known = self.users.of_known(batch.slice(start, _ROWS))
                     queries = np.concatenate([queries, vectors[known]])[:_SAMPLE_USERS]
         if len(queries) < _LEAST_USERS:
             yield _measured(len(queries), None, None, 0.0, 0.0)

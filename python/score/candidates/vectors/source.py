@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -19,9 +19,11 @@ from headrace.score.candidates.vectors.item_vectors import ItemVectors
 from headrace.score.candidates.vectors.ivf import IvfIndex
 from headrace.score.candidates.vectors.search import BuildIndex, FindItems, MeasureRecall, Searched
 from headrace.score.items import ITEM_ROW
-from headrace.score.joined.choice import check_mapped
+from headrace.score.joined.choice import joined_tables
+from headrace.score.joined.parts import Parts, parts_of
 from headrace.score.rank.blocks import ITEMS
 from headrace.score.rank.pair_features import context_scalars
+from headrace.score.vectors.map_vectors import map_vectors
 from headrace.score.vectors.model_vectors import ModelVectors, Side
 from headrace.storage import Location
 
@@ -54,8 +56,20 @@ class VectorItems:
         numbered = users.toDF(*[f"c{i}" for i in range(len(users.columns))])
         schema = StructType([*numbered.schema.fields, StructField("items", ArrayType(IntegerType()))])
         blocked = BLOCKED if BLOCKED in users.columns else None
-        work = FindItems(tuple(users.columns), FETCH, self._vectors("user"), self._searched, blocked)
-        return numbered.mapInArrow(work, schema).toDF(*users.columns, ITEMS)
+        vectors = self._vectors("user")
+        work = FindItems(FETCH, vectors, self._searched, blocked)
+        cut = partial(self._parts, numbered, users)
+        found = map_vectors(self._context.spark, vectors, numbered, users.columns, cut, work, schema)
+        return found.toDF(*users.columns, ITEMS)
+
+    def _parts(self, numbered: DataFrame, users: DataFrame) -> Parts:
+        """Users are cut by their keys, in as many parts as all of them have."""
+        key = F.col(numbered.columns[users.columns.index(self._score.user.key)])
+        return Parts.by_hash(key, parts_of(self._context.spark, self._users))
+
+    @cached_property
+    def _users(self) -> int:
+        return self._context.users.count()
 
     @cached_property
     def _searched(self) -> Searched:
@@ -104,18 +118,14 @@ class VectorItems:
             key = col(self._score.user.key)
             sample = self._context.users.orderBy(F.xxhash64(key), key).limit(_SAMPLE_USERS)
             numbered = sample.toDF(*[f"c{i}" for i in range(len(sample.columns))])
+            vectors = self._vectors("user")
             measured = MeasureRecall(
-                tuple(sample.columns),
-                self._vectors("user"),
-                Searched(items, self._threads, index),
-                min(self._source.k, items.rows),
-                self._source.min_recall,
+                vectors, Searched(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
             )
-            (found,) = (
-                numbered.coalesce(1)
-                .mapInArrow(measured, "users int, probes int, recall double, seconds double, exact_seconds double")
-                .collect()
-            )
+            schema = "users int, probes int, recall double, seconds double, exact_seconds double"
+            alone = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
+            made = map_vectors(spark, vectors, numbered.coalesce(1), sample.columns, lambda: alone, measured, schema)
+            (found,) = made.collect()
         if found["recall"] is None:
             # So few users are known that few will be searched for.
             log.info(
@@ -175,19 +185,28 @@ class VectorItems:
     def _threads(self) -> int:
         return int(self._context.spark.sparkContext.getConf().get("spark.task.cpus") or 1)
 
-    def _vectors(self, side: Side) -> ModelVectors:
-        ctx, score, chosen = self._context.ctx, self._score, self._context.model
+    @property
+    def _model(self) -> Location:
+        """The saved model's folder."""
+        ctx, chosen = self._context.ctx, self._context.model
         # Trees have no vectors: the day's network behind or beside them has.
         trees = chosen.stage in ("baseline", "second_stage")
-        model = ctx.upstream["train"].output("model") if trees else chosen.output
-        folder, maps = ctx.ws.locate(model.name), ctx.ws.mapped(ctx.spec.pipeline)
-        check_mapped(score.embeddings, folder, maps, self._where)
+        return ctx.ws.locate((ctx.upstream["train"].output("model") if trees else chosen.output).name)
+
+    @cached_property
+    def _joined(self) -> frozenset[str]:
+        ctx = self._context.ctx
+        return joined_tables(self._score.embeddings, self._model, ctx.ws.mapped(ctx.spec.pipeline), gpu=False)
+
+    def _vectors(self, side: Side) -> ModelVectors:
+        ctx, score = self._context.ctx, self._score
         return ModelVectors(
-            model=folder,
+            model=self._model,
             threads=self._threads,
             side=side,
             user_columns=(score.user.key, *score.user.columns),
             item_columns=(score.item.key, *score.item.columns),
             context=context_scalars(ctx.spec, score),
-            maps=maps,
+            maps=ctx.ws.mapped(ctx.spec.pipeline),
+            joined=self._joined,
         )
