@@ -85,7 +85,7 @@ class Interests(nn.Module):
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         tags, item = inputs.sequence("tags"), inputs.embedding("item")
-        row = torch.repeat_interleave(torch.arange(inputs.rows), tags.lengths)
+        row = tags.owners
         weight = (tags.values * item[row]).sum(dim=1, keepdim=True)
         seen = torch.zeros_like(item).index_add(0, row, weight * tags.values)
         query = self.query(inputs.embedding("user") + inputs.embedding("mean_tags")) + seen

@@ -59,6 +59,8 @@ class JaggedTensor:
 
     def flat(self) -> JaggedTensor:
         """With offsets from 0, and no value that is nobody's: views of the values."""
+        if torch.compiler.is_exporting():  # they are: what they say is not known in a graph
+            return self
         first, last = torch.stack([self.offsets[0], self.offsets[-1]]).tolist()
         if not first and last == len(self.values):
             return self
@@ -74,6 +76,23 @@ class JaggedTensor:
     def lengths(self) -> Tensor:
         """How many values each sample has: int64 [B]."""
         return self.offsets.diff()
+
+    @property
+    def owners(self) -> Tensor:
+        """Which sample each value is of: int64 [N]. Offsets begin at 0 and end with the values."""
+        if not torch.compiler.is_exporting():
+            each = torch.arange(self.samples, device=self.offsets.device)
+            return torch.repeat_interleave(each, self.lengths)
+        # How many there are is known by the values' shape alone: samples that have begun, at each value.
+        begun = torch.zeros(self.values.shape[0] + 1, dtype=torch.int64, device=self.offsets.device)
+        starts = self.offsets[:-1]
+        return begun.scatter_add(0, starts, torch.ones_like(starts)).cumsum(0)[:-1] - 1
+
+    @property
+    def places(self) -> Tensor:
+        """Of each value, its place in its sample, from 0: int64 [N]. Offsets begin at 0 and end with the values."""
+        each = torch.arange(self.values.shape[0], device=self.offsets.device)
+        return each - self.offsets.index_select(0, self.owners)
 
     def rows(self, start: int, end: int) -> JaggedTensor:
         """Consecutive samples: views."""
@@ -93,6 +112,8 @@ class JaggedTensor:
 
         Offsets begin at 0 and end with the values. Of equal numbers the first is the largest, and has the gradient.
         """
+        if torch.compiler.is_exporting():
+            return self._pooled_by_scatter(pooling)
         if pooling == "max" and len(self.values):  # segment_reduce gives equal numbers too much of a gradient
             each = torch.arange(len(self.values), device=self.values.device)
             return embedding_bag(each, self.values, self.offsets[:-1], mode="max")
@@ -108,6 +129,16 @@ class JaggedTensor:
             there.view(*there.shape, *[1] * (self.values.ndim - 1)),
             self.values[(self.offsets[:-1].unsqueeze(1) + place)[there]],
         )
+
+    def _pooled_by_scatter(self, pooling: Literal["sum", "mean", "max"]) -> Tensor:
+        """`pooled` of operators that a graph has."""
+        to = self.owners.unsqueeze(1).expand_as(self.values)
+        shape = (self.samples, self.values.shape[1])
+        if pooling == "max":
+            most = self.values.new_full(shape, -torch.inf).scatter_reduce(0, to, self.values, "amax")
+            return torch.where((self.lengths > 0).unsqueeze(1), most, 0.0)
+        total = self.values.new_zeros(shape).scatter_add(0, to, self.values)
+        return total / self.lengths.clamp(min=1).unsqueeze(1) if pooling == "mean" else total
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.values, self.offsets, self.weights

@@ -16,7 +16,7 @@ from headrace.features.types import OpError, ValueType
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_UNITS = {"seconds": SECOND_MICROS, "minutes": 60 * SECOND_MICROS, "hours": HOUR_MICROS, "days": DAY_MICROS}
+UNITS = {"seconds": SECOND_MICROS, "minutes": 60 * SECOND_MICROS, "hours": HOUR_MICROS, "days": DAY_MICROS}
 
 
 class Age(Op):
@@ -50,7 +50,7 @@ class Age(Op):
         from pyspark.sql import functions as F
 
         at = {name: spark_micros(x, context.types[name]) for name, x in columns.items()}
-        unit = F.lit(float(_UNITS[self.unit]))
+        unit = F.lit(float(UNITS[self.unit]))
         return {f"{n}_age": (at[self.event] - x).cast("double") / unit for n, x in at.items() if n != self.event}
 
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
@@ -59,6 +59,6 @@ class Age(Op):
         out = {}
         for name in at:
             if name != self.event:
-                age = (at[self.event] - at[name]).astype(np.float64) / float(_UNITS[self.unit])
+                age = (at[self.event] - at[name]).astype(np.float64) / float(UNITS[self.unit])
                 out[f"{name}_age"] = from_numpy(np.where(valid[self.event] & valid[name], age, np.nan))
         return out

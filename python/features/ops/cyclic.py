@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Part = Literal["hour", "weekday", "day", "month"]
 #: Positions on each circle. A day of the year is one of 366, so that 29 February has a place.
-_PERIODS: dict[Part, int] = {"hour": 24, "weekday": 7, "day": 366, "month": 12}
+PERIODS: dict[Part, int] = {"hour": 24, "weekday": 7, "day": 366, "month": 12}
 #: 2 pi.
 _TURN = Decimal("6.2831853071795864769252867665590057683943387987502")
 #: Terms of a series below this change nothing; a sum below that is 0 (sin of half a turn).
@@ -71,12 +71,12 @@ class Cyclic(Op):
                 raise OpError(f"column '{name}': `of` is for timestamps and dates, not {value}")
             elif value.element == "date" and "hour" in self.of:
                 raise OpError(f"column '{name}': a date has no hour")
-        return {out: ValueType("double") for name in inputs for out, _ in self._outputs(name)}
+        return {out: ValueType("double") for name in inputs for out, _ in self.outputs_of(name)}
 
     def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        return {out: (name,) for name in inputs for out, _ in self._outputs(name)}
+        return {out: (name,) for name in inputs for out, _ in self.outputs_of(name)}
 
-    def _outputs(self, name: str) -> list[tuple[str, Part | None]]:
+    def outputs_of(self, name: str) -> list[tuple[str, Part | None]]:
         """Names of what comes out of a column, sin before cos, with the part that each is of."""
         parts: list[Part | None] = [*self.of] if self.period is None else [None]
         return [(f"{name}{f'_{p}' if p else ''}_{f}", p) for p in parts for f in ("sin", "cos")]
@@ -86,8 +86,8 @@ class Cyclic(Op):
 
         out = {}
         for name, x in columns.items():
-            for made, part in self._outputs(name):
-                sines, cosines = circle(self.period or _PERIODS[part or "hour"])
+            for made, part in self.outputs_of(name):
+                sines, cosines = circle(self.period or PERIODS[part or "hour"])
                 table = F.array(*[F.lit(float(v)) for v in (sines if made.endswith("_sin") else cosines)])
                 out[made] = F.get(table, self._spark_position(x, part))
         return out
@@ -107,9 +107,9 @@ class Cyclic(Op):
         out = {}
         for name, x in columns.items():
             valid = x.is_valid().to_numpy(zero_copy_only=False)
-            positions = {part: self._arrow_position(x, part) for _, part in self._outputs(name)}
-            for made, part in self._outputs(name):
-                sines, cosines = circle(self.period or _PERIODS[part or "hour"])
+            positions = {part: self._arrow_position(x, part) for _, part in self.outputs_of(name)}
+            for made, part in self.outputs_of(name):
+                sines, cosines = circle(self.period or PERIODS[part or "hour"])
                 values = (sines if made.endswith("_sin") else cosines)[positions[part]]
                 out[made] = from_numpy(np.where(valid, values, np.nan))
         return out

@@ -24,7 +24,8 @@ class KeyedTable:
         """
         self.table: pa.Table = table.sort_by(KEY).combine_chunks()
         key = self.table.column(KEY)
-        self._keys = Lookup(
+        #: From a key to its row and FIRST_CODE.
+        self.lookup = Lookup(
             pa.table({"value": key, "code": pa.array(np.arange(FIRST_CODE, FIRST_CODE + len(key)), pa.int64())})
         )
 
@@ -41,7 +42,7 @@ class KeyedTable:
 
         [n] -> int64 [n].
         """
-        return np.maximum(self._keys.codes(keys).astype(np.int64) - FIRST_CODE, -1)
+        return np.maximum(self.lookup.codes(keys).astype(np.int64) - FIRST_CODE, -1)
 
     def take(self, column: str, rows: npt.NDArray[np.int64], missing: float | int | None = None) -> pa.Array:
         """Values of a column at `rows`, `missing` (None: null) where that is -1."""

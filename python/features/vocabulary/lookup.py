@@ -66,7 +66,7 @@ class Lookup:
         return np.append(self._codes, np.int32(OOV_CODE))[self._by_text.find(values)]
 
     def _of_integers(self, values: pa.Array) -> Codes:
-        keys, codes = self._integers
+        keys, codes = self.integers
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
         position = np.asarray(keys.get_indexer(pd.Index(numbers)), np.int64)
@@ -78,7 +78,7 @@ class Lookup:
         return TextRows(self._values)
 
     @cached_property
-    def _integers(self) -> tuple[pd.Index[int], Codes]:
+    def integers(self) -> tuple[pd.Index[int], Codes]:
         """The values that are integers spelled as Spark spells them ('7', not '07': that one is only a text)."""
         shape = pc.match_substring_regex(self._values, r"^(0|-?[1-9][0-9]{0,18})$")
         rows = np.flatnonzero(shape.to_numpy(zero_copy_only=False))

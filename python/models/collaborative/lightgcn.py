@@ -117,6 +117,44 @@ class LightGCN(nn.Module):
         """The sum over the rows, []."""
         return loss_of(self.args.loss, outputs, inputs, self.item)
 
+    def frozen(self, inputs: Inputs) -> tuple[nn.Module, dict[str, Tensor]]:
+        """A network that answers alike without the graph, and its tables, by lookup: float32 [cardinality, D].
+
+        Args:
+            inputs: of any rows, in evaluation mode.
+        """
+        with torch.no_grad():
+            users, items = self._vectors(inputs)
+            width = users.shape[1]
+            return PropagatedVectors(self.args.user, self.item, width), {
+                "user": users / self.args.temperature,
+                "item": items,
+            }
+
+
+class PropagatedVectors(nn.Module):
+    """What a LightGCN that has learned is: a vector of each user and each item; the logit is their dot product."""
+
+    def __init__(self, user: str, item: str, width: int) -> None:
+        super().__init__()
+        self.item = item
+        self.lookups = [
+            EmbeddingLookup("user", user, width, table="propagated_users"),
+            EmbeddingLookup("item", item, width, table="propagated_items"),
+        ]
+
+    def queries(self, inputs: Inputs) -> Tensor:
+        """Vectors of the rows' users, float32 [B, D]."""
+        return inputs.embedding("user")
+
+    def items(self, inputs: Inputs) -> Tensor:
+        """Vectors of the rows' items, float32 [B, D]."""
+        return inputs.embedding("item")
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """`logits` float32 [B]."""
+        return {"logits": dots(self.queries(inputs), self.items(inputs))}
+
 
 def _codes(inputs: Inputs, feature: str) -> Tensor:
     found = inputs.ids(feature)

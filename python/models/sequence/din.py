@@ -58,20 +58,24 @@ class DIN(nn.Module):
     def _interest(self, attention: nn.Module, target: Tensor, history: JaggedTensor, inputs: Inputs) -> Tensor:
         """What the rows' items [B, D] find in their histories: the weighted sums of these, [B, D]."""
         history = history.flat()
-        row = torch.repeat_interleave(torch.arange(history.samples, device=history.offsets.device), history.lengths)
+        row = history.owners
         items, wanted = history.values, target.index_select(0, row)
         weights = attention(torch.cat([items, wanted, items - wanted, items * wanted], 1), inputs)
         if self.softmax:
-            weights = _softmax_of_rows(weights, history.offsets, row)
+            weights = _softmax_of_rows(JaggedTensor(weights, history.offsets), row)
         return JaggedTensor(items * weights, history.offsets).pooled("sum")
 
 
-def _softmax_of_rows(weights: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
+def _softmax_of_rows(weights: JaggedTensor, row: Tensor) -> Tensor:
     """[N, 1], by row."""
     with torch.no_grad():
-        most = torch.segment_reduce(weights, "max", offsets=offsets, initial=-torch.inf)
-    powers = (weights - most.index_select(0, row)).exp()
-    return powers / torch.segment_reduce(powers, "sum", offsets=offsets, initial=0.0).index_select(0, row)
+        most = weights.pooled("max") if torch.compiler.is_exporting() else _most_of_rows(weights)
+    powers = (weights.values - most.index_select(0, row)).exp()
+    return powers / JaggedTensor(powers, weights.offsets).pooled("sum").index_select(0, row)
+
+
+def _most_of_rows(weights: JaggedTensor) -> Tensor:
+    return torch.segment_reduce(weights.values, "max", offsets=weights.offsets, initial=-torch.inf)
 
 
 class ActivatedMLP(nn.Module):

@@ -44,7 +44,7 @@ class HSTU(NextItemModel):
     def encode(self, items: JaggedTensor, inputs: Inputs) -> Tensor:
         """States float32 [N, D]."""
         x = self.positions(items)
-        groups = LengthGroups.of(items.offsets)
+        groups = LengthGroups.of_sequence(items, self.length)
         times = None if self.times is None else groups.padded(self._times(self.times, inputs))
         for layer in self.layers:
             x = layer(x, groups, times)
@@ -54,6 +54,11 @@ class HSTU(NextItemModel):
     def _times(self, name: str, inputs: Inputs) -> Tensor:
         """Those of the items that are looked at: packed [N]."""
         padded, offsets = inputs[name], inputs.sequence("history").offsets
+        if torch.compiler.is_exporting():
+            history = inputs.sequence("history")
+            # Of a row with too few times the place is behind the last one, an error of the runtime.
+            each = JaggedTensor(padded[history.owners, history.places], offsets)
+            return newest_of(each, self.length, newest_first=self.newest_first).values
         lengths = offsets.diff()
         if len(lengths) and int(lengths.max()) > padded.shape[1]:
             raise UserError(
@@ -86,7 +91,7 @@ class HSTULayer(nn.Module):
         gate, attended = torch.split(made, [self.heads * self.widths[0], self.heads * sum(self.widths[1:])], dim=1)
         found = [
             self._attention(group, None if times is None else times[i])
-            for i, group in enumerate(groups.padded(attended.reshape(len(x), self.heads, sum(self.widths[1:]))))
+            for i, group in enumerate(groups.padded(attended.reshape(x.shape[0], self.heads, sum(self.widths[1:]))))
         ]
         values = groups.packed(found) if found else attended[:, : gate.shape[1]]
         out: Tensor = x + self.out(self.dropout(self.attention_norm(values) * gate))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, softplus
+from torch.nn.functional import normalize, pad, softplus
 
 from headrace.config.sequence_args import NextItemArgs
 from headrace.embeddings.input.jagged import JaggedTensor
@@ -123,6 +123,9 @@ class NextItemModel(nn.Module):
     def _queries(self, states: JaggedTensor) -> Tensor:
         """The last state of each row [B, D], and `start` where there is none."""
         last = states.offsets[1:] - 1
+        if torch.compiler.is_exporting():  # whether there are any is not known: a row of zeros is behind them
+            found = pad(states.values, (0, 0, 0, 1)).index_select(0, last.clamp(min=0))
+            return torch.where((states.lengths > 0).unsqueeze(1), found, self.start)
         if not len(states.values):  # the sum of nothing, so that every weight has a gradient
             return self.start.expand(len(last), -1) + states.values.sum()
         found = states.values.index_select(0, last.clamp(min=0))
@@ -191,5 +194,6 @@ class PositionEmbedding(nn.Module):
         self.scale = dim**0.5
 
     def forward(self, items: JaggedTensor) -> Tensor:
-        out: Tensor = self.dropout(items.values * self.scale + self.weight[places_of(items.offsets)])
+        places = items.places if torch.compiler.is_exporting() else places_of(items.offsets)
+        out: Tensor = self.dropout(items.values * self.scale + self.weight[places])
         return out

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headrace.embeddings.input.jagged import JaggedTensor
 
@@ -27,6 +28,8 @@ def newest_of(sequence: JaggedTensor, length: int, *, newest_first: bool = False
     """
     lengths = sequence.lengths
     kept = lengths.clamp(max=length)
+    if torch.compiler.is_exporting():
+        return _newest_by_mask(sequence, kept, newest_first)
     offsets = torch.zeros_like(sequence.offsets)
     torch.cumsum(kept, 0, out=offsets[1:])
     row = torch.repeat_interleave(torch.arange(len(kept), device=kept.device), kept)
@@ -35,6 +38,19 @@ def newest_of(sequence: JaggedTensor, length: int, *, newest_first: bool = False
     first = starts + kept - 1 if newest_first else starts + lengths - kept
     chosen = first[row] - place if newest_first else first[row] + place
     return JaggedTensor(sequence.values.index_select(0, chosen), offsets)
+
+
+def _newest_by_mask(sequence: JaggedTensor, kept: Tensor, newest_first: bool) -> JaggedTensor:
+    """`newest_of` of operators that a graph has, of offsets that begin at 0; kept: values of each row, int64 [B]."""
+    place, lengths = sequence.places, sequence.lengths.index_select(0, sequence.owners)
+    of_row = kept.index_select(0, sequence.owners)
+    chosen = (place < of_row if newest_first else place >= lengths - of_row).nonzero().squeeze(1)
+    offsets = pad(kept.cumsum(0), (1, 0))
+    found = JaggedTensor(sequence.values.index_select(0, chosen), offsets)
+    if not newest_first:
+        return found
+    end = offsets[1:].index_select(0, found.owners)
+    return JaggedTensor(found.values.index_select(0, end - 1 - found.places), offsets)
 
 
 def places_of(offsets: Tensor) -> Tensor:
@@ -74,6 +90,13 @@ class LengthGroups:
             shorter, size = size, 2 * size
         slots = torch.repeat_interleave(begin, lengths) + places_of(offsets)
         return LengthGroups(slots, shapes)
+
+    @staticmethod
+    def of_sequence(sequence: JaggedTensor, length: int) -> LengthGroups:
+        """Of a sequence's rows, at most `length` each. In a graph, where none can follow from data, there is one."""
+        if not torch.compiler.is_exporting():
+            return LengthGroups.of(sequence.offsets)
+        return LengthGroups(sequence.owners * length + sequence.places, [(sequence.samples, length)])
 
     def padded(self, values: Tensor) -> list[Tensor]:
         """Values [N, ...] as [rows, places, ...] of each group, zeros behind a row's."""

@@ -32,7 +32,7 @@ class SASRec(NextItemModel):
     def encode(self, items: JaggedTensor, inputs: Inputs) -> Tensor:
         """States float32 [N, D]."""
         x = self.positions(items)
-        groups = LengthGroups.of(items.offsets)
+        groups = LengthGroups.of_sequence(items, self.args.length)
         for block in self.blocks:
             x = block(x, groups)
         out: Tensor = self.norm(x)
@@ -63,7 +63,7 @@ class SASRecBlock(nn.Module):
         """softmax(Q K^T / sqrt(d)) V over places up to each: [N, 3 D] -> [N, D]."""
         dropout = self.attention_dropout if self.training else 0.0
         found = []
-        for group in groups.padded(x.view(len(x), 3, self.heads, x.shape[1] // (3 * self.heads))):
+        for group in groups.padded(x.view(x.shape[0], 3, self.heads, x.shape[1] // (3 * self.heads))):
             q, k, v = group.permute(2, 0, 3, 1, 4)  # [rows, heads, places, d] each
             y = scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
             found.append(y.transpose(1, 2).flatten(2))

@@ -1,0 +1,1 @@
+"""The fitted workflow outside of headrace: as an ONNX graph, or as a Python step."""

@@ -1,0 +1,121 @@
+"""An ONNX graph while it is being written: nodes and constants with names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from headrace.storage import Location
+
+#: The operators are those of these versions (of ai.onnx, ai.onnx.ml).
+OPSET, ML_OPSET, IR_VERSION = 21, 4, 10
+ML = "ai.onnx.ml"
+BOOL, INT64, UINT64 = TensorProto.BOOL, TensorProto.INT64, TensorProto.UINT64
+FLOAT, DOUBLE, STRING = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.STRING
+
+
+class GraphWriter:
+    """Nodes in the order in which they compute."""
+
+    def __init__(self, folder: Location, file_prefix: str = "vocabulary") -> None:
+        """`folder`: where large constants go, as files `PREFIX-N.bin`."""
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+        self._folder, self._prefix = folder, file_prefix
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        #: Names of the files that the graph reads.
+        self.files: list[str] = []
+
+    def add(self, op: str, *inputs: str, domain: str = "", outputs: Sequence[str] = (), **attributes: Any) -> str:
+        """A node of one output; its name."""
+        name = outputs[0] if outputs else f"node.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [name], name=name, domain=domain, **attributes))
+        return name
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """A small tensor. Equal ones are one."""
+        array = np.asarray(value, dtype)
+        content = "\0".join(array.ravel().tolist()).encode() if array.dtype == object else array.tobytes()
+        key = (str(array.dtype), array.shape, content)
+        if key not in self._constants:
+            name = f"constant.{len(self.initializers)}"
+            self.initializers.append(_tensor(array, name))
+            self._constants[key] = name
+        return self._constants[key]
+
+    def file(self, values: NDArray[Any]) -> str:
+        """A large tensor, in a file beside the graph that the runtime maps."""
+        name = f"{self._prefix}-{len(self.files)}.bin"
+        with (self._folder / name).new_file() as path:
+            np.ascontiguousarray(values).tofile(path)
+        self.files.append(name)
+        made = TensorProto(
+            name=f"table.{name}", data_type=helper.np_dtype_to_tensor_dtype(values.dtype), dims=list(values.shape)
+        )
+        made.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", name), ("offset", "0"), ("length", str(values.nbytes))):
+            made.external_data.add(key=key, value=value)
+        self.initializers.append(made)
+        return str(made.name)
+
+    def prune(self, outputs: Sequence[str]) -> None:
+        """Keep what outputs are computed from, and its files."""
+        needed, kept = set(outputs), []
+        for node in reversed(self.nodes):
+            if set(node.output) & needed:
+                needed.update(node.input)
+                kept.append(node)
+        self.nodes = kept[::-1]
+        self.initializers = [x for x in self.initializers if x.name in needed]
+        for name in [name for name in self.files if f"table.{name}" not in needed]:
+            (self._folder / name).remove()
+            self.files.remove(name)
+
+    def cast(self, x: str, to: int) -> str:
+        """Another type of numbers."""
+        return self.add("Cast", x, to=to)
+
+    def where(self, condition: str, yes: str, no: str) -> str:
+        """Element by element."""
+        return self.add("Where", condition, yes, no)
+
+    def either(self, a: str | None, b: str | None) -> str | None:
+        """`a or b` of conditions, of which None is false everywhere."""
+        if a is None or b is None or a == b:
+            return a or b
+        return self.add("Or", a, b)
+
+    def unsqueeze(self, x: str, axis: int) -> str:
+        """With one more dimension."""
+        return self.add("Unsqueeze", x, self.constant([axis], np.int64))
+
+    def size(self, x: str, axis: int) -> str:
+        """The length of a dimension: int64, a scalar."""
+        shape = self.add("Shape", x, start=axis, end=axis + 1)
+        return self.add("Squeeze", shape, self.constant([0], np.int64))
+
+    def false_like(self, x: str) -> str:
+        """False in the shape of another tensor."""
+        none = helper.make_tensor("value", BOOL, [1], [False])
+        return self.add("ConstantOfShape", self.add("Shape", x), value=none)
+
+    def label_encoder(self, x: str, keys: NDArray[Any], values: NDArray[np.int64], default: int) -> str:
+        """The value of each key, `default` of others. Keys int64, or objects: texts. [..] -> int64 [..]."""
+        return self.add(
+            "LabelEncoder",
+            x,
+            domain=ML,
+            keys_tensor=_tensor(keys, "keys"),
+            values_tensor=_tensor(np.asarray(values, np.int64), "values"),
+            default_tensor=_tensor(np.array([default], np.int64), "default"),
+        )
+
+
+def _tensor(array: NDArray[Any], name: str) -> Any:
+    if array.dtype != object:
+        return numpy_helper.from_array(array, name)
+    return helper.make_tensor(name, STRING, list(array.shape), [v.encode() for v in array.ravel().tolist()])

@@ -1,0 +1,80 @@
+"""Positions of times on circles by whole numbers: hour, weekday, day of the year, month."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.export.features.graph import GraphWriter
+from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
+
+#: Days from 0000-03-01 to 1970-01-01, and of 400, 100 and 4 years (Gregorian); 1970-01-01 was a Thursday.
+_TO_1970, _ERA, _CENTURY, _FOUR = 719_468, 146_097, 36_524, 1_460
+_THURSDAY = 3
+
+
+def position(graph: GraphWriter, x: str, part: str, is_date: bool) -> str:
+    """Of int64 microseconds, or days of dates, since 1970: the hour, the weekday (Monday 0), the day of the year from 0
+    or the month from 0. int64 of the same shape.
+    """
+    days = x if is_date else _quotient(graph, x, DAY_MICROS)
+    if part == "hour":
+        return graph.add("Div", _rest(graph, x, DAY_MICROS), _whole(graph, HOUR_MICROS))
+    if part == "weekday":
+        return _rest(graph, graph.add("Add", days, _whole(graph, _THURSDAY)), 7)
+    year, month = _year_and_month(graph, days)
+    if part == "month":
+        return graph.add("Sub", month, _whole(graph, 1))
+    return graph.add("Sub", days, _first_day(graph, year))
+
+
+def _year_and_month(graph: GraphWriter, days: str) -> tuple[str, str]:
+    """By years that begin in March, so that the leap day is their last; all divisions but the first are of numbers that
+    are not negative.
+    """
+    shifted = graph.add("Add", days, _whole(graph, _TO_1970))
+    era, day = _quotient(graph, shifted, _ERA), _rest(graph, shifted, _ERA)
+    leaps = graph.add(
+        "Sub", _div(graph, day, _CENTURY), graph.add("Add", _div(graph, day, _FOUR), _div(graph, day, _ERA - 1))
+    )
+    year = _div(graph, graph.add("Add", day, leaps), 365)
+    before = graph.add("Sub", graph.add("Add", _times(graph, year, 365), _div(graph, year, 4)), _div(graph, year, 100))
+    of_year = graph.add("Sub", day, before)
+    # Months of 153 days in five, from March on.
+    month = _div(graph, graph.add("Add", _times(graph, of_year, 5), _whole(graph, 2)), 153)
+    march_year = graph.add("Add", year, _times(graph, era, 400))
+    late = graph.add("GreaterOrEqual", month, _whole(graph, 10))
+    real_month = graph.where(late, graph.add("Sub", month, _whole(graph, 9)), graph.add("Add", month, _whole(graph, 3)))
+    real_year = graph.where(late, graph.add("Add", march_year, _whole(graph, 1)), march_year)
+    return real_year, real_month
+
+
+def _first_day(graph: GraphWriter, year: str) -> str:
+    """Days from 1970-01-01 to the first of January of a year: 365 a year and the leap days of the years before."""
+    before = graph.add("Sub", year, _whole(graph, 1))
+    leaps = graph.add("Sub", _quotient(graph, before, 4), _quotient(graph, before, 100))
+    leaps = graph.add("Add", leaps, _quotient(graph, before, 400))
+    passed = graph.add("Add", _times(graph, before, 365), leaps)
+    # 719,162 days from 0001-01-01 to 1970-01-01.
+    return graph.add("Sub", passed, _whole(graph, 719_162))
+
+
+def _whole(graph: GraphWriter, number: int) -> str:
+    return graph.constant(number, np.int64)
+
+
+def _times(graph: GraphWriter, x: str, number: int) -> str:
+    return graph.add("Mul", x, _whole(graph, number))
+
+
+def _div(graph: GraphWriter, x: str, number: int) -> str:
+    return graph.add("Div", x, _whole(graph, number))
+
+
+def _rest(graph: GraphWriter, x: str, number: int) -> str:
+    """Never negative."""
+    return graph.add("Mod", x, _whole(graph, number))
+
+
+def _quotient(graph: GraphWriter, x: str, number: int) -> str:
+    """Rounded down."""
+    return _div(graph, graph.add("Sub", x, _rest(graph, x, number)), number)

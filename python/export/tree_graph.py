@@ -1,0 +1,236 @@
+"""Boosted trees as an ONNX graph: the features' tensors to what `XGBoostPredictor` says.
+
+The converter of onnxmltools (1.16) gives other numbers for `rank:*` and `reg:logistic`, and knows no sets of codes; so
+the trees go into ONNX's TreeEnsemble as XGBoost's own JSON has them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from headrace.errors import UserError
+from headrace.models.predictor import ONLY_TASK
+from headrace.models.xgboost_model import matrix_columns, matrix_features
+from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
+
+ROWS = "rows"
+#: What trees look at, and what they say.
+MATRIX, SCORES = "matrix", "scores"
+#: The operators are those of these versions.
+_OPSET, _ML_OPSET, _IR_VERSION = 21, 5, 10
+_ML = "ai.onnx.ml"
+#: Modes of nodes in TreeEnsemble: the true branch is for less than the split, for members of its set.
+_LESS, _MEMBER = 1, 6
+_RESERVED = ("tree.", MATRIX, SCORES, ONLY_TASK)
+
+
+def faults(booster: xgb.Booster) -> list[str]:
+    """What of trees cannot be exported, each in a sentence."""
+    learner = json.loads(booster.save_raw("json"))["learner"]
+    name, found = learner["objective"]["name"], []
+    if learner["gradient_booster"]["name"] != "gbtree":
+        found.append(f"the booster '{learner['gradient_booster']['name']}', whose trees have weights")
+    if _link(name) is None:
+        found.append(f"the objective '{name}'")
+    if int(learner["learner_model_param"]["num_class"]) > 1 or int(learner["learner_model_param"]["num_target"]) > 1:
+        found.append("several outputs of one model")
+    return found
+
+
+def check_exportable(booster: xgb.Booster) -> None:
+    """Raise UserError where trees cannot be exported: names all that is in the way."""
+    if found := faults(booster):
+        raise UserError("the trees cannot be exported as ONNX: " + "; ".join(found))
+
+
+def trees_graph(booster: xgb.Booster, schema: DatasetSchema) -> Any:
+    """The model (`onnx.ModelProto`): features by their names to `label` float32 [rows].
+
+    Inputs as those of models with embeddings: numbers float32 [rows, columns], codes int64 [rows], lists of codes int64
+    [rows, length] of any length of at least 1; of these the trees see as many as the schema says.
+
+    Raises:
+        UserError: see `check_exportable`; a feature has a name that the graph has for itself.
+    """
+    check_exportable(booster)
+    nodes = _Nodes()
+    inputs = _matrix(nodes, schema)
+    learner = json.loads(booster.save_raw("json"))["learner"]
+    model = learner["gradient_booster"]["model"]
+    nodes.add("TreeEnsemble", MATRIX, domain=_ML, out="tree.sum", **_ensemble(model["trees"]))
+    sigmoid, margin = _margin(learner)
+    total = nodes.add("Add", "tree.sum", nodes.constant(np.float32(margin)))
+    total = nodes.add("Sigmoid", total) if sigmoid else total
+    nodes.add("Squeeze", total, nodes.constant(np.array([1])), out=ONLY_TASK)
+    return _model(nodes, inputs, [helper.make_tensor_value_info(ONLY_TASK, TensorProto.FLOAT, [ROWS])], "trees")
+
+
+def matrix_graph(schema: DatasetSchema) -> Any:
+    """The matrix alone: features by their names to `matrix` float32 [rows, columns], for a runtime of trees."""
+    nodes = _Nodes()
+    inputs = _matrix(nodes, schema)
+    width = len(matrix_columns(schema))
+    return _model(nodes, inputs, [helper.make_tensor_value_info(MATRIX, TensorProto.FLOAT, [ROWS, width])], "matrix")
+
+
+def _model(nodes: _Nodes, inputs: Sequence[Any], outputs: Sequence[Any], name: str) -> Any:
+    graph = helper.make_graph(nodes.nodes, name, inputs, outputs, nodes.initializers)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_ML, _ML_OPSET)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="headrace")
+
+
+class _Nodes:
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+
+    def add(self, op: str, *inputs: str, domain: str = "", out: str = "", **attributes: Any) -> str:
+        name = out or f"tree.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [name], name=name, domain=domain, **attributes))
+        return name
+
+    def constant(self, value: Any) -> str:
+        name = f"tree.constant.{len(self.initializers)}"
+        self.initializers.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+
+def _matrix(nodes: _Nodes, schema: DatasetSchema) -> list[Any]:
+    """`headrace.models.xgboost_model.matrix` of the features; the graph's inputs."""
+    features = matrix_features(schema)
+    if taken := [f.name for f in features if f.name.startswith("tree.") or f.name in _RESERVED]:
+        raise UserError(f"the graph of the trees has these names for itself: {', '.join(taken)}; rename these features")
+    inputs, columns = [], []
+    for f in features:
+        if f.kind is Kind.CONTINUOUS:
+            inputs.append(helper.make_tensor_value_info(f.name, TensorProto.FLOAT, [ROWS, f.length]))
+            columns.append(f.name)
+            continue
+        shape = [ROWS, f"{f.name}.length"] if f.is_list else [ROWS]
+        inputs.append(helper.make_tensor_value_info(f.name, TensorProto.INT64, shape))
+        columns.append(_codes(nodes, f))
+    nodes.add("Concat", *columns, out=MATRIX, axis=1)
+    return inputs
+
+
+def _codes(nodes: _Nodes, f: Feature) -> str:
+    """Codes as float32 [rows, length], NaN in place of 0."""
+    first = nodes.constant(np.array([1]))
+    if not f.is_list:
+        codes = nodes.add("Unsqueeze", f.name, first)
+    else:
+        rows = nodes.add("Shape", f.name, start=0, end=1)
+        shape = nodes.add("Concat", rows, nodes.constant(np.array([f.length])), axis=0)
+        none = helper.make_tensor("value", TensorProto.INT64, [1], [NULL_CODE])
+        longer = nodes.add("Concat", f.name, nodes.add("ConstantOfShape", shape, value=none), axis=1)
+        codes = nodes.add("Slice", longer, nodes.constant(np.array([0])), nodes.constant(np.array([f.length])), first)
+    missing = nodes.add("Equal", codes, nodes.constant(np.int64(NULL_CODE)))
+    numbers = nodes.add("Cast", codes, to=TensorProto.FLOAT)
+    return nodes.add("Where", missing, nodes.constant(np.float32(np.nan)), numbers)
+
+
+def _link(objective: str) -> bool | None:
+    """Whether the sum is a logit (its base score a probability) or what the model says; None: neither."""
+    if objective in ("binary:logistic", "reg:logistic"):
+        return True
+    if objective.startswith("rank:") or objective in ("reg:squarederror", "reg:absoluteerror", "reg:pseudohubererror"):
+        return False
+    return None
+
+
+def _margin(learner: Mapping[str, Any]) -> tuple[bool, float]:
+    """(whether a sigmoid ends it, what is added to the trees' sum)."""
+    sigmoid = _link(learner["objective"]["name"])
+    assert sigmoid is not None
+    score = float(learner["learner_model_param"]["base_score"].strip("[]"))
+    return sigmoid, math.log(score / (1 - score)) if sigmoid else score
+
+
+def _ensemble(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Attributes of TreeEnsemble. XGBoost sends members of a set to the right: their true branch is the right one."""
+    out: dict[str, list[Any]] = {name: [] for name in _INTEGERS}
+    splits: list[float] = []
+    modes: list[int] = []
+    leaves: list[float] = []
+    members: list[float] = []
+    for tree in trees:
+        _add_tree(tree, out, splits, modes, leaves, members)
+    attributes: dict[str, Any] = dict(out)
+    attributes["leaf_targetids"] = [0] * len(leaves)
+    attributes["nodes_splits"] = _floats("splits", splits)
+    attributes["nodes_modes"] = helper.make_tensor("modes", TensorProto.UINT8, [len(modes)], modes)
+    attributes["leaf_weights"] = _floats("weights", leaves)
+    if members:
+        attributes["membership_values"] = _floats("members", members)
+    return attributes | {"n_targets": 1, "aggregate_function": 1, "post_transform": 0}
+
+
+_INTEGERS = (
+    "tree_roots",
+    "nodes_featureids",
+    "nodes_truenodeids",
+    "nodes_trueleafs",
+    "nodes_falsenodeids",
+    "nodes_falseleafs",
+    "nodes_missing_value_tracks_true",
+)
+
+
+def _floats(name: str, values: Sequence[float]) -> Any:
+    return numpy_helper.from_array(np.asarray(values, np.float32), name)
+
+
+def _add_tree(
+    tree: Mapping[str, Any],
+    out: Mapping[str, list[Any]],
+    splits: list[float],
+    modes: list[int],
+    leaves: list[float],
+    members: list[float],
+) -> None:
+    left, right = tree["left_children"], tree["right_children"]
+    inner = [n for n in range(len(left)) if left[n] != -1]
+    first = len(modes)
+    place = {n: first + i for i, n in enumerate(inner)}
+    sets = _sets(tree)
+
+    def child(n: int) -> tuple[int, int]:
+        if n in place:
+            return place[n], 0
+        leaves.append(tree["split_conditions"][n])
+        return len(leaves) - 1, 1
+
+    out["tree_roots"].append(first)
+    for n in inner or [-1]:
+        is_set = n in sets
+        ends = (n, n) if n < 0 else (right[n], left[n]) if is_set else (left[n], right[n])
+        # A tree of one leaf: a node whose branches both lead to it.
+        found = [child(0 if e < 0 else e) for e in ends]
+        default_left = n < 0 or bool(tree["default_left"][n])
+        out["nodes_featureids"].append(0 if n < 0 else tree["split_indices"][n])
+        for which, (node, leaf) in zip(("true", "false"), found, strict=True):
+            out[f"nodes_{which}nodeids"].append(node)
+            out[f"nodes_{which}leafs"].append(leaf)
+        out["nodes_missing_value_tracks_true"].append(int(default_left != is_set))
+        modes.append(_MEMBER if is_set else _LESS)
+        splits.append(0.0 if n < 0 or is_set else tree["split_conditions"][n])
+        if is_set:
+            members.extend([*map(float, sets[n]), math.nan])
+
+
+def _sets(tree: Mapping[str, Any]) -> dict[int, NDArray[np.int64]]:
+    """By node that splits codes into two sets: the codes that go right."""
+    categories = np.asarray(tree.get("categories", []), np.int64)
+    starts, sizes = tree.get("categories_segments", []), tree.get("categories_sizes", [])
+    return {
+        node: categories[start : start + size]
+        for node, start, size in zip(tree.get("categories_nodes", []), starts, sizes, strict=True)
+    }
