@@ -1,0 +1,114 @@
+"""`headrace serve`."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.options import examples
+from headrace.cli.root import app
+
+
+class Control(StrEnum):
+    """Who decides which versions are loaded."""
+
+    poll = "poll"
+    explicit = "explicit"
+
+
+@app.command(
+    epilog=examples(
+        "headrace serve models",
+        "headrace serve models --port 0 --no-grpc --poll-seconds 1",
+        "headrace serve models --host 0.0.0.0 --certificate cert.pem --key key.pem --token-file token",
+        "curl localhost:8000/v2/models/clicks",
+    )
+)
+def serve(
+    repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="A folder of MODEL/VERSION/model.onnx.")],
+    host: Annotated[str, typer.Option("--host", help="Where connections are taken.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of HTTP; 0: any.", metavar="N")] = 8000,
+    grpc_port: Annotated[
+        int, typer.Option("--grpc-port", min=0, max=65535, help="Of gRPC; 0: any.", metavar="N")
+    ] = 8001,
+    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="Whether gRPC is served.")] = True,
+    control: Annotated[
+        Control, typer.Option("--control", help="Load what the repository has, or what requests ask to be loaded.")
+    ] = Control.poll,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="With explicit: loaded at the start; may be repeated; else all.", metavar="MODEL"),
+    ] = None,
+    versions: Annotated[
+        int, typer.Option("--versions", min=1, help="Of a model that stay loaded, to be asked by number.", metavar="N")
+    ] = 1,
+    poll_seconds: Annotated[
+        float, typer.Option("--poll-seconds", min=0.05, help="Between looks at the repository.", metavar="SECONDS")
+    ] = 5.0,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Of onnxruntime; else the cores.", metavar="N")
+    ] = None,
+    max_body_mib: Annotated[int, typer.Option("--max-body-mib", min=1, help="Of a request.", metavar="N")] = 64,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Of a request.", metavar="N")] = 65536,
+    batch_rows: Annotated[
+        int, typer.Option("--batch-rows", min=1, help="Requests are merged up to so many rows.", metavar="N")
+    ] = 512,
+    batch_delay_ms: Annotated[
+        float, typer.Option("--batch-delay-ms", min=0, help="Wait for others to merge with.", metavar="MS")
+    ] = 0.0,
+    timeout_ms: Annotated[
+        float, typer.Option("--timeout-ms", min=1, help="That a request may wait before it is 503.", metavar="MS")
+    ] = 1000.0,
+    receive_seconds: Annotated[
+        float, typer.Option("--receive-seconds", min=0.1, help="Within which a request must arrive.", metavar="SECONDS")
+    ] = 10.0,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="More are answered 503.", metavar="N")
+    ] = 4096,
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="A NaN is a value of float inputs.")] = False,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="TLS: PEM.", metavar="FILE")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="TLS: PEM.", metavar="FILE")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="Of a token to ask for; else $HEADRACE_SERVE_TOKEN.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Answer requests by ONNX models of a repository: KServe's inference protocol 2, HTTP and gRPC.
+
+    New versions are taken while requests are answered (docs/serving.md).
+    """
+    from headrace.commands.serve import serve as command
+    from headrace.commands.serve import token_of
+    from headrace.serve.options import Limits, ServeOptions
+
+    limits = Limits(
+        body_bytes=max_body_mib << 20,
+        rows=max_rows,
+        batch_rows=batch_rows,
+        batch_delay=batch_delay_ms / 1e3,
+        timeout=timeout_ms / 1e3,
+        receive_seconds=receive_seconds,
+        connections=max_connections,
+    )
+    command(
+        ServeOptions(
+            repository=Path(repository),
+            host=host,
+            http_port=port,
+            grpc_port=grpc_port if grpc else None,
+            control=control.value,
+            models=tuple(model or ()),
+            versions=versions,
+            poll_seconds=poll_seconds,
+            threads=threads or len(os.sched_getaffinity(0)),
+            certificate=certificate,
+            key=key,
+            token=token_of(token_file),
+            allow_nan=allow_nan,
+            limits=limits,
+        )
+    )

@@ -1,0 +1,63 @@
+"""Users and the items that an index found, as the rows that a ranking model is asked.
+
+A model of Triton's Python back end that needs NumPy alone. Beside this file, of a catalogue of items: `keys.npy`, texts
+[items], and for each tensor of their columns `column-N.npy`, which `columns.json` names.
+
+Each user is a row of `item_row` int64 [users, found] (rows of the catalogue, -1: none) and of `exclude`, texts [users,
+n]: keys of items that the user must not get, "" for none. The other inputs are the users' columns. Of each pair that is
+left the outputs have a row: the users' columns repeated, the items' taken from the catalogue, and `pair_user`,
+`pair_item` int64 [pairs, 1], the rows of both. Where nothing is left there is one row, of the user -1.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """What Triton calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """`args`: the model's configuration as JSON, where its repository is, and the version."""
+        config = json.loads(args["model_config"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        keys = np.char.encode(np.load(folder / "keys.npy"), "utf-8")
+        self.places = {key: i for i, key in enumerate(keys.tolist())}
+        names = json.loads((folder / "columns.json").read_text())
+        self.catalogue = {name: _texts(np.load(folder / file)) for name, file in names.items()}
+        own = {"item_row", "exclude"}
+        self.users = [tensor["name"] for tensor in config["input"] if tensor["name"] not in own]
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """A response for each request."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        def given(name: str) -> Any:
+            return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+
+        found, excluded = given("item_row"), given("exclude")
+        columns = {name: given(name) for name in self.users}
+        rows = {name: len(x) for name, x in {"item_row": found, "exclude": excluded, **columns}.items()}
+        if len(set(rows.values())) > 1:
+            said = f"tensors of different numbers of users: {rows}"
+            return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(said))
+        kept = found >= 0
+        for user, keys in enumerate(excluded.tolist()):
+            kept[user] &= ~np.isin(found[user], [self.places[key] for key in keys if key in self.places])
+        users, places = np.nonzero(kept)
+        items = found[users, places]
+        if not len(users):
+            users, items = np.array([-1]), np.array([0])
+        tensors = {name: x[users] for name, x in columns.items()}
+        tensors |= {name: x[items] for name, x in self.catalogue.items()}
+        tensors |= {"pair_user": users[:, None], "pair_item": items[:, None]}
+        made = [pb_utils.Tensor(name, np.ascontiguousarray(x)) for name, x in tensors.items()]
+        return pb_utils.InferenceResponse(output_tensors=made)
+
+
+def _texts(x: Any) -> Any:
+    return np.char.encode(x, "utf-8").astype(object) if x.dtype.kind == "U" else x

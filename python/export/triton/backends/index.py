@@ -1,0 +1,73 @@
+"""The items nearest to a vector, as a model of Triton's Python back end. Needs NumPy, and Faiss where it says so.
+
+Beside this file: `vectors.npy` float32 [items, D] and `keys.npy`, texts [items]; `index.faiss` where Faiss searches.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+#: Scores that are made at once.
+_SCORES = 1 << 22
+
+
+class TritonPythonModel:
+    """What Triton calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """`args`: the model's configuration as JSON, where its repository is, and the version."""
+        config = json.loads(args["model_config"])
+        said = {name: value["string_value"] for name, value in config["parameters"].items()}
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.keys = np.char.encode(np.load(folder / "keys.npy"), "utf-8").astype(object)
+        self.vectors = np.load(folder / "vectors.npy", mmap_mode="r")
+        self.found = int(said["found"])
+        self.searcher: Any = None
+        if said["index"] == "faiss":
+            import faiss
+
+            self.searcher = faiss.read_index(str(folder / "index.faiss"))
+            self.searcher.nprobe = int(said["probes"])
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """All requests' vectors are searched at once."""
+        queries = [pb_utils.get_input_tensor_by_name(r, "query_vector").as_numpy() for r in requests]
+        rows, scores = self._search(np.ascontiguousarray(np.concatenate(queries), np.float32))
+        keys = np.append(self.keys, b"")[rows]
+        starts = np.cumsum([len(q) for q in queries])[:-1]
+        parts = zip(*(np.split(x, starts) for x in (keys, rows, scores)), strict=True)
+        return [
+            pb_utils.InferenceResponse(
+                output_tensors=[
+                    pb_utils.Tensor("item", key),
+                    pb_utils.Tensor("item_row", row),
+                    pb_utils.Tensor("item_score", score),
+                ]
+            )
+            for key, row, score in parts
+        ]
+
+    def _search(self, queries: Any) -> tuple[Any, Any]:
+        """Rows int64 and dot products float32 [queries, found], best first; -1 and minus infinity behind the last."""
+        rows = np.full((len(queries), self.found), -1, np.int64)
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        if self.searcher is not None:
+            _, near = self.searcher.search(queries, self.found)
+            for i, one in enumerate(near):
+                one = one[one >= 0]
+                made = self.vectors[one] @ queries[i]
+                order = np.lexsort((one, -made))
+                rows[i, : len(one)], scores[i, : len(one)] = one[order], made[order]
+            return rows, scores
+        step = max(1, _SCORES // max(1, len(self.vectors)))
+        k = min(self.found, len(self.vectors))
+        for at in range(0, len(queries), step):
+            made = queries[at : at + step] @ self.vectors.T
+            # Of equal scores the lower row comes first: rows at the border of the best k too.
+            order = np.argsort(-made, axis=1, kind="stable")[:, :k]
+            rows[at : at + step, :k] = order
+            scores[at : at + step, :k] = np.take_along_axis(made, order, 1)
+        return rows, scores

@@ -1,0 +1,42 @@
+"""Pairs' scores as lists of users, the best first: a model of Triton's Python back end.
+
+Needs NumPy alone. Beside this file: `keys.npy`, texts [items]. `pair_user`, `pair_item` int64 [pairs, 1] and `score`
+float32 [pairs, 1] become `item`, texts, and `item_score` [users, k]; `item_row` [users, n] says how many users there
+are. Where a user has fewer items the list ends with "" and minus infinity. Of equal scores the lower row comes first.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """What Triton calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """`args`: the model's configuration as JSON, where its repository is, and the version."""
+        config = json.loads(args["model_config"])
+        self.k = int(config["parameters"]["k"]["string_value"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        keys = np.char.encode(np.load(folder / "keys.npy"), "utf-8").astype(object)
+        self.keys = np.append(keys, b"")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """A response for each request."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        names = ("pair_user", "pair_item", "score", "item_row")
+        user, item, score, found = (pb_utils.get_input_tensor_by_name(request, n).as_numpy() for n in names)
+        user, item, score = user.ravel(), item.ravel(), score.ravel()
+        items = np.full((len(found), self.k), -1, np.int64)
+        scores = np.full(items.shape, -np.inf, np.float32)
+        for row in range(len(found)):
+            mine = np.flatnonzero(user == row)
+            best = mine[np.lexsort((item[mine], -score[mine]))][: self.k]
+            items[row, : len(best)], scores[row, : len(best)] = item[best], score[best]
+        tensors = [pb_utils.Tensor("item", self.keys[items]), pb_utils.Tensor("item_score", scores)]
+        return pb_utils.InferenceResponse(output_tensors=tensors)

@@ -1,0 +1,145 @@
+"""`config.pbtxt` of a model: the text form of Triton's ModelConfig (model_config.proto of its repository `common`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+#: By NumPy's names; object: texts.
+TYPES = {
+    "object": "TYPE_STRING",
+    "int64": "TYPE_INT64",
+    "bool": "TYPE_BOOL",
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+}
+Backend = Literal["onnxruntime", "python", "fil"]
+#: A dimension that a request says.
+ANY = -1
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output as a request sees it, without the rows of a batch. Of a model without batches, with them.
+
+    reshape: what the model itself takes or gives in place of `dims`, which must have one element then: of [rows] it is
+    (), for Triton's tensors have at least one dimension besides.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model of an ensemble. `inputs`, `outputs`: its tensor's name -> the ensemble's."""
+
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """What requests are put together.
+
+    max_rows: of a batch, and of a request. delay_microseconds: how long the first request waits for others. instances:
+    copies of a model that work at once.
+    """
+
+    max_rows: int = 4096
+    delay_microseconds: int = 500
+    instances: int = 1
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One model. `steps` make it an ensemble."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    batching: Batching
+    backend: Backend | None = None
+    #: Whether rows are the tensors' first dimension, which `dims` leave out.
+    batched: bool = True
+    steps: tuple[Step, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    #: Where it computes: KIND_AUTO is a GPU where there is one.
+    kind: str = "KIND_AUTO"
+
+    def text(self) -> str:
+        """The file."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield f"name: {_quoted(self.name)}"
+        yield 'platform: "ensemble"' if self.backend is None else f"backend: {_quoted(self.backend)}"
+        yield f"max_batch_size: {self.batching.max_rows if self.batched else 0}"
+        for what, tensors in (("input", self.inputs), ("output", self.outputs)):
+            for tensor in tensors:
+                yield f"{what} {{"
+                yield from _tensor(tensor)
+                yield "}"
+        if self.backend is None:
+            yield from _ensemble(self.steps)
+            # There is one version of an ensemble, whose steps name theirs.
+            yield "version_policy { latest { num_versions: 1 } }"
+        else:
+            yield "version_policy { all { } }"
+            yield f"instance_group {{ count: {self.batching.instances} kind: {self.kind} }}"
+            if self.batched:
+                yield f"dynamic_batching {{ max_queue_delay_microseconds: {self.batching.delay_microseconds} }}"
+            yield from self._warmup()
+        for key, value in self.parameters.items():
+            yield f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}"
+
+    def _warmup(self) -> Iterator[str]:
+        """One row of zeros and empty texts, lists of one element."""
+        yield "model_warmup {"
+        yield '  name: "one row of zeros"'
+        yield f"  batch_size: {1 if self.batched else 0}"
+        for tensor in self.inputs:
+            dims = _numbers(1 if n == ANY else n for n in tensor.dims)
+            value = f"data_type: {TYPES[tensor.dtype]} dims: {dims} zero_data: true"
+            yield f"  inputs {{ key: {_quoted(tensor.name)} value {{ {value} }} }}"
+        yield "}"
+
+
+def _tensor(tensor: Tensor) -> Iterator[str]:
+    yield f"  name: {_quoted(tensor.name)}"
+    yield f"  data_type: {TYPES[tensor.dtype]}"
+    yield f"  dims: {_numbers(tensor.dims)}"
+    if tensor.reshape is not None:
+        yield f"  reshape {{ shape: {_numbers(tensor.reshape)} }}"
+
+
+def step_text(model: str, version: int) -> str:
+    """The lines of an ensemble's configuration that name a version of a model."""
+    return f"    model_name: {_quoted(model)}\n    model_version: {version}"
+
+
+def _ensemble(steps: Sequence[Step]) -> Iterator[str]:
+    yield "ensemble_scheduling {"
+    for step in steps:
+        yield "  step {"
+        yield step_text(step.model, step.version)
+        for what, names in (("input_map", step.inputs), ("output_map", step.outputs)):
+            for key, value in names.items():
+                yield f"    {what} {{ key: {_quoted(key)} value: {_quoted(value)} }}"
+        yield "  }"
+    yield "}"
+
+
+def _numbers(numbers: Iterator[int] | Sequence[int]) -> str:
+    return f"[{', '.join(map(str, numbers))}]"
+
+
+def _quoted(text: str) -> str:
+    """JSON's escapes are protobuf's; other characters than ASCII as their UTF-8."""
+    return json.dumps(text, ensure_ascii=False)

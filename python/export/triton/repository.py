@@ -1,0 +1,156 @@
+"""Exported models as a model repository of Triton.
+
+Of a pipeline NAME, each with the same version:
+
+    NAME.features           raw columns to features: ONNX, or the Python back end where ONNX lacks an operator
+    NAME.model              features to predictions: ONNX; trees: ONNX, or NAME.matrix and NAME.trees (FIL)
+    NAME                    the ensemble of the two
+    NAME.query.features, NAME.query, NAME.index, NAME.retrieve     of a model in retrieval form whose items have codes:
+                            raw columns to vectors, the items nearest to them, the ensemble of the three
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+
+from headrace.errors import UserError
+from headrace.export.record import MODEL, QUERY, Record, Tensor, read_record
+from headrace.export.tree_graph import MATRIX, check_exportable, matrix_graph
+from headrace.export.triton import config as triton
+from headrace.export.triton.config import Batching, ModelConfig, Step
+from headrace.export.triton.index import index_model, item_keys
+from headrace.export.triton.options import DEFAULTS, Options
+from headrace.export.triton.parts import (
+    GRAPH_FILE,
+    ensemble,
+    features_model,
+    features_step,
+    graph_model,
+    graph_step,
+    loaded,
+)
+from headrace.export.triton.publish import Model, publish
+from headrace.export.triton.tensors import of_columns, of_graph
+from headrace.models.predictor import ONLY_TASK
+from headrace.storage import Location
+
+
+def write_repository(
+    exported: Location, saved: Location, repository: Location, *, name: str, version: int, options: Options = DEFAULTS
+) -> None:
+    """Add a version to a model repository (made where it is not); see headrace.export.triton.publish.
+
+    Args:
+        exported: an export of format ONNX, on the repository's file system: its files are shared.
+        saved: the saved model, with its fitted workflow.
+        repository: the folder that Triton is given.
+        name: of the ensemble; that of its models begins with it.
+        version: of all of them.
+        options: see Options.
+
+    Raises:
+        UserError: no export; see `publish`.
+    """
+    record = read_record(exported)
+    if record.format != "onnx":
+        raise UserError(f"{exported} is of the format {record.format}: a model repository is made of ONNX graphs")
+    models, ensembles = ranking(exported, record, saved, name, version, options)
+    if record.items is not None:
+        more, retrieve = retrieval(exported, record, saved, name, version, options)
+        models, ensembles = [*models, *more], [*ensembles, retrieve]
+    publish(repository, models, ensembles, version, options.keep)
+
+
+def ranking(
+    exported: Location, record: Record, saved: Location, name: str, version: int, options: Options
+) -> tuple[list[Model], list[ModelConfig]]:
+    """Features and predictions of rows."""
+    workflow, folder = loaded(saved)
+    graph, batching = record.graphs[MODEL], options.batching
+    features, columns = features_model(f"{name}.features", workflow, folder, batching, [t.name for t in graph.inputs])
+    schema = record.dataset_schema
+    if record.kind == "xgboost" and options.trees == "fil":
+        matrix, trees = fil_models(saved, record, name, batching)
+        last = Model(ModelConfig(name, (), (of_graph(graph.outputs[0]),), batching), lambda to: None)
+        steps: tuple[Step, ...] = (
+            features_step(features, version),
+            graph_step(matrix, version),
+            _fil_step(trees, version),
+        )
+        models = [features, matrix, trees]
+    else:
+        last = graph_model(f"{name}.model", graph, exported, schema, batching)
+        steps = (features_step(features, version), graph_step(last, version))
+        models = [features, last]
+    return models, [ensemble(name, of_columns(columns), steps, last, batching, version)]
+
+
+def retrieval(
+    exported: Location, record: Record, saved: Location, name: str, version: int, options: Options
+) -> tuple[list[Model], ModelConfig]:
+    """The items nearest to a user: all that the vocabulary has."""
+    workflow, _ = loaded(saved)
+    models, columns, steps = query_models(exported, record, saved, name, version, options)
+    keys, vectors = item_keys(workflow, exported, record)
+    index = index_model(f"{name}.index", keys, vectors, options)
+    steps = (*steps, index_step(index, version))
+    models = [*models, index]
+    return models, ensemble(f"{name}.retrieve", of_columns(columns), steps, index, options.batching, version)
+
+
+def query_models(
+    exported: Location, record: Record, saved: Location, name: str, version: int, options: Options
+) -> tuple[list[Model], Any, tuple[Step, ...]]:
+    """Raw columns of users to their vectors: the models, the columns, the steps."""
+    workflow, folder = loaded(saved)
+    graph = record.graphs[QUERY]
+    names = [t.name for t in graph.inputs]
+    features, columns = features_model(f"{name}.query.features", workflow, folder, options.batching, names)
+    query = graph_model(f"{name}.query", graph, exported, record.dataset_schema, options.batching)
+    return [features, query], columns, (features_step(features, version), graph_step(query, version))
+
+
+def index_step(index: Model, version: int) -> Step:
+    """The items of a query's vector."""
+    outputs = {t.name: t.name for t in index.config.outputs}
+    return Step(index.config.name, version, {t.name: t.name for t in index.config.inputs}, outputs)
+
+
+def fil_models(saved: Location, record: Record, name: str, batching: Batching) -> tuple[Model, Model]:
+    """The trees' matrix as a graph, and XGBoost's own JSON for the FIL back end (which takes `input__0`)."""
+    import xgboost as xgb
+
+    booster = xgb.Booster()
+    booster.load_model((saved / "model.ubj").local_path())
+    check_exportable(booster)
+    width = booster.num_features()
+    graph = record.graphs[MODEL]
+    made = matrix_graph(record.dataset_schema)
+    output = of_graph(Tensor(name=MATRIX, dtype="float32", shape=("rows", width)))
+    inputs = tuple(map(of_graph, graph.inputs))
+
+    def fill_matrix(to: Location) -> None:
+        (to / GRAPH_FILE).put_bytes(made.SerializeToString())
+        onnx.checker.check_model(str((to / GRAPH_FILE).local_path()))
+
+    def fill_trees(to: Location) -> None:
+        (to / "xgboost.json").put_bytes(bytes(booster.save_raw("json")))
+
+    # Without classes FIL gives what the objective's link gives: a probability, or the number itself.
+    said = {"model_type": "xgboost_json", "is_classifier": "false", "xgboost_allow_unknown_field": "true"}
+    trees = ModelConfig(
+        f"{name}.trees",
+        (triton.Tensor("input__0", "float32", (width,)),),
+        (triton.Tensor("output__0", "float32", (1,)),),
+        batching,
+        "fil",
+        parameters=said,
+    )
+    matrix = ModelConfig(f"{name}.matrix", inputs, (output,), batching, "onnxruntime", kind="KIND_CPU")
+    return Model(matrix, fill_matrix), Model(trees, fill_trees)
+
+
+def _fil_step(trees: Model, version: int) -> Step:
+    return Step(trees.config.name, version, {"input__0": MATRIX}, {"output__0": ONLY_TASK})

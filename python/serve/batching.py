@@ -1,0 +1,207 @@
+"""Requests for a model, merged into runs.
+
+Runs that are short are computed where requests are read: handing one to a thread and back costs more than they do.
+Long ones are computed by a thread, during which further requests are read and collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from headrace.serve.errors import RequestError
+from headrace.serve.metrics import ModelMetrics
+from headrace.serve.model import Model
+from headrace.serve.options import Limits
+from headrace.serve.tensors import Array
+
+logger = logging.getLogger(__name__)
+
+#: Expected seconds of a run up to which it is computed at once.
+_AT_ONCE = 0.002
+#: What sums of earlier runs are multiplied by at each run.
+_DECAY = 0.9
+#: Requests of other shapes that are looked behind for those of the first one's.
+_OTHERS = 256
+
+Result = list[Array] | RequestError
+#: Shapes of a request's inputs behind their rows: requests of the same ones can be merged.
+ShapeKey = tuple[tuple[int, ...], ...]
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def key_of(inputs: Iterable[_Shaped]) -> ShapeKey:
+    """Of a request's inputs."""
+    return tuple(x.shape[1:] for x in inputs)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    feeds: Sequence[Array]
+    rows: int
+    key: ShapeKey
+    since: float
+    until: float
+    answer: asyncio.Future[list[Array]]
+
+
+class Batcher:
+    """The queue of one version of a model, whose rows are therefore answered by that version alone."""
+
+    def __init__(self, model: Model, limits: Limits, executor: Executor, metrics: ModelMetrics) -> None:
+        self._model, self._limits, self._executor, self._metrics = model, limits, executor, metrics
+        self._queue: deque[_Waiting] = deque()
+        self._queued_rows = 0
+        self._seconds, self._rows = 0.0, 0.0  # of the last runs
+        self._running = False
+        self._scheduled: asyncio.Handle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def _seconds_per_row(self) -> float:
+        return self._seconds / self._rows if self._rows else 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self._queue and not self._running
+
+    def submit(self, feeds: Sequence[Array], rows: int, key: ShapeKey, timeout: float) -> asyncio.Future[list[Array]]:
+        """Have the model run.
+
+        Args:
+            feeds: its inputs, in order.
+            rows: of each of them.
+            key: see `key_of`.
+            timeout: seconds within which the run must begin.
+
+        Raises:
+            RequestError: so much waits already that it would not begin in time (503).
+        """
+        wait = self._queued_rows * self._seconds_per_row
+        if wait > timeout or self._queued_rows >= self._limits.rows * 4:
+            self._metrics.refused.inc()
+            message = f"model '{self._model.name}' has {self._queued_rows:,} rows waiting"
+            raise RequestError(503, message, retry_after=max(1, round(wait)))
+        now = time.monotonic()
+        answer: asyncio.Future[list[Array]] = self._loop.create_future()
+        self._queue.append(_Waiting(feeds, rows, key, now, now + timeout, answer))
+        self._queued_rows += rows
+        if self._scheduled is None and not self._running:
+            delay = self._limits.batch_delay
+            # call_soon: behind the requests that have been read in the same turn of the loop.
+            self._scheduled = self._loop.call_later(delay, self._next) if delay else self._loop.call_soon(self._next)
+        elif self._limits.batch_delay and not self._running and self._queued_rows >= self._limits.batch_rows:
+            assert self._scheduled is not None
+            self._scheduled.cancel()
+            self._scheduled = self._loop.call_soon(self._next)
+        return answer
+
+    def _next(self) -> None:
+        """Begin a run with what waits."""
+        self._scheduled = None
+        batch = self._take()
+        if not batch:
+            return
+        rows = sum(w.rows for w in batch)
+        # Before the first run, and of tensors without rows, nobody knows how long it takes.
+        if self._model.by_row and self._rows and rows * self._seconds_per_row <= _AT_ONCE:
+            self._answer(batch, *self._run(batch))
+        else:
+            self._running = True
+            run: Future[tuple[list[Result], float]] = self._executor.submit(self._run, batch)
+            run.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._ended, batch, done))
+
+    def _ended(self, batch: list[_Waiting], run: Future[tuple[list[Result], float]]) -> None:
+        self._running = False
+        self._answer(batch, *run.result())
+
+    def _take(self) -> list[_Waiting]:
+        """The oldest request, and those behind it of the same shapes."""
+        now, rows = time.monotonic(), 0
+        batch: list[_Waiting] = []
+        others: list[_Waiting] = []
+        while self._queue:
+            waiting = self._queue[0]
+            if waiting.answer.done():  # who asked has gone
+                self._queued_rows -= waiting.rows
+            elif waiting.until < now:
+                self._queued_rows -= waiting.rows
+                self._metrics.late.inc()
+                waiting.answer.set_exception(RequestError(503, "the request has waited too long", retry_after=1))
+            elif not batch or (waiting.key == batch[0].key and self._model.by_row):
+                if batch and rows + waiting.rows > self._limits.batch_rows:
+                    break
+                self._queued_rows -= waiting.rows
+                rows += waiting.rows
+                batch.append(waiting)
+            elif not self._model.by_row or len(others) == _OTHERS:
+                break
+            else:
+                others.append(waiting)
+            self._queue.popleft()
+        self._queue.extendleft(reversed(others))
+        return batch
+
+    def _run(self, batch: list[_Waiting]) -> tuple[list[Result], float]:
+        """The answers, and the seconds a row that they took."""
+        started = time.perf_counter()
+        results: list[Result]
+        try:
+            results = self._run_merged(batch)
+        except Exception as e:
+            # One of them is to blame: the others are answered.
+            results = [self._refusal(e)] if len(batch) == 1 else [self._run_alone(w) for w in batch]
+        seconds = time.perf_counter() - started
+        return results, seconds
+
+    def _run_merged(self, batch: list[_Waiting]) -> list[Result]:
+        if len(batch) == 1:
+            return [self._model.run(batch[0].feeds)]
+        columns = range(len(self._model.inputs))
+        outputs = self._model.run([np.concatenate([w.feeds[i] for w in batch]) for i in columns])
+        found: list[Result] = []
+        start = 0
+        for w in batch:
+            found.append([x[start : start + w.rows] for x in outputs])
+            start += w.rows
+        return found
+
+    def _run_alone(self, waiting: _Waiting) -> Result:
+        try:
+            return self._model.run(waiting.feeds)
+        except Exception as e:
+            return self._refusal(e)
+
+    def _refusal(self, e: Exception) -> RequestError:
+        if isinstance(e, RequestError):
+            return e
+        logger.error("a run of version %s of model '%s' failed", self._model.version, self._model.name, exc_info=e)
+        return RequestError(500, f"an error of the server in model '{self._model.name}': see its log")
+
+    def _answer(self, batch: list[_Waiting], results: list[Result], seconds: float) -> None:
+        rows = sum(w.rows for w in batch)
+        self._seconds = _DECAY * self._seconds + seconds
+        self._rows = _DECAY * self._rows + max(1, rows)
+        self._metrics.batch(rows, len(batch), seconds)
+        for waiting, result in zip(batch, results, strict=True):
+            if waiting.answer.done():
+                continue
+            if isinstance(result, RequestError):
+                waiting.answer.set_exception(result)
+            else:
+                waiting.answer.set_result(result)
+        if self._queue and self._scheduled is None:
+            self._scheduled = self._loop.call_soon(self._next)

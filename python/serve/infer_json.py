@@ -1,0 +1,229 @@
+"""A request for answers as HTTP has it: JSON, and behind it raw tensors; and the answer in the same form."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.serve.batching import ShapeKey, key_of
+from headrace.serve.catalogue import Served
+from headrace.serve.errors import RequestError
+from headrace.serve.model import Model
+from headrace.serve.options import Limits
+from headrace.serve.tensors import DATATYPES, Array, TensorSpec, elements, from_raw, from_values, to_raw
+
+#: Headers of requests that are the same again, as those of one client for batches of one size are, are read once.
+_PLANS, _PLAN_BYTES = 512, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """Where an input is behind the JSON."""
+
+    spec: TensorSpec
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request asks.
+
+    Attributes:
+        rows: of each input.
+        key: shapes of the inputs behind their rows.
+        inputs: in the model's order, numbers or where they are.
+        views: of inputs that are all raw numbers: shape, type and first byte of each; else None.
+        tail: bytes of raw tensors that there must be.
+        outputs: index and whether raw, in the order that the client wants.
+        id: to be said in the answer.
+        timeout: seconds that it may wait.
+    """
+
+    rows: int
+    key: ShapeKey
+    inputs: tuple[Array | _Raw, ...]
+    views: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...] | None
+    tail: int
+    outputs: tuple[tuple[int, bool], ...]
+    id: str
+    timeout: float
+
+    def feeds(self, body: bytes, offset: int) -> list[Array]:
+        """The inputs in the model's order; raw ones from `offset` on. Raises RequestError: other bytes than said."""
+        if len(body) - offset != self.tail:
+            raise RequestError(400, f"{len(body) - offset:,} bytes of raw tensors; the inputs say {self.tail:,}")
+        if self.views is not None:
+            return [np.ndarray(shape, dtype, body, offset + start) for shape, dtype, start in self.views]
+        return [x if not isinstance(x, _Raw) else self._read(x, body, offset) for x in self.inputs]
+
+    @staticmethod
+    def _read(x: _Raw, body: bytes, offset: int) -> Array:
+        return from_raw(x.spec.name, x.spec.datatype, x.shape, body[offset + x.start : offset + x.stop])
+
+
+def plan_of(served: Served, header: bytes, limits: Limits) -> Plan:
+    """What a request's JSON asks of a model. Raises RequestError: what is wrong with it."""
+    plan = served.plans.get(header)
+    if plan is None:
+        plan = _plan(served.model, header, limits)
+        if plan.views is not None and len(header) <= _PLAN_BYTES and len(served.plans) < _PLANS:
+            served.plans[header] = plan
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _plan(model: Model, header: bytes, limits: Limits) -> Plan:
+    if len(header) > limits.json_bytes:
+        said = f"a request may have {limits.json_bytes:,} bytes: send raw tensors"
+        raise RequestError(413, f"JSON of {len(header):,} bytes; {said}")
+    try:
+        asked = json.loads(header)
+    except (ValueError, RecursionError) as e:
+        raise RequestError(400, f"the request is no JSON: {e}"[:300]) from None
+    if not isinstance(asked, dict) or not isinstance(asked.get("inputs"), list):
+        raise RequestError(400, 'the request must be an object with "inputs", a list')
+    inputs, tail = _inputs(model, asked["inputs"], limits)
+    parameters = _parameters(asked)
+    outputs = _outputs(model, asked.get("outputs"), parameters.get("binary_data_output") is True)
+    name = asked.get("id", "")
+    if not isinstance(name, str) or len(name) > 1000:
+        raise RequestError(400, '"id" must be a string of at most 1,000 characters')
+    rows = rows_of(model, [x.shape for x in inputs], limits)
+    raws = [x for x in inputs if isinstance(x, _Raw) and x.dtype.kind != "O"]
+    views = tuple((x.shape, x.dtype, x.start) for x in raws) if len(raws) == len(inputs) else None
+    return Plan(
+        rows, key_of(inputs), tuple(inputs), views, tail, outputs, name, timeout_of(parameters.get("timeout"), limits)
+    )
+
+
+def timeout_of(asked: Any, limits: Limits) -> float:
+    """Seconds that a request may wait, of its parameter in microseconds. Raises RequestError."""
+    if asked is None:
+        return limits.timeout
+    number = min(asked, 10**18) if type(asked) is int else asked if isinstance(asked, float) else 0
+    if isinstance(asked, str) and asked.isascii() and asked.isdigit():
+        number = int(asked[:18])
+    if not number > 0 or not math.isfinite(number):
+        raise RequestError(400, "the parameter 'timeout' must be a number of microseconds above 0")
+    return min(limits.timeout, number / 1e6)
+
+
+def _inputs(model: Model, given: list[Any], limits: Limits) -> tuple[list[Array | _Raw], int]:
+    found: dict[str, Array | _Raw] = {}
+    start = 0
+    for tensor in given:
+        if not isinstance(tensor, dict):
+            raise RequestError(400, "each input must be an object with name, datatype and shape")
+        spec = input_of(model, tensor.get("name"), found)
+        shape = spec.check(tensor.get("datatype"), tensor.get("shape"))
+        size = _parameters(tensor).get("binary_data_size")
+        if size is None:
+            if "data" not in tensor:
+                raise RequestError(400, f"input '{spec.name}' has neither data nor the parameter binary_data_size")
+            found[spec.name] = from_values(spec.name, spec.datatype, shape, tensor["data"])
+            continue
+        if type(size) is not int or not 0 <= size <= limits.body_bytes:
+            raise RequestError(400, f"input '{spec.name}': binary_data_size must be a number of bytes")
+        dtype, count = DATATYPES[spec.datatype], elements(shape)
+        if dtype.kind != "O" and size != count * dtype.itemsize:
+            said = f"{spec.datatype} {list(shape)} has {count * dtype.itemsize:,} bytes"
+            raise RequestError(400, f"input '{spec.name}': {said}; binary_data_size is {size:,}")
+        found[spec.name] = _Raw(spec, dtype, shape, start, start + size)
+        start += size
+    check_complete(model, found)
+    return [found[x.name] for x in model.inputs], start
+
+
+def input_of(model: Model, name: Any, before: Mapping[str, Any]) -> TensorSpec:
+    """An input by its name. Raises RequestError: the model has none of this name, or it is there already."""
+    index = model.input_index.get(name) if isinstance(name, str) else None
+    if index is None:
+        names = ", ".join(x.name for x in model.inputs)
+        raise RequestError(400, f"model '{model.name}' has no input {str(name)[:100]!r}; its inputs: {names}")
+    if name in before:
+        raise RequestError(400, f"input '{name}' is given twice")
+    return model.inputs[index]
+
+
+def check_complete(model: Model, found: Mapping[str, Any]) -> None:
+    """Raise RequestError where inputs are missing; names them."""
+    if missing := [x.name for x in model.inputs if x.name not in found]:
+        raise RequestError(400, f"model '{model.name}' needs the inputs: {', '.join(missing)}")
+
+
+def rows_of(model: Model, shapes: Sequence[tuple[int, ...]], limits: Limits) -> int:
+    """Rows of a request. Raises RequestError: inputs disagree, there are none, or too many (413)."""
+    if not model.by_row:
+        return 1
+    counts = {shape[0] for shape in shapes}
+    if len(counts) > 1:
+        said = ", ".join(f"{x.name} {shape[0]:,}" for x, shape in zip(model.inputs, shapes, strict=True))
+        raise RequestError(400, f"the inputs have different numbers of rows: {said}"[:1000])
+    (rows,) = counts
+    if rows == 0:
+        raise RequestError(400, "the inputs have no rows")
+    if rows > limits.rows:
+        raise RequestError(413, f"{rows:,} rows; a request may have {limits.rows:,}: send it in parts")
+    return rows
+
+
+def _parameters(of: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = of.get("parameters", {})
+    if not isinstance(found, dict):
+        raise RequestError(400, '"parameters" must be an object')
+    return found
+
+
+def _outputs(model: Model, asked: Any, raw: bool) -> tuple[tuple[int, bool], ...]:
+    if asked is None or asked == []:
+        return tuple((i, raw) for i in range(len(model.outputs)))
+    if not isinstance(asked, list) or not all(isinstance(x, dict) for x in asked):
+        raise RequestError(400, '"outputs" must be a list of objects with a name')
+    found = []
+    for output in asked:
+        parameters = _parameters(output)
+        if "classification" in parameters:
+            raise RequestError(400, "the parameter 'classification' is not served: rank the outputs yourself")
+        found.append((output_of(model, output.get("name")), parameters.get("binary_data", raw) is True))
+    return tuple(found)
+
+
+def output_of(model: Model, name: Any) -> int:
+    """An output's index. Raises RequestError: the model has none of this name."""
+    index = model.output_index.get(name) if isinstance(name, str) else None
+    if index is None:
+        names = ", ".join(x.name for x in model.outputs)
+        raise RequestError(400, f"model '{model.name}' has no output {str(name)[:100]!r}; its outputs: {names}")
+    return index
+
+
+def answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> tuple[bytes, int | None]:
+    """The body of an answer, and the bytes of its JSON where raw tensors follow."""
+    said: list[dict[str, Any]] = []
+    raws: list[bytes] = []
+    for index, raw in plan.outputs:
+        spec, array = model.outputs[index], outputs[index]
+        tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)}
+        if raw:
+            raws.append(to_raw(array))
+            tensor["parameters"] = {"binary_data_size": len(raws[-1])}
+        else:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise RequestError(500, f"output '{spec.name}' is not finite, which JSON cannot say: ask for it raw")
+            tensor["data"] = array.ravel().tolist()
+        said.append(tensor)
+    header: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version), "outputs": said}
+    if plan.id:
+        header["id"] = plan.id
+    text = json.dumps(header, separators=(",", ":")).encode()
+    if not raws:
+        return text, None
+    return b"".join((text, *raws)), len(text)

@@ -1,0 +1,81 @@
+"""What a server is started with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+#: Who decides which versions are loaded: the repository, looked at every few seconds, or requests.
+Control = Literal["poll", "explicit"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of requests, connections and waiting.
+
+    Attributes:
+        body_bytes: of a request.
+        json_bytes: of its JSON, during whose reading nothing else is answered.
+        pending_bytes: of all bodies that are in memory, being read or waiting.
+        rows: of a request.
+        batch_rows: requests are merged up to so many rows.
+        batch_delay: seconds that a first request waits for others while nothing runs; 0: only those that are there.
+        timeout: seconds that a request may wait for its run.
+        receive_seconds: within which a request must have arrived, from its first byte on, or a new connection's first.
+        send_seconds: within which a client must take some of its answer.
+        idle_seconds: after which a connection without requests is closed.
+        header_bytes: of a request.
+        connections: at the same time.
+    """
+
+    body_bytes: int = 64 << 20
+    json_bytes: int = 8 << 20
+    pending_bytes: int = 512 << 20
+    rows: int = 1 << 16
+    batch_rows: int = 512
+    batch_delay: float = 0.0
+    timeout: float = 1.0
+    receive_seconds: float = 10.0
+    send_seconds: float = 10.0
+    idle_seconds: int = 60
+    header_bytes: int = 32 << 10
+    connections: int = 4096
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `headrace serve` was told.
+
+    Attributes:
+        repository: folder of models.
+        host: where connections are taken.
+        http_port: 0: any that is free.
+        grpc_port: the same; None: no gRPC.
+        control: see Control.
+        models: loaded at the start where `control` is explicit; empty: all.
+        versions: of a model that stay loaded, the newest ones.
+        poll_seconds: between two looks at the repository.
+        threads: of onnxruntime within one run.
+        certificate: file of TLS (PEM), with `key`; None: no TLS.
+        key: file of TLS.
+        token: that requests must bring; None: none.
+        allow_nan: whether a NaN in float inputs is a value.
+        limits: see Limits.
+    """
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int | None = 8001
+    control: Control = "poll"
+    models: tuple[str, ...] = ()
+    versions: int = 1
+    poll_seconds: float = 5.0
+    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    certificate: Path | None = None
+    key: Path | None = None
+    token: str | None = field(default=None, repr=False)
+    allow_nan: bool = False
+    limits: Limits = Limits()

@@ -1,0 +1,161 @@
+"""The process: one event loop for both protocols, one thread for long runs, one for loading."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ipaddress
+import logging
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import grpc
+import uvicorn
+import uvloop
+
+from headrace.errors import UserError
+from headrace.serve.grpc_service import listen, make_server
+from headrace.serve.http_app import HttpApp
+from headrace.serve.http_connection import connection_class
+from headrace.serve.loader import Loader
+from headrace.serve.metrics import Metrics
+from headrace.serve.options import ServeOptions
+from headrace.serve.service import Service
+
+logger = logging.getLogger(__name__)
+
+#: Seconds in which requests that have begun may end when the server is told to.
+_GRACE = 10
+#: After which a thread that waits for the interpreter is given it: a run's thread needs it for moments only.
+_SWITCH_SECONDS = 0.0005
+#: Connections that wait to be accepted.
+_BACKLOG = 2048
+
+
+def serve(options: ServeOptions, started: Callable[[str, str | None], None]) -> None:
+    """Serve until the process is told to end (SIGINT, SIGTERM).
+
+    Args:
+        options: of the server.
+        started: called once with the addresses of HTTP and gRPC, when requests are taken.
+
+    Raises:
+        UserError: the repository, an address, or a file of TLS cannot be had.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(options, started))
+
+
+async def _serve(options: ServeOptions, started: Callable[[str, str | None], None]) -> None:
+    taken = _socket(options)
+    config = _uvicorn(options)
+    metrics = Metrics()
+    with ThreadPoolExecutor(1, thread_name_prefix="run") as runs:
+        loader = Loader(options, runs, metrics)
+        service = Service(options, loader, metrics)
+        config.app = HttpApp(service)
+        try:
+            await loader.start()
+        except OSError as e:
+            raise UserError(f"{options.repository} cannot be read: {e}") from None
+        # What stays is not looked through again at each collection.
+        gc.freeze()
+        polling = asyncio.create_task(loader.poll()) if options.control == "poll" else None
+        over_grpc, grpc_address = await _start_grpc(service)
+        try:
+            http_address = f"{'http' if options.certificate is None else 'https'}://{_shown(taken)}"
+            started(http_address, grpc_address)
+            await _HttpServer(config).serve([taken])
+        finally:
+            if over_grpc is not None:
+                await over_grpc.stop(_GRACE)
+            if polling is not None:
+                polling.cancel()
+                with suppress(asyncio.CancelledError):
+                    await polling
+            loader.close()
+
+
+class _HttpServer(uvicorn.Server):
+    """Told to end, it ends, and the program goes on: what gRPC has begun is to end, too."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+async def _start_grpc(service: Service) -> tuple[grpc.aio.Server | None, str | None]:
+    options = service.options
+    if options.grpc_port is None:
+        return None, None
+    server = make_server(service)
+    try:
+        port = listen(server, service)
+    except RuntimeError:
+        raise UserError(f"port {options.grpc_port} of {options.host} is taken: choose --grpc-port") from None
+    await server.start()
+    return server, f"{options.host}:{port}"
+
+
+def _uvicorn(options: ServeOptions) -> uvicorn.Config:
+    limits = options.limits
+    config = uvicorn.Config(
+        app=lambda: None,
+        http=connection_class(limits),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=limits.idle_seconds,
+        timeout_graceful_shutdown=_GRACE,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    if options.certificate is not None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.certificate, options.key)
+        except (OSError, ssl.SSLError) as e:
+            raise UserError(f"TLS: {options.certificate}, {options.key}: {e}") from None
+    return config
+
+
+def _socket(options: ServeOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((options.host, options.http_port))
+        taken.listen(_BACKLOG)
+    except (OSError, OverflowError) as e:
+        taken.close()
+        raise UserError(f"port {options.http_port} of {options.host} cannot be taken: {e}: choose --port") from None
+    taken.setblocking(False)
+    return taken
+
+
+def _shown(taken: socket.socket) -> str:
+    host, port = taken.getsockname()[:2]
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody outside this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,204 @@
+"""Tensors as the protocol has them: names of types, raw bytes, JSON."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.serve.errors import RequestError
+
+Array = npt.NDArray[Any]
+
+#: KServe's names of types, and NumPy's. BYTES are strings: of any length, each behind its own (uint32).
+DATATYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),
+}
+#: Of a tensor, far more than a request's body can hold.
+_MOST_ELEMENTS = 1 << 40
+#: onnxruntime's names.
+ONNX_TYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a model; -1 in its shape: any length."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def check(self, datatype: Any, shape: Any) -> tuple[int, ...]:
+        """A tensor's shape. Raises RequestError: it is not one of these."""
+        if datatype != self.datatype:
+            raise RequestError(400, f"input '{self.name}' has the type {datatype!r}; expected {self.datatype}")
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            said = "" if not isinstance(shape, list) else f" of {len(shape):,} numbers from 0 on"
+            raise RequestError(400, f"input '{self.name}': its shape must be a list of lengths{said}")
+        if len(shape) != len(self.shape) or any(own not in (-1, n) for own, n in zip(self.shape, shape, strict=True)):
+            raise RequestError(
+                400, f"input '{self.name}' has the shape {str(shape)[:200]}; expected {list(self.shape)}"
+            )
+        if elements(filter(None, shape)) > _MOST_ELEMENTS:
+            raise RequestError(400, f"input '{self.name}': its shape has more than {_MOST_ELEMENTS:,} elements")
+        return tuple(shape)
+
+    def json(self) -> dict[str, Any]:
+        """For the metadata."""
+        return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+
+
+def elements(shape: Iterable[int]) -> int:
+    """Of a tensor."""
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def from_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
+    """A tensor of its raw bytes: a view of them, except of BYTES. Raises RequestError: they are too many or too few."""
+    count = elements(shape)
+    if datatype == "BYTES":
+        return _strings(name, count, bytes(data)).reshape(shape)
+    dtype = DATATYPES[datatype]
+    if len(data) != count * dtype.itemsize:
+        raise RequestError(
+            400, f"input '{name}' has {len(data):,} bytes; {datatype} {list(shape)} has {count * dtype.itemsize:,}"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _strings(name: str, count: int, data: bytes) -> Array:
+    found: list[str] = []
+    at = 0
+    try:
+        while at < len(data):
+            (length,) = struct.unpack_from("<I", data, at)
+            at += 4
+            if at + length > len(data):
+                raise RequestError(400, f"input '{name}': a string of {length:,} bytes is cut off")
+            found.append(data[at : at + length].decode())
+            at += length
+    except struct.error:
+        raise RequestError(400, f"input '{name}': the length of a string is cut off") from None
+    except UnicodeDecodeError:
+        raise RequestError(400, f"input '{name}': a string is not UTF-8") from None
+    if len(found) != count:
+        raise RequestError(400, f"input '{name}' has {len(found):,} strings; its shape says {count:,}")
+    array = np.empty(count, object)
+    array[:] = found
+    return array
+
+
+def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> Array:
+    """A tensor of numbers or strings in row order, nested or flat. Raises RequestError: they are something else."""
+    wanted = DATATYPES[datatype]
+    if datatype == "BYTES":
+        flat = _flat(values)
+        if not all(isinstance(v, str) for v in flat):
+            raise RequestError(400, f"input '{name}': its data must be strings")
+        array = np.empty(len(flat), object)
+        array[:] = flat
+    else:
+        array = _numbers(name, datatype, wanted, values)
+    if array.size != elements(shape):
+        said = f"its shape {list(shape)} has {elements(shape):,}"
+        raise RequestError(400, f"input '{name}' has {array.size:,} values; {said}")
+    return array.reshape(shape)
+
+
+def _numbers(name: str, datatype: str, wanted: np.dtype[Any], values: Any) -> Array:
+    if wanted.kind in "iu":
+        return _integers(name, datatype, wanted, values)
+    try:
+        array = np.array(values)
+    except (ValueError, OverflowError, RecursionError):
+        raise RequestError(400, f"input '{name}': its data are no even lists of numbers") from None
+    kinds = {"b": "b", "f": "iuf"}[wanted.kind]
+    if array.size and array.dtype.kind not in kinds:
+        raise RequestError(400, f"input '{name}': its data must be of the type {datatype}")
+    with np.errstate(over="ignore"):
+        return array.astype(wanted)
+
+
+def _integers(name: str, datatype: str, wanted: np.dtype[Any], values: Any) -> Array:
+    types = set(map(type, values)) if isinstance(values, list) else {list}
+    flat = _flat(values) if list in types else values
+    if not set(map(type, flat)) <= {int}:
+        raise RequestError(400, f"input '{name}': its data must be of the type {datatype}")
+    bounds = np.iinfo(wanted)
+    if flat and not bounds.min <= min(flat) <= max(flat) <= bounds.max:
+        raise RequestError(400, f"input '{name}': its data do not fit into {datatype}")
+    try:
+        return np.array(values, wanted)
+    except (ValueError, RecursionError):
+        raise RequestError(400, f"input '{name}': its data are no even lists of numbers") from None
+
+
+def _flat(values: Any) -> list[Any]:
+    found: list[Any] = []
+    pending = [values]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending.extend(reversed(value))
+        else:
+            found.append(value)
+    return found
+
+
+def to_raw(array: Array) -> bytes:
+    """A tensor's raw bytes."""
+    if array.dtype.kind != "O":
+        return array.tobytes()
+    parts: list[bytes] = []
+    for value in array.ravel():
+        data = str(value).encode()
+        parts += [struct.pack("<I", len(data)), data]
+    return b"".join(parts)
+
+
+def has_nan(array: Array) -> bool:
+    """Whether a float tensor has a NaN, which is what a sum of squares is with one, and never without."""
+    if array.dtype.itemsize < 4:  # no BLAS, which is what makes the sum fast
+        return bool(np.isnan(array).any())
+    flat = array.ravel()
+    return math.isnan(np.dot(flat, flat))
+
+
+def nan_error(name: str, array: Array) -> RequestError:
+    """Says where an input has its first NaN."""
+    place = [int(i[0]) for i in np.nonzero(np.isnan(array))]
+    return RequestError(400, f"input '{name}' has a NaN at {place}: fill what is missing")
