@@ -4,6 +4,7 @@
     python -m bench.bench_etl 1 4 8              # millions of rows, each a part of its own
     python -m bench.bench_etl 4 16 --peers duckdb,polars
     python -m bench.bench_etl 8 --peers none     # or some of nvtabular, duckdb, polars, textbook
+    python -m bench.bench_etl pairs-4 pairs-16   # ours and DuckDB in turns, five times each
     python -m bench.bench_etl vocabulary real    # the other parts
     python -m bench.bench_etl 1 2 4 8 --resume   # only what this checkout has not measured yet
 
@@ -29,6 +30,7 @@ from pathlib import Path
 
 from bench.criteo_data import write_days
 from bench.etl_lake import DAYS, MIN_COUNT, Lake, spec_of
+from bench.etl_pairs import of_pairs
 from bench.etl_parts import of_real_lines, of_size, of_vocabulary
 from bench.etl_peers import APART
 from bench.etl_table import markdown
@@ -44,6 +46,8 @@ OTHER_PARTS = ("vocabulary", "real")
 PEERS = (*APART, "textbook")
 _WARM_ROWS = 40_000
 _PARTS = Parts.of("etl")
+#: Before the millions of rows of a part of pairs.
+_PAIRS = "pairs-"
 _TOTAL = re.compile(r"^fit, transform and write, ([0-9.]+) M rows$")
 
 
@@ -63,14 +67,17 @@ def measure(part: str, peers: set[str]) -> list[Figure]:
                 return of_vocabulary(spark, peers, work / part)
             if part == "real":
                 return of_real_lines(spark, peers, work / part)
+            if part.startswith(_PAIRS):
+                return of_pairs(spark, float(part.removeprefix(_PAIRS)), work / part)
             return of_size(spark, float(part), peers, work / part)
 
 
 def combined(parts: Parts = _PARTS) -> list[Figure]:
     """The figures of all parts that were measured, by size, then the others; and how the rate grows with the rows."""
     measured = parts.measured()
-    sizes = sorted((p for p in measured if p not in OTHER_PARTS), key=float)
-    figures = [f for part in [*sizes, *(p for p in OTHER_PARTS if p in measured)] for f in parts.figures(part)]
+    pairs = sorted(p for p in measured if p.startswith(_PAIRS))
+    sizes = sorted(set(measured) - {*OTHER_PARTS, *pairs}, key=float)
+    figures = [f for part in [*sizes, *(p for p in OTHER_PARTS if p in measured), *pairs] for f in parts.figures(part)]
     totals = {found[1]: f.value for f in figures if (found := _TOTAL.match(f.name))}
     smallest = next(iter(totals), "")
     grown = [
@@ -91,16 +98,17 @@ def main(parts: list[str], peers: list[str], resume: bool) -> int:
 
 
 def part_named(text: str) -> str:
-    """A part's name: `vocabulary`, `real`, or millions of rows as `2`, `0.25`."""
+    """A part's name: `vocabulary`, `real`, or millions of rows as `2`, `0.25`, `pairs-16`."""
     if text in OTHER_PARTS:
         return text
+    pairs = _PAIRS if text.startswith(_PAIRS) else ""
     try:
-        millions = float(text)
+        millions = float(text.removeprefix(pairs))
     except ValueError:
-        raise UserError(f"'{text}' is no part: give millions of rows, {' or '.join(OTHER_PARTS)}") from None
+        raise UserError(f"'{text}' is no part: give millions of rows, {_PAIRS}16, {' or '.join(OTHER_PARTS)}") from None
     if not 0.001 <= millions <= 1_000:
         raise UserError(f"{text} million rows: give 0.001 to 1000")
-    return f"{millions:g}"
+    return f"{pairs}{millions:g}"
 
 
 if __name__ == "__main__":

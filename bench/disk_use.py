@@ -26,6 +26,7 @@ KEEP = {
     "models": 14,
     "logs": 14,
     "reports": 30,
+    "manifests": 40,
     "vacuum_hours": 0,
     "unfinished_days": 0,
     "compact_files": None,

@@ -74,6 +74,15 @@ def figures() -> list[Figure]:
                 floor=index["library"],
                 peer=rates["exact"],
             ),
+            *[
+                Figure(
+                    f"index: {point['probes']:.0f} cells, recall {point['recall']:.3f}, a core; floor: Faiss alone",
+                    point["ours"],
+                    "users/s",
+                    floor=point["library"],
+                )
+                for point in index["curve"]
+            ],
             Figure("index: made of 1 M items, a core", index["build_seconds"], "s"),
             Figure("index: its file; floor: the vectors", index["mib"], "MiB", floor=ITEMS * COLUMNS * 4 / 2**20),
         ]
@@ -159,8 +168,11 @@ def exact_of_users(folder: Path, users: int) -> tuple[float, float]:
     return users / (time.process_time() - tick), peak - before
 
 
-def index_and_library(folder: Path) -> dict[str, float]:
-    """Users a second of the index as tasks use it, and of Faiss alone with all in memory, taking turns."""
+def index_and_library(folder: Path) -> dict[str, Any]:
+    """Users a second of the index as tasks use it, and of Faiss alone with all in memory, taking turns.
+
+    With so few cells that RECALL is reached, and (`curve`) with fewer and more of them.
+    """
     items, queries = items_of(folder), drawn(1_024, 9, 3)
     longest = max(float(np.linalg.norm(v, axis=1).max()) for _, v in items.blocks())
     items = ItemVectors(items.folder, COLUMNS, items.parts, longest, 0)
@@ -178,21 +190,28 @@ def index_and_library(folder: Path) -> dict[str, float]:
     assert probes is not None
     recall = tried[probes]
     library: Any = faiss.read_index(str(folder / "index"))
-    library.nprobe = probes
     lengthened = np.zeros((len(queries), library.d), np.float32)
     lengthened[:, :COLUMNS] = queries / np.linalg.norm(queries, axis=1, keepdims=True)
-    rates = {"ours": 0.0, "library": 0.0}
-    for _ in range(ROUNDS):
-        for name, way in {
-            "ours": lambda: ivf.search(index, queries, K, probes, 1),
-            "library": lambda: library.search(lengthened, K),
-        }.items():
-            tick = time.process_time()
-            way()
-            rates[name] = max(rates[name], len(queries) / (time.process_time() - tick))
+
+    def rates(cells: int) -> dict[str, float]:
+        library.nprobe = cells
+        best = {"ours": 0.0, "library": 0.0}
+        for _ in range(ROUNDS):
+            for name, way in {
+                "ours": lambda: ivf.search(index, queries, K, cells, 1),
+                "library": lambda: library.search(lengthened, K),
+            }.items():
+                tick = time.process_time()
+                way()
+                best[name] = max(best[name], len(queries) / (time.process_time() - tick))
+        return best
+
+    asked = sorted({max(1, probes // 4), max(1, probes // 2), 2 * probes, 4 * probes})
+    curve = [{"probes": cells, "recall": recall_of(cells), **rates(cells)} for cells in asked]
     size = (folder / "index").stat().st_size / 2**20
     return {
-        **rates,
+        **rates(probes),
+        "curve": curve,
         "recall": recall,
         "probes": probes,
         "cells": index.cells,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
@@ -42,7 +43,11 @@ def write_rows(table: Location, ds: str, users: list[int], metadata: str = "{}")
         "dataChange": True,
         "stats": json.dumps({"numRecords": len(users)}),
     }
-    return Transaction(table).replace("ds", [ds], [add], metadata)
+    transaction = Transaction(table)
+    version = transaction.replace("ds", [ds], [add], metadata)
+    if transaction.wants_checkpoint(version):  # in a stage it is Spark's
+        DeltaTable(str(table)).create_checkpoint()
+    return version
 
 
 def users_at(table: Location, version: int, ds: str) -> list[int]:

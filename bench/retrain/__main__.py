@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.retrain.measure import DayResult, measure
 from bench.retrain.plot import GOAL, draw
+from bench.retrain.replay import replayed_of
 from bench.retrain.run import Run
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.workspace import checkout
@@ -17,13 +18,14 @@ from headrace.workspace import checkout
 def table(days: Sequence[DayResult]) -> str:
     """The days as a Markdown table."""
     lines = [
-        "| day | ceiling | daily | trained once | daily, first day's rows | seconds |",
-        "|---|---|---|---|---|---|",
+        "| day | ceiling | daily | of the knowable | trained once | daily, first day's rows | saved | seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for d in days:
-        shares = " | ".join(f"{d.share(x):.1%}" for x in (d.retrained, d.frozen))
+        shares = f"{d.share(d.retrained):.2%} | {d.share_of_knowable:.2%} | {d.share(d.frozen):.2%}"
         kept = "" if d.first_day is None else f"{days[0].share(d.first_day):.1%}"
-        lines.append(f"| {d.ds} | {d.ceiling:.4f} | {shares} | {kept} | {d.seconds:.0f} |")
+        saved = "" if d.saved_bytes is None else f"{d.saved_bytes / 1024:.1f} KiB"
+        lines.append(f"| {d.ds} | {d.ceiling:.4f} | {shares} | {kept} | {saved} | {d.seconds:.0f} |")
     return "\n".join(lines)
 
 
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("make month: no day is trained yet", file=sys.stderr)
         return EXIT_USER_ERROR
     print(table(days))
-    draw(days, run.home / "retrain.png")
+    draw(days, run.home / "retrain.png", replayed_of(run))
     short = [d.ds for d in days if d.share(d.retrained) < GOAL]
     print(f"{len(days) - len(short)} of {len(days)} days at {GOAL:.0%} or more; {run.home / 'retrain.png'}")
     return 1 if short else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import headrace as hr
+from bench.retrain.knowable import knowable_auc
 from bench.retrain.run import PIPELINE, Run
 from headrace.errors import UserError
 from headrace.generate.auc import auc
+from headrace.generate.click_model import ClickModel
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Manifest
 from headrace.monitor import facts
@@ -32,6 +35,8 @@ class DayResult:
     rows: int
     #: Of the probabilities that the clicks were drawn from.
     ceiling: float
+    #: Of what a model can know of them: bench.retrain.knowable.
+    knowable: float
     #: Of the day's own model, of that of the first day, and of the day's model over the first day's rows (None where
     #: retrain.forgetting_day is not that day).
     retrained: float
@@ -39,10 +44,21 @@ class DayResult:
     first_day: float | None
     #: Seconds of features and training.
     seconds: float
+    #: Bytes of the saved embeddings, the rows that changed alone where retrain.full_copy_days says so, and of a copy of
+    #: all rows (None: all are saved).
+    saved_bytes: int | None = None
+    whole_bytes: int | None = None
 
     def share(self, value: float) -> float:
         """How far an AUC comes from 0.5 to the ceiling."""
         found = facts.ceiling_share(value, self.ceiling)
+        assert found is not None
+        return found
+
+    @property
+    def share_of_knowable(self) -> float:
+        """How far the day's model comes from 0.5 to what it can come to."""
+        found = facts.ceiling_share(self.retrained, self.knowable)
         assert found is not None
         return found
 
@@ -54,25 +70,28 @@ def measure(run: Run, file: Path) -> list[DayResult]:
         UserError: a model or the lake is damaged, or a model is better than the truth, which it must have seen then.
     """
     known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    dates = [d for d in run.dates() if _manifest(run, d) is not None]
+    dates = [d for d in run.dates() if manifest_of(run, d) is not None]
     if not dates:
         return []
     frozen = hr.Predictor(_model(run, dates[0]))
     for ds in dates:
-        manifest = _manifest(run, ds)
+        manifest = manifest_of(run, ds)
         assert manifest is not None
         if known.get(ds, {}).get("key") == manifest.key:
             continue
         rows, metrics = rows_of(run, ds), manifest.facts["metrics"]
-        forgetting = (manifest.facts.get("forgetting") or {}).get("metrics", {})
+        saved = manifest.facts.get("saved") or {}
         found = DayResult(
             ds=ds,
             rows=rows.num_rows,
-            ceiling=_ceiling(run, ds),
+            ceiling=ceiling_of(run, ds),
+            knowable=_knowable(run, ds),
             retrained=metrics["auc"],
             frozen=_auc(frozen, rows),
-            first_day=forgetting.get("auc") if ds != dates[0] else metrics["auc"],
-            seconds=round(sum(m.seconds for m in (manifest, _manifest(run, ds, "features")) if m is not None), 1),
+            first_day=first_day_auc(manifest, dates[0]),
+            saved_bytes=saved.get("embeddings_bytes"),
+            whole_bytes=saved.get("whole_copy_bytes"),
+            seconds=round(sum(m.seconds for m in (manifest, manifest_of(run, ds, "features")) if m is not None), 1),
         )
         if max(found.share(found.retrained), found.share(found.frozen)) > 1:
             raise UserError(f"{ds}: an AUC above the ceiling, {found}: a model has seen what it should not")
@@ -85,6 +104,15 @@ def measure(run: Run, file: Path) -> list[DayResult]:
 def results_of(known: Mapping[str, Any], dates: Sequence[str]) -> list[DayResult]:
     """What a file of `measure` says of these days."""
     return [DayResult(**{k: v for k, v in known[ds].items() if k != "key"}) for ds in dates if ds in known]
+
+
+def first_day_auc(manifest: Manifest, first_day: str) -> float | None:
+    """The AUC of a day's model over the rows of the first day, by its manifest."""
+    if manifest.ds == first_day:
+        auc_of_day: float = manifest.facts["metrics"]["auc"]
+        return auc_of_day
+    forgetting: Mapping[str, Any] = manifest.facts.get("forgetting") or {}
+    return forgetting.get("metrics", {}).get("auc")
 
 
 def rows_of(run: Run, ds: str) -> pa.Table:
@@ -108,18 +136,30 @@ def _auc(predictor: hr.Predictor, rows: pa.Table) -> float:
     return round(found, 6)
 
 
-def _ceiling(run: Run, ds: str) -> float:
+def _knowable(run: Run, ds: str) -> float:
+    spec = run.spec()
+    assert spec.generate is not None
+    day = (date.fromisoformat(ds) - date.fromisoformat(spec.generate.start)).days
+    found = knowable_auc(ClickModel(spec.generate, spec.table.late_days), day)
+    if found is None:
+        raise UserError("rows of one class alone have no AUC")
+    return round(found, 6)
+
+
+def ceiling_of(run: Run, ds: str) -> float:
+    """The AUC of the true probabilities over the rows of a day."""
     found = facts.number(read_truth(run.ws, PIPELINE, ds).get("auc_ceiling"))
     if found is None:
         raise UserError(f"the truth of {ds} is missing: run headrace generate again")
     return found
 
 
-def _manifest(run: Run, ds: str, stage: str = "train") -> Manifest | None:
+def manifest_of(run: Run, ds: str, stage: str = "train") -> Manifest | None:
+    """What a stage of a day has written; None: it has not run."""
     return Manifest.load(run.ws.manifest(PIPELINE, ds, stage))
 
 
 def _model(run: Run, ds: str) -> Path:
-    manifest = _manifest(run, ds)
+    manifest = manifest_of(run, ds)
     assert manifest is not None
     return run.ws.locate(manifest.output("model").name).local_path()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -16,11 +16,15 @@ from bench.retrain.measure import DayResult
 
 #: What every day is to reach.
 GOAL = 0.97
-_DAILY, _ONCE, _FIRST = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito's, which colour-blind readers tell apart
+# Okabe and Ito's, which colour-blind readers tell apart.
+_DAILY, _ONCE, _FIRST, _REPLAYED = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 
 
-def draw(days: Sequence[DayResult], picture: Path) -> None:
-    """Two panels: on each day's rows the day's model and the first one; on the first day's rows each day's model."""
+def draw(days: Sequence[DayResult], picture: Path, replayed: Mapping[str, float] | None = None) -> None:
+    """Two panels: on each day's rows the day's model and the first one; on the first day's rows each day's model.
+
+    `replayed`: by day the AUC, over the first day's rows, of a model that was trained with replay.
+    """
     places = range(len(days))
     figure, (upper, lower) = plt.subplots(
         2, 1, figsize=(9, 6.2), sharex=True, height_ratios=(3, 1.4), constrained_layout=True
@@ -34,7 +38,11 @@ def draw(days: Sequence[DayResult], picture: Path) -> None:
     upper.legend(frameon=False, loc="lower left")
     first = days[0]
     kept = [math.nan if d.first_day is None else first.share(d.first_day) for d in days]
-    lower.plot(places, kept, color=_FIRST, marker="o", markersize=3)
+    lower.plot(places, kept, color=_FIRST, marker="o", markersize=3, label="daily")
+    if replayed:
+        again = [first.share(replayed[d.ds]) if d.ds in replayed else math.nan for d in days]
+        lower.plot(places, again, color=_REPLAYED, marker="s", markersize=3, label="daily, with replay")
+        lower.legend(frameon=False, loc="best")
     lower.set_ylabel("share, first day")
     lower.set_title(f"Rows of {first.ds}: each day's model (forgetting)", loc="left", fontsize=10)
     for axis in (upper, lower):

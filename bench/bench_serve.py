@@ -1,0 +1,216 @@
+"""`headrace serve`: latency against offered load, rows a second, and what Python costs beside onnxruntime.
+
+    make bench-serve
+
+The server has one core and one thread of onnxruntime, the generator of requests (bench.serve_load, an open loop)
+another core. The model is a DLRM of Criteo's shape (bench.serve_models), asked over HTTP with raw tensors.
+
+- Floor: `InferenceSession.run` alone in a loop on the server's core, with batches of the request's rows. A server that
+  merges requests runs larger batches, which may take less time a row.
+- rows a processor second: under a load that the server cannot answer in time, all its threads' time.
+- rows a second: the highest offered load of a ladder at which p99 stays below 10 ms and nothing is refused.
+- curves: p50, p99, p99.9 at shares of the floor, requests of 64 rows: docs/serving.png.
+- Python's overhead: processor time of the server a request less that in onnxruntime, one at a time and merged ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bench.report import Figure, publish
+from bench.serve_load import Outcome, request_of, run
+from bench.serve_models import dlrm_inputs, write_dlrm
+from bench.serve_process import Served, served
+from headrace.workspace import checkout
+
+BATCHES = (16, 64, 256, 1024)
+#: Shares of the floor that are offered.
+LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+CURVE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+LIMIT_MS = 10.0
+#: Of a load: what else runs on the machine may spoil one.
+TRIES = 2
+#: Of the floor and of the server, one after the other.
+TURNS = 4
+SECONDS, CURVE_SECONDS = 2.0, 4.0
+SERVER_CORE, LOAD_CORE = 0, 1
+HOME = checkout() / "build" / "bench" / "serve"
+
+
+def main() -> None:
+    model = HOME / "models" / "dlrm" / "1"
+    if not model.is_dir():
+        model.parent.mkdir(parents=True, exist_ok=True)
+        # In a process of its own, which frees torch's memory.
+        subprocess.run([sys.executable, "-m", "bench.bench_serve", "--write", str(model)], check=True)
+    os.sched_setaffinity(0, {LOAD_CORE})
+    floors = {rows: floor(model, rows) for rows in BATCHES}
+    figures = []
+    with served(HOME / "models", HOME / "server.log", [SERVER_CORE]) as server:
+        requests = {rows: [request_of("dlrm", dlrm_inputs(rows, seed)) for seed in range(16)] for rows in BATCHES}
+        run(server.port, requests[64], 500, 2)  # warm
+        for rows in BATCHES:
+            figures.append(saturated(server, requests[rows], rows, model))
+            figures.append(highest(server, requests[rows], rows, floors[rows]))
+        figures += overhead(server, requests)
+        figures += over_grpc(server, floors[64])
+        curve = [latencies(server, requests[64], share, floors[64]) for share in CURVE]
+        memory = server.memory()
+    figures.append(Figure("onnxruntime alone, batches of 1024", floors[1024], "rows/s"))
+    figures.append(Figure("memory of the server, tables mapped", memory["anonymous"], "MiB"))
+    (HOME / "curve.json").write_text(json.dumps({"floor": floors[64], "points": curve}, indent=1))
+    from bench.serve_plot import draw
+
+    draw(HOME / "curve.json", checkout() / "docs" / "serving.png")
+    publish("serve", figures)
+
+
+def floor(model: Path, rows: int, turns: int = 5) -> float:
+    """Rows a second of onnxruntime alone, on the server's core, in a process of its own; this one spins."""
+    command = [sys.executable, "-m", "bench.bench_serve", "--floor", str(model), str(rows), str(turns)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            pass
+        assert process.stdout is not None
+        return float(process.stdout.read())
+
+
+def measure_floor(model: Path, rows: int, turns: int) -> float:
+    """By processor time, which others on the machine do not take from it: the best of some turns of a second."""
+    import onnxruntime
+
+    os.sched_setaffinity(0, {SERVER_CORE})
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model / "model.onnx", options, providers=["CPUExecutionProvider"])
+    batches = [dlrm_inputs(rows, seed) for seed in range(16)]
+    best = 0.0
+    for _ in range(turns):
+        start, runs = time.process_time(), 0
+        while time.process_time() - start < 1:
+            session.run(["label"], batches[runs % 16])
+            runs += 1
+        best = max(best, runs * rows / (time.process_time() - start))
+    return best
+
+
+def highest(server: Served, requests: list[bytes], rows: int, alone: float) -> Figure:
+    """The highest load of the ladder that is answered in time."""
+    best = 0.0
+    for share in LADDER:
+        for _ in range(TRIES):
+            outcome = run(server.port, requests, share * alone / rows, SECONDS)
+            good = outcome.ms(0.99) < LIMIT_MS and not (outcome.refused or outcome.failed or outcome.lost)
+            say(rows, share, outcome)
+            time.sleep(0.5)
+            if good:
+                best = max(best, len(outcome.latencies) * rows / outcome.seconds)
+                break
+        if not good:
+            break
+    return Figure(f"rows/s at p99 < 10 ms, requests of {rows} rows", best, "rows/s", floor=alone)
+
+
+def saturated(server: Served, requests: list[bytes], rows: int, model: Path) -> Figure:
+    """Rows that a second of processor time answers while more is offered than can be; the floor in turns with it."""
+    floors, answered = [], []
+    for _ in range(TURNS):
+        floors.append(floor(model, rows, 1))
+        before = server.cpu_seconds()
+        outcome = run(server.port, requests, floors[0] / rows, SECONDS)
+        answered.append(len(outcome.latencies) * rows / (server.cpu_seconds() - before))
+        say(rows, 1, outcome)
+        time.sleep(0.7)
+    name = f"rows per processor second, requests of {rows} rows, medians of {TURNS} turns"
+    return Figure(name, statistics.median(answered), "rows/s", floor=statistics.median(floors))
+
+
+def latencies(server: Served, requests: list[bytes], share: float, alone: float) -> dict[str, float]:
+    """A point of the curve."""
+    outcome = run(server.port, requests, share * alone / 64, CURVE_SECONDS)
+    say(64, share, outcome)
+    time.sleep(0.5)
+    quantiles = {name: outcome.ms(q) for name, q in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))}
+    return {"offered": share * alone, "refused": outcome.refused, "lost": outcome.lost + outcome.failed, **quantiles}
+
+
+def overhead(server: Served, requests: dict[int, list[bytes]]) -> list[Figure]:
+    """Processor time beside onnxruntime's, a request."""
+    found = []
+    for name, rate, rows in (("one at a time", 200, 64), ("merged", 4000, 16)):
+        before = server.cpu_seconds(), server.total("headrace_serve_run_seconds_total")
+        outcome = run(server.port, requests[rows], rate, 5)
+        cpu = server.cpu_seconds() - before[0]
+        in_runs = server.total("headrace_serve_run_seconds_total") - before[1]
+        each = (cpu - in_runs) / len(outcome.latencies) * 1e6
+        found.append(Figure(f"Python a request of {rows} rows, {name} ({rate}/s)", each, "us"))
+        found.append(
+            Figure(f"onnxruntime a request of {rows} rows, {name}", in_runs / len(outcome.latencies) * 1e6, "us")
+        )
+    return found
+
+
+def over_grpc(server: Served, alone: float) -> list[Figure]:
+    """Requests of 64 rows by gRPC, eight in flight (a closed loop), from a process on the other core."""
+    command = [sys.executable, "-m", "bench.bench_serve", "--grpc", str(server.grpc_port)]
+    rows = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return [Figure("rows/s by gRPC, requests of 64 rows, 8 in flight", rows, "rows/s", floor=alone)]
+
+
+def measure_grpc(port: int, seconds: float = 5.0) -> float:
+    import asyncio
+
+    import grpc
+
+    from headrace.serve.grpc_messages import message
+
+    request = message("ModelInferRequest")(model_name="dlrm")
+    types = {"i": "INT64", "f": "FP32"}
+    for name, array in dlrm_inputs(64, 1).items():
+        request.inputs.add(name=name, datatype=types[array.dtype.kind], shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    data = request.SerializeToString()
+
+    async def ask(channel: grpc.aio.Channel, until: float) -> int:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        count = 0
+        while time.perf_counter() < until:
+            await infer(data)
+            count += 1
+        return count
+
+    async def load() -> float:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            start = time.perf_counter()
+            counts = await asyncio.gather(*(ask(channel, start + seconds) for _ in range(8)))
+            return sum(counts) * 64 / (time.perf_counter() - start)
+
+    return asyncio.run(load())
+
+
+def say(rows: int, share: float, outcome: Outcome) -> None:
+    bad = {k: v for k, v in vars(outcome).items() if k in ("refused", "failed", "lost") and v}
+    quantiles = ", ".join(f"{n} {outcome.ms(q):.2f}" for n, q in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)))
+    rate = len(outcome.latencies) * rows / outcome.seconds
+    print(f"{rows} rows, {share:.0%} of the floor: {rate:,.0f} rows/s, ms {quantiles} {bad or ''}", flush=True)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["--write", folder]:
+            write_dlrm(Path(folder))
+        case ["--floor", folder, rows, turns]:
+            print(measure_floor(Path(folder), int(rows), int(turns)))
+        case ["--grpc", port]:
+            print(measure_grpc(int(port)))
+        case _:
+            np.seterr(all="raise")
+            main()

@@ -1,0 +1,121 @@
+"""An export's answers, and torch's to the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+from bench.export_parity.cases import Batch, Case, tensors
+from headrace.embeddings.storage.dtypes import DTYPES, decode, encode
+from headrace.export.network import ITEM_VECTOR, QUERY_VECTOR, ExportedNetwork
+from headrace.export.record import ITEM, MODEL, QUERY, Record, read_record
+from headrace.models.columns import FeatureColumns, matrix_of
+from headrace.models.predictor import ONLY_TASK
+from headrace.models.retrieval.vectors import query_vectors, row_item_vectors
+from headrace.models.sharded_model import ShardedModel
+from headrace.schema import DatasetSchema, Kind
+from headrace.storage import Location
+
+Answers = Mapping[str, NDArray[np.float32]]
+#: By graph, what it gives.
+Found = Mapping[str, Answers]
+
+
+def by_model(model: ShardedModel, case: Case, given: Batch) -> Found:
+    """What the model itself says of a batch, of each of its graphs."""
+    batch = tensors(case.schema, given)
+    with torch.inference_mode():
+        outputs = model.outputs_of(*batch)
+        tasks = model.tasks
+        said = {name: tasks.value(name, outputs[name]).numpy() for name in tasks.specs}
+        found = {MODEL: said or {ONLY_TASK: model.value(outputs["logits"]).numpy()}}
+    if QUERY in ExportedNetwork(model).graphs:
+        found[QUERY] = {QUERY_VECTOR: query_vectors(model, *batch).numpy()}
+        found[ITEM] = {ITEM_VECTOR: row_item_vectors(model, *batch).numpy()}
+    return found
+
+
+@contextmanager
+def rounded(model: ShardedModel, precision: str) -> Iterator[None]:
+    """A model with the numbers that the files have. (LightGCN's are rounded behind the propagation.)"""
+    tables = list(model.embeddings.weights)
+    tables += [] if model.dynamic is None else [t.weight for t in model.dynamic.tables]
+    network = model.network
+    made = getattr(network, "_propagated", None)
+    if made is not None:
+        rows = [x / network.args.temperature if not i else x for i, x in enumerate(made)]
+        users, items = (x if precision == "fp32" else decode(encode(x, DTYPES[precision])) for x in rows)
+        network._propagated = users * network.args.temperature, items
+    kept = [rows.clone() for rows in tables]
+    if made is None:
+        for rows in tables:
+            rows.copy_(decode(encode(rows, DTYPES[precision])))
+    try:
+        yield
+    finally:
+        for rows, before in zip(tables, kept, strict=True):
+            rows.copy_(before)
+        if made is not None:
+            network._propagated = made
+
+
+def inputs_of(schema: DatasetSchema, columns: FeatureColumns) -> Batch:
+    """What an export is given, of features by name as predictors have them."""
+    found: dict[str, NDArray[Any]] = {}
+    for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)):
+        values = matrix_of(columns, f)
+        if f.kind is Kind.CONTINUOUS:
+            found[f.name] = values.astype(np.float32)
+        else:
+            found[f.name] = (values if f.is_list else values.reshape(-1)).astype(np.int64)
+    return found
+
+
+def by_onnxruntime(folder: Location, given: Batch) -> Found:
+    """What an export of ONNX says, on one thread."""
+    record = read_record(folder)
+    return {name: _session(folder, graph.file, given) for name, graph in record.graphs.items()}
+
+
+def _session(folder: Location, file: str, given: Batch) -> Answers:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession((folder / file).local_path(), options, providers=["CPUExecutionProvider"])
+    names = [x.name for x in session.get_outputs()]
+    asked = {x.name: given[x.name] for x in session.get_inputs()}
+    return dict(zip(names, session.run(names, asked), strict=True))
+
+
+def by_torch_program(folder: Location, given: Batch) -> Found:
+    """What an export of torch says."""
+    record, found = read_record(folder), {}
+    for name, graph in record.graphs.items():
+        program = torch.export.load((folder / graph.file).local_path()).module()
+        arguments = [torch.from_numpy(given[x.name]) for x in graph.inputs]
+        said = program(*arguments, *_mapped(folder, record, name))
+        found[name] = {o.name: x.detach().numpy() for o, x in zip(graph.outputs, said, strict=True)}
+    return found
+
+
+def _mapped(folder: Location, record: Record, graph: str) -> list[Any]:
+    tables = record.graphs[graph].tables
+    return [
+        torch.from_numpy(np.memmap((folder / t.file).local_path(), t.dtype, "c", t.offset, t.shape)) for t in tables
+    ]
+
+
+#: Differences of numbers below are relative to this: sums that cancel have fewer digits.
+_SMALL = 0.1
+
+
+def difference(found: Found, wanted: Found) -> float:
+    """The largest difference, relative to what is wanted, or to 0.1 where that is smaller."""
+    assert {n: list(x) for n, x in found.items()} == {n: list(x) for n, x in wanted.items()}
+    pairs = [(found[g][n], x) for g, of in wanted.items() for n, x in of.items()]
+    return max(float(np.max(np.abs(a - b) / np.maximum(np.abs(b), _SMALL), initial=0)) for a, b in pairs)

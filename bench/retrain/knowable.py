@@ -1,0 +1,38 @@
+"""The AUC that a day's model could come to at best: it has never seen an id that is born on that day."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.counter_random import Floats, Ints
+from headrace.generate.auc import auc
+from headrace.generate.click_model import ITEM_BIAS, USER_BIAS, ClickModel, events
+from headrace.generate.population import alive, items, users
+
+
+def knowable_auc(model: ClickModel, day: int) -> float | None:
+    """The AUC over the rows that happen and land on a day (0 is the log's first) of the true logits without the biases
+    of users and items that are born on it; None where rows are of one class.
+
+    A bias is what no column tells (half of a taste is such a part, too, and stays in). With no new ids this is the
+    day's ceiling.
+    """
+    params = model.params
+    rows = np.arange(params.rows_per_day)
+    found = events(model, np.full_like(rows, day), rows)
+    new_users = users(params, _born(params.users, params.new_users, day), np.array([day]))
+    new_items = items(params, _born(params.items, params.new_items, day), day)
+    logit = found.logit - USER_BIAS * _bias_of(found.users.id, found.users.bias, new_users.id)[found.user_row]
+    logit -= ITEM_BIAS * _bias_of(found.items.id, found.items.bias, new_items.id)[found.item_row]
+    on_time = found.lag == 0
+    return auc(logit[on_time], found.clicked[on_time].astype(np.float64))
+
+
+def _born(first: int, growth: float, day: int) -> Ints:
+    """The indices of those that are born on a day; those of the first day were there before."""
+    return np.arange(alive(first, growth, day - 1) if day else first, alive(first, growth, day))
+
+
+def _bias_of(ids: Ints, bias: Floats, new: Ints) -> Floats:
+    """The biases of those that are new, 0 of the others."""
+    return np.where(np.isin(ids, new), bias, 0.0)

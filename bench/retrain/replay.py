@@ -1,0 +1,134 @@
+"""`make month-replay`: what each day's model still knows of the first day, with rows of older days in its steps.
+
+Trains the days of `make month` again, on their datasets, in the folder `replay` of its home: those that have older days
+to draw from. The days before them are as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.retrain.measure import ceiling_of, first_day_auc, manifest_of
+from bench.retrain.run import PIPELINE, Run, TrainHere
+from headrace.errors import EXIT_USER_ERROR, UserError
+from headrace.monitor.facts import ceiling_share
+from headrace.stage import run_stage
+from headrace.train.replay_days import replay_days
+from headrace.workspace import checkout
+
+#: What the two runs read alike.
+_SHARED = ("landing", "lake", "datasets")
+_NAME = "replay"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A day's model without replay and with it: AUCs over the day's rows and over the first day's."""
+
+    ds: str
+    rows: tuple[float, float]
+    first_day: tuple[float, float]
+
+
+def beside(run: Run, overrides: Sequence[str]) -> Run:
+    """A run with other settings of training over the same datasets.
+
+    Raises:
+        UserError: a day has no dataset yet.
+    """
+    found = replace(run, home=run.home / _NAME, overrides=(*run.overrides, *overrides))
+    found.home.mkdir(exist_ok=True)
+    for name in _SHARED:
+        if not (found.home / name).is_symlink():
+            (found.home / name).symlink_to(Path("..") / name)
+    for ds in run.dates():
+        if manifest_of(run, ds, "features") is None:
+            raise UserError(f"there is no dataset of {ds}: make month first, or take fewer --days")
+        _take(run, found, ds, "features")
+    first = days_with_replay(found)[:1]
+    for ds in run.dates():
+        trained = manifest_of(run, ds)
+        if trained is not None and (not first or ds < first[0]):
+            _take(run, found, ds, "train")
+            folder = trained.output("model").name
+            if not found.ws.locate(folder).is_dir():
+                shutil.copytree(run.ws.locate(folder).local_path(), found.ws.locate(folder).local_path())
+    return found
+
+
+def days_with_replay(run: Run) -> list[str]:
+    """The days that draw from the dataset of an earlier one."""
+    dates, spec = run.dates(), run.spec()
+    return [ds for ds in dates if set(replay_days(spec, ds)) & set(dates)]
+
+
+def _take(run: Run, other: Run, ds: str, stage: str) -> None:
+    there = other.ws.manifest(PIPELINE, ds, stage).local_path()
+    there.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run.ws.manifest(PIPELINE, ds, stage).local_path(), there)
+
+
+def compare(run: Run, other: Run) -> list[Replayed]:
+    """The days that both have trained."""
+    found, first = [], run.dates()[0]
+    for ds in run.dates():
+        both = [manifest_of(r, ds) for r in (run, other)]
+        pairs = [(m.facts["metrics"]["auc"], first_day_auc(m, first)) for m in both if m is not None]
+        if len(pairs) == 2 and all(kept is not None for _, kept in pairs):
+            found.append(Replayed(ds, (pairs[0][0], pairs[1][0]), (pairs[0][1], pairs[1][1])))
+    return found
+
+
+def replayed_of(run: Run) -> Mapping[str, float]:
+    """By day, the AUC over the first day's rows of the model that was trained with replay; empty before that."""
+    other = replace(run, home=run.home / _NAME)
+    return {d.ds: d.first_day[1] for d in compare(run, other)} if other.home.is_dir() else {}
+
+
+def table(days: Sequence[Replayed], ceilings: Mapping[str, float]) -> str:
+    """The days as a Markdown table: shares of the way to the ceiling of the rows that are measured."""
+    first = ceilings[days[0].ds]
+    lines = [
+        "| day | its rows | its rows, replay | first day's rows | first day's rows, replay |",
+        "|---|---|---|---|---|",
+    ]
+    for d in days:
+        shares = [ceiling_share(x, ceilings[d.ds]) for x in d.rows] + [ceiling_share(x, first) for x in d.first_day]
+        lines.append(f"| {d.ds} | {' | '.join(f'{x:.2%}' for x in shares if x is not None)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="make month-replay", description=__doc__)
+    parser.add_argument("--days", type=int, default=30, help="how many days are trained")
+    parser.add_argument("--home", type=Path, default=checkout() / "build" / "month", help="the workspace of make month")
+    parser.add_argument("--overlay", type=Path, default=checkout() / "conf" / "overlays" / "month.yaml")
+    parser.add_argument("--set", action="append", default=[], help="key=value over the overlay, of make month")
+    parser.add_argument("--share", type=float, default=0.1, help="retrain.replay.share")
+    given = parser.parse_args(arguments)
+    run = Run(given.home.absolute(), given.days, given.overlay.absolute(), tuple(given.set))
+    try:
+        other = beside(run, [f"retrain.replay={{share: {given.share}, by: day}}"])
+        for ds in days_with_replay(other):
+            run_stage(TrainHere(), other.spec(), other.ws, ds)
+            print(ds, flush=True)
+        days = compare(run, other)
+        ceilings = {d.ds: ceiling_of(run, d.ds) for d in days}
+    except UserError as e:
+        print(f"make month-replay: {e}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    if not days:
+        print("make month-replay: no day of make month is trained yet", file=sys.stderr)
+        return EXIT_USER_ERROR
+    print(table(days, ceilings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

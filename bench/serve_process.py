@@ -1,0 +1,81 @@
+"""`headrace serve` as a process on chosen cores, and what it has used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass
+class Served:
+    """A server that answers.
+
+    Attributes:
+        process: of it.
+        port: of HTTP.
+        grpc_port: of gRPC.
+    """
+
+    process: psutil.Process
+    port: int
+    grpc_port: int
+
+    def cpu_seconds(self) -> float:
+        """Of all its threads, so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def memory(self) -> dict[str, float]:
+        """MiB: what no file backs (anonymous), and all that is in memory, mapped files too (rss)."""
+        lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()[1:]
+        sizes = {line.split(":")[0].lower(): int(line.split()[1]) / 1024 for line in lines}
+        return {name: sizes[name] for name in ("anonymous", "rss")}
+
+    def metrics(self) -> dict[str, float]:
+        """By Prometheus' names, with labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+    def total(self, name: str) -> float:
+        """Of a metric over all labels."""
+        return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
+
+    def index(self) -> object:
+        """What the repository has, as the server says it."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v2/repository/index", b"", method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+
+@contextmanager
+def served(repository: Path, log: Path, cores: Sequence[int], arguments: Sequence[str] = ()) -> Iterator[Served]:
+    """Start a server on cores, whose number is onnxruntime's threads; end it with the block."""
+    command = [sys.executable, "-m", "headrace.cli", "serve", str(repository), "--port", "0", "--grpc-port", "0"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--threads", str(len(cores)), *arguments],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+    try:
+        while not (found := re.search(r":(\d+), gRPC 127\.0\.0\.1:(\d+)", log.read_text().replace("\n", " "))):
+            if process.poll() is not None:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.05)
+        yield Served(psutil.Process(process.pid), int(found[1]), int(found[2]))
+    finally:
+        process.terminate()
+        process.wait(30)
