@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -25,8 +26,9 @@ from headrace.serve.tensors import Array
 
 logger = logging.getLogger(__name__)
 
-#: Expected seconds of a run up to which it is computed at once.
-_AT_ONCE = 0.002
+#: Expected seconds of a run up to which it is computed at once; and where there is but one core, on which a thread would
+#: take turns with the loop, each of them emptying the other's caches.
+_AT_ONCE, _AT_ONCE_ON_ONE_CORE = 0.002, 0.005
 #: What sums of earlier runs are multiplied by at each run.
 _DECAY = 0.9
 #: Requests of other shapes that are looked behind for those of the first one's.
@@ -68,6 +70,7 @@ class Batcher:
         self._running = False
         self._scheduled: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
+        self._at_once = _AT_ONCE_ON_ONE_CORE if len(os.sched_getaffinity(0)) == 1 else _AT_ONCE
 
     @property
     def _seconds_per_row(self) -> float:
@@ -117,7 +120,7 @@ class Batcher:
             return
         rows = sum(w.rows for w in batch)
         # Before the first run, and of tensors without rows, nobody knows how long it takes.
-        if self._model.by_row and self._rows and rows * self._seconds_per_row <= _AT_ONCE:
+        if self._model.by_row and self._rows and rows * self._seconds_per_row <= self._at_once:
             self._answer(batch, *self._run(batch))
         else:
             self._running = True
