@@ -26,8 +26,8 @@ from headrace.serve.tensors import Array
 
 logger = logging.getLogger(__name__)
 
-#: Expected seconds of a run up to which it is computed at once; and where there is but one core, on which a thread would
-#: take turns with the loop, each of them emptying the other's caches.
+#: Expected seconds of a run up to which it is computed at once; and where there is but one core, on which a thread
+#: would take turns with the loop, each of them emptying the other's caches.
 _AT_ONCE, _AT_ONCE_ON_ONE_CORE = 0.002, 0.005
 #: What sums of earlier runs are multiplied by at each run.
 _DECAY = 0.9
