@@ -272,6 +272,9 @@ class Train(Section):
     tasks: Mapping[str, Task] = Field(default_factory=dict)
     #: How embedding tables are spread over the ranks.
     sharding: Sharding = Sharding()
+    #: Of a dataset in a store of objects: what each rank has fetched to its host's disk ahead of its use, in MiB; two
+    #: row groups of each stream at least.
+    read_ahead_mib: int = Field(default=256, ge=1)
     #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
     checkpoint_steps: int = Field(default=200, ge=1)
     #: Checkpoints that stay, the newest.

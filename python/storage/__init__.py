@@ -18,6 +18,7 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 
 from headrace.storage.lease import Lease, LeaseLost
 from headrace.storage.location import Location, local, location_of
+from headrace.storage.objects.copies import release as release_copy
 from headrace.storage.uri import local_folder, uri_fault
 
-__all__ = ["Lease", "LeaseLost", "Location", "local", "local_folder", "location_of", "uri_fault"]
+__all__ = ["Lease", "LeaseLost", "Location", "local", "local_folder", "location_of", "release_copy", "uri_fault"]

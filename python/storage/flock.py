@@ -46,6 +46,18 @@ def lease(path: Path) -> Iterator[Lease]:
         os.close(fd)
 
 
+@contextmanager
+def turn(path: Path) -> Iterator[None]:
+    """Hold the lock while the block runs; wait for it where another thread or process of this host has it."""
+    system.make_folder(path.parent)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 def holder(path: Path) -> Holder | None:
     """Who holds the lock; None: nobody. Takes nothing for longer than it looks."""
     try:

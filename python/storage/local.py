@@ -86,6 +86,14 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def sizes(self, path: PurePosixPath) -> dict[str, int]:
+        """See Store."""
+        try:
+            with os.scandir(path) as entries:
+                return {e.name: e.stat().st_size for e in entries if e.is_file() and not _is_partial(e.name)}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
     def open(self, path: PurePosixPath) -> BinaryIO:
         """See Store."""
         return open(path, "rb")

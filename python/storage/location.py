@@ -125,6 +125,10 @@ class Location:
         """Files and folders in a folder, by name; empty where there is no folder. Unfinished writes are left out."""
         return [self / name for name in self._store.names(self.path)]
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the files in a folder, by name; empty where there is none. One question, however many they are."""
+        return self._store.sizes(self.path)
+
     def glob(self) -> list[Location]:
         """What the place matches when it is read as a pattern of `glob`; unsorted."""
         return [replace(self, path=path) for path in self._store.glob(self.path)]

@@ -60,6 +60,10 @@ class Store(Protocol):
         """Names in a folder, sorted, without those of unfinished writes; empty where there is no folder."""
         ...
 
+    def sizes(self, path: PurePosixPath) -> dict[str, int]:
+        """Bytes of the files in a folder, by name, without those of unfinished writes; in few calls."""
+        ...
+
     def open(self, path: PurePosixPath) -> BinaryIO:
         """A file for reading. Raises FileNotFoundError."""
         ...

@@ -20,12 +20,15 @@ from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
 from headrace.dataset.loader.stream import Stream
 from headrace.dataset.loader.unknown import UnknownIds
 from headrace.dataset.parquet.layout import SplitLayout, check_streams, split_of
+from headrace.dataset.parquet.read_ahead import ReadAhead
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Kind
 from headrace.workspace import Workspace
 from headrace.world import World
 
 _ALONE = World()
+#: Of evaluation.
+_READ_AHEAD_MIB = config.Train.model_fields["read_ahead_mib"].default
 Timed = Callable[[str, Iterator[int]], Iterator[int]]
 
 
@@ -47,10 +50,12 @@ class _Loader:
         shuffle: bool,
         depth: int,
         timed: Timed,
+        read_ahead_mib: int,
         taken: Sequence[int] | None = None,
         unknown: Sequence[UnknownIds] = (),
     ) -> None:
         mine = streams_of(world, streams)
+        self._ahead = ReadAhead(len(mine), read_ahead_mib)
         sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
         largest = max((rows for groups in sizes for rows in groups), default=1)
         self._assembler = BatchAssembler(
@@ -77,6 +82,7 @@ class _Loader:
                 shuffle=shuffle,
                 assembler=self._assembler,
                 place=place,
+                ahead=self._ahead,
                 taken=taken,
                 unknown=unknown,
             )
@@ -93,6 +99,7 @@ class _Loader:
 
     def close(self) -> None:
         self._assembler.close()
+        self._ahead.close()
         for thread in self._threads:
             thread.join()
         for stream in self._streams:
@@ -151,6 +158,7 @@ class TrainLoader(_Loader):
             shuffle=True,
             depth=depth,
             timed=timed,
+            read_ahead_mib=train.read_ahead_mib,
             unknown=UnknownIds.of(schema, train.unknown_rate),
         )
 
@@ -223,6 +231,7 @@ class ReplayLoader(_Loader):
             shuffle=True,
             depth=4,
             timed=lambda name, items: items,
+            read_ahead_mib=train.read_ahead_mib,
             taken=taken,
             unknown=UnknownIds.of(schema, train.unknown_rate),
         )
@@ -277,6 +286,7 @@ class EvalLoader(_Loader):
             shuffle=False,
             depth=depth,
             timed=lambda name, items: items,
+            read_ahead_mib=_READ_AHEAD_MIB,
         )
 
     def __iter__(self) -> Iterator[Batch]:

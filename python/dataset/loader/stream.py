@@ -22,7 +22,8 @@ from headrace.dataset.loader.unknown import UnknownIds
 from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout, stored_columns
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
-from headrace.dataset.parquet.row_group import StoredRowGroup, StoredRowGroups
+from headrace.dataset.parquet.read_ahead import ArrivingRowGroup, ReadAhead, StoredRowGroups
+from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 
@@ -42,6 +43,7 @@ class Stream:
         shuffle: an order of each epoch's own, without end; else one pass in stored order.
         assembler: where rows are written to.
         place: the stream's number there.
+        ahead: brings the files.
         taken: of each row group, by its piece, the rows that an epoch gives: in each epoch others. None: all. The row
             groups may be of several datasets then.
         unknown: ids to train as out of vocabulary, negatives' included.
@@ -61,6 +63,7 @@ class Stream:
         shuffle: bool,
         assembler: BatchAssembler,
         place: int,
+        ahead: ReadAhead,
         taken: Sequence[int] | None = None,
         unknown: Sequence[UnknownIds] = (),
     ) -> None:
@@ -69,36 +72,37 @@ class Stream:
         self._seed, self._stream, self._plan, self._shuffle = seed, stream, plan, shuffle
         self._assembler, self._place, self._unknown = assembler, place, tuple(unknown)
         self._row = start
-        self._reads: deque[RowGroupRead] = deque()
+        self._reads: deque[tuple[RowGroupRead, ArrivingRowGroup]] = deque()
         self._taken = None if taken is None else [taken[g.piece] for g in self._groups]
+        self._columns = stored_columns(schema, carried)
+        self._arriving: Iterator[ArrivingRowGroup] = iter(())
         self._reader: RowGroupReader | StoredRowGroups | None = None
         if self._groups:
             sizes = self._taken or expanded_sizes(self._groups, schema, plan)
             order = row_group_reads(seed, stream, sizes, start, shuffle)
             if not shuffle:
                 order = itertools.islice(order, len(sizes))
-            columns = stored_columns(schema, carried)
-            if taken is None:
-                mine, pieces = layout.alone(self._groups)
-                self._reader = RowGroupReader(mine, columns, self._pieces(order, pieces))
-            else:
-                self._reader = StoredRowGroups(self._groups, columns, self._pieces(order, range(len(sizes))))
+            self._arriving = self._noted(ahead.follow(order, lambda read: self._groups[read.group]))
 
     @property
     def step(self) -> int:
         """The step that the next row belongs to."""
         return self._row // self._assembler.rows_each
 
-    def _pieces(self, order: Iterator[RowGroupRead], pieces: Sequence[int]) -> Iterator[int]:
-        for read in order:
-            self._reads.append(read)
-            yield pieces[read.group]
+    def _noted(self, followed: Iterator[tuple[RowGroupRead, ArrivingRowGroup]]) -> Iterator[ArrivingRowGroup]:
+        for read, arriving in followed:
+            self._reads.append((read, arriving))
+            yield arriving
 
     def __iter__(self) -> Iterator[int]:
-        for stored in self._reader or ():
-            read = self._reads.popleft()
+        # Here, in the stream's own thread: the reader waits for the first file.
+        reader = RowGroupReader if self._taken is None else StoredRowGroups
+        self._reader = reader(self._columns, self._arriving)
+        for stored in self._reader:
+            read, arriving = self._reads.popleft()
             with stored:
-                self._write(stored, read, self._groups[read.group])
+                self._write(stored, read, arriving.group)
+            arriving.release()
             yield self.step
 
     def _write(self, stored: StoredRowGroup, read: RowGroupRead, group: RowGroup) -> None:

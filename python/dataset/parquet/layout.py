@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,8 @@ class RowGroup:
     path: Location
     index: int
     rows: int
+    #: Of the file's bytes, its share.
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,6 @@ class SplitLayout:
     def stream(self, stream: int, streams: int) -> tuple[RowGroup, ...]:
         """The row groups of one of `streams` streams: Petastorm's shard, every `streams`-th row group."""
         return tuple(g for g in self.row_groups if g.piece % streams == stream)
-
-    def alone(self, groups: Sequence[RowGroup]) -> tuple[SplitLayout, tuple[int, ...]]:
-        """A layout to read some row groups with, and their pieces in it.
-
-        Where each file is one row group, as the features stage writes them, it has those files alone: a reader opens
-        every file of its layout. Otherwise it is this one.
-        """
-        if not len(self.files) == len(self.row_groups) == len({g.path for g in self.row_groups}):
-            return self, tuple(g.piece for g in groups)
-        files = tuple(g.path for g in groups)
-        return replace(self, files=files, row_groups=tuple(groups)), tuple(range(len(files)))
 
 
 #: The split that nothing is chosen by: evaluated once, at the end of training.
@@ -90,10 +81,11 @@ def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Seq
         missing = sorted(set(wanted) - set(footer.schema.to_arrow_schema().names))
         if missing:
             raise UserError(f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}. " + _AGAIN)
+        size = path.size()
         for index in range(footer.num_row_groups):
             rows = footer.row_group(index).num_rows
             if rows:
-                row_groups.append(RowGroup(piece, path, index, rows))
+                row_groups.append(RowGroup(piece, path, index, rows, size // footer.num_row_groups))
             piece += 1
     return SplitLayout(name, files, tuple(row_groups))
 
@@ -114,11 +106,12 @@ def _listed(dataset: Location, split: str, files: Sequence[Location]) -> tuple[R
         raise UserError(f"{dataset / name} is {'gone' if name in mine else 'no file of the dataset'}. " + _AGAIN)
     if any(f["row_groups"] != 1 for f in mine.values()):
         return None
+    sizes = (dataset / split).sizes()
     for name, path in found.items():
-        if path.size() != mine[name]["size"]:
+        if sizes.get(path.name) != mine[name]["size"]:
             raise UserError(f"{path} is not the whole Parquet file that was written. " + _AGAIN)
     rows = [(path, int(mine[name]["rows"])) for name, path in found.items()]
-    return tuple(RowGroup(piece, path, 0, n) for piece, (path, n) in enumerate(rows) if n)
+    return tuple(RowGroup(piece, path, 0, n, sizes[path.name]) for piece, (path, n) in enumerate(rows) if n)
 
 
 _AGAIN = "Delete the dataset's folder and run the features stage again"

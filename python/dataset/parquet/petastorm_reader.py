@@ -12,10 +12,11 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from headrace.dataset.buffers import BufferPool
-from headrace.dataset.parquet.layout import SplitLayout
+from headrace.dataset.parquet.read_ahead import ArrivingRowGroup
 from headrace.dataset.parquet.row_group import StoredRowGroup
 
 # pyarrow deprecated the dataset API that Petastorm 0.12 stands on; nothing here can be done about it.
@@ -34,23 +35,29 @@ from petastorm.workers_pool.ventilator import Ventilator  # noqa: E402
 
 
 class RowGroupReader:
-    """Iterate over row groups of a split, in the order of `pieces` (positions in the split).
+    """Iterate over row groups of a split, in the order in which they arrive.
 
-        for rows in RowGroupReader(layout, ["user_id", "label"], iter([2, 0])): ...
+        for rows in RowGroupReader(["user_id", "label"], arriving): ...
 
-    `pieces` may be endless; it is asked one row group ahead. Values are read where a column is asked for. Whoever takes
-    a row group closes it.
+    `arriving` may be endless; it is asked one row group ahead. Values are read where a column is asked for. Whoever
+    takes a row group closes it. Petastorm learns the schema from the first one's file; it lists and opens no others.
 
     Raises:
         UserError: a file was damaged or removed since its footer was read.
     """
 
-    def __init__(self, layout: SplitLayout, columns: Sequence[str], pieces: Iterator[int]) -> None:
-        filesystem, paths = get_filesystem_and_path_or_paths([path.local_path().as_uri() for path in layout.files])
+    def __init__(self, columns: Sequence[str], arriving: Iterator[ArrivingRowGroup]) -> None:
+        first = next(arriving, None)
+        if first is None:
+            self._reader = None
+            return
+        # Raises what is wrong with the file in our words.
+        first.open(columns, BufferPool()).close()
+        filesystem, paths = get_filesystem_and_path_or_paths([first.path().as_uri()])
         self._reader = _OrderedReader(
             filesystem,
             paths,
-            pieces,
+            chain([first], arriving),
             # Petastorm takes patterns, matched against whole names.
             schema_fields=[re.escape(c) for c in columns],
             worker_class=_RowGroupWorker,
@@ -64,21 +71,27 @@ class RowGroupReader:
         return self
 
     def __next__(self) -> StoredRowGroup:
+        if self._reader is None:
+            raise StopIteration
         found: StoredRowGroup = next(self._reader)
         return found
 
     def close(self) -> None:
-        self._reader.stop()
-        self._reader.join()
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader.join()
 
 
 class _OrderedVentilator(Ventilator):  # type: ignore[misc]
-    """Hands out row groups in the given order, one ahead, without a thread of its own."""
+    """Hands out row groups in the given order, one ahead, without a thread of its own.
 
-    def __init__(self, ventilate: Any, pieces: Iterator[int]) -> None:
+    A "piece_index" is the row group itself: the pool works in the caller's thread, and pickles nothing.
+    """
+
+    def __init__(self, ventilate: Any, arriving: Iterator[ArrivingRowGroup]) -> None:
         super().__init__(ventilate)
         self._ventilate = ventilate
-        self._pieces = pieces
+        self._arriving = arriving
         self._done = False
 
     def start(self) -> None:
@@ -88,11 +101,11 @@ class _OrderedVentilator(Ventilator):  # type: ignore[misc]
         self._next()
 
     def _next(self) -> None:
-        piece = None if self._done else next(self._pieces, None)
-        if piece is None:
+        row_group = None if self._done else next(self._arriving, None)
+        if row_group is None:
             self._done = True
         else:
-            self._ventilate(piece_index=piece, worker_predicate=None, shuffle_row_drop_partition=(0, 1))
+            self._ventilate(piece_index=row_group, worker_predicate=None, shuffle_row_drop_partition=(0, 1))
 
     def completed(self) -> bool:
         return self._done
@@ -104,12 +117,12 @@ class _OrderedVentilator(Ventilator):  # type: ignore[misc]
 class _OrderedReader(Reader):  # type: ignore[misc]
     """Petastorm's reader with our ventilator."""
 
-    def __init__(self, filesystem: Any, paths: Any, pieces: Iterator[int], **kwargs: Any) -> None:
-        self._pieces = pieces
+    def __init__(self, filesystem: Any, paths: Any, arriving: Iterator[ArrivingRowGroup], **kwargs: Any) -> None:
+        self._arriving = arriving
         super().__init__(filesystem, paths, **kwargs)
 
     def _create_ventilator(self, *args: Any, **kwargs: Any) -> Ventilator:
-        return _OrderedVentilator(self._workers_pool.ventilate, self._pieces)
+        return _OrderedVentilator(self._workers_pool.ventilate, self._arriving)
 
 
 class _RowGroupWorker(ArrowReaderWorker):  # type: ignore[misc]
@@ -126,9 +139,10 @@ class _RowGroupWorker(ArrowReaderWorker):  # type: ignore[misc]
     def new_results_queue_reader() -> Any:
         return _ResultsQueueReader()
 
-    def process(self, piece_index: int, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]) -> None:
-        piece = self._split_pieces[piece_index]
-        self.publish_func(StoredRowGroup(piece.path, piece.row_group, list(self._schema.fields), self._buffers))
+    def process(
+        self, piece_index: ArrivingRowGroup, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]
+    ) -> None:
+        self.publish_func(piece_index.open(list(self._schema.fields), self._buffers))
 
 
 class _ResultsQueueReader:

@@ -9,7 +9,7 @@ serves for the next column. What is not like that (lists, text, files of others)
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 
 from headrace.dataset import native
 from headrace.dataset.buffers import BufferPool
-from headrace.dataset.parquet.layout import RowGroup
 from headrace.errors import UserError
 
 #: Parquet's physical types whose PLAIN values are Arrow's, where no logical type says otherwise.
@@ -38,13 +37,16 @@ class StoredRowGroup:
         index: of the row group in it.
         columns: those that may be asked for.
         buffers: where the memory comes from; the caller's thread's.
+        name: of the file in messages, where `path` is a copy.
 
     Raises:
         UserError: the file is damaged or gone.
     """
 
-    def __init__(self, path: str, index: int, columns: Sequence[str], buffers: BufferPool) -> None:
-        self._path, self._index, self._buffers = path, index, buffers
+    def __init__(
+        self, path: str, index: int, columns: Sequence[str], buffers: BufferPool, name: str | None = None
+    ) -> None:
+        self._name, self._index, self._buffers = name or path, index, buffers
         try:
             self._file = pq.ParquetFile(path)
             footer = self._file.metadata
@@ -111,34 +113,9 @@ class StoredRowGroup:
 
     def _unreadable(self, e: BaseException) -> UserError:
         return UserError(
-            f"{self._path} cannot be read ({' '.join(str(e).split())}). Delete the dataset's folder and run the "
+            f"{self._name} cannot be read ({' '.join(str(e).split())}). Delete the dataset's folder and run the "
             f"features stage again"
         )
-
-
-class StoredRowGroups:
-    """Row groups of any files, opened one after another.
-
-    Args:
-        groups: where they are.
-        columns: those that may be asked for.
-        order: positions in `groups`; may be endless.
-
-    Raises:
-        UserError: a file is damaged or gone.
-    """
-
-    def __init__(self, groups: Sequence[RowGroup], columns: Sequence[str], order: Iterator[int]) -> None:
-        self._groups, self._columns, self._order = groups, columns, order
-        self._buffers = BufferPool()
-
-    def __iter__(self) -> Iterator[StoredRowGroup]:
-        for i in self._order:
-            group = self._groups[i]
-            yield StoredRowGroup(str(group.path.local_path()), group.index, self._columns, self._buffers)
-
-    def close(self) -> None:
-        """Nothing is open between two of them."""
 
 
 class _Chunk:

@@ -1,7 +1,8 @@
 """Files of a store as local files, for memory maps and native readers: a cache of this host, which may vanish.
 
-A copy is named after its object's key and tag, so it never is of another content. Where the disk is nearly full, copies
-that were not asked for lately are removed, the oldest first; whoever has one open keeps it.
+A copy is named after its object's key and tag, so it never is of another content. It is fetched once, whoever of this
+host asks for it at the same time. Where the disk is nearly full, or copies take more than the environment allows them,
+those that were released, then those that were not asked for lately are removed; whoever has one open keeps it.
 """
 
 from __future__ import annotations
@@ -12,23 +13,28 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.storage import system
+from headrace.errors import UserError
+from headrace.storage import flock, system
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Stored
 
 #: The environment variable that names the folder; a workspace sets it to its scratch.
 VARIABLE = "HEADRACE_CACHE"
+#: The environment variable that says how much copies may take, in GiB; else as much as the disk has.
+LIMIT = "HEADRACE_CACHE_GIB"
 #: Of the disk, what copies leave free.
 _FREE = 0.05
 #: Seconds for which a copy that was asked for stays.
 _KEPT_SECONDS = 600
 #: Seconds after which a file on its way that nobody writes to was left by a writer that was killed.
 _WRITTEN_SECONDS = 86_400
+#: Characters of a copy's digest that name its lock: so many files of locks there are at most, which stay.
+_LOCK_CHARS = 3
 
 
 def folder() -> Path:
@@ -72,20 +78,43 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
     """
     digest = hashlib.sha256(f"{store}\n{stored.key}\n{stored.tag}\n{stored.size}".encode()).hexdigest()[:32]
     path = folder() / "files" / digest / stored.key.rsplit("/", 1)[-1]
-    if path.exists():
-        os.utime(path)
+    if _asked_for(path):
         return path
-    _make_room(path, stored.size)
-    system.make_folder(path.parent)
-    partial = path.parent / f"{uuid.uuid4().hex}.partial"
-    try:
-        got = calls.download(bucket, stored.key, partial)
-        if (got.tag, got.size, partial.stat().st_size) != (stored.tag, stored.size, stored.size):
-            raise OSError(f"{store}/{stored.key} is not the file that its folder's list names: it was changed in place")
-        system.replace(partial, path)
-    finally:
-        system.unlink(partial)
+    with flock.turn(folder() / "locks" / digest[:_LOCK_CHARS]):
+        if _asked_for(path):  # another process has fetched it meanwhile
+            return path
+        _make_room(path, stored.size)
+        system.make_folder(path.parent)
+        partial = path.parent / f"{uuid.uuid4().hex}.partial"
+        try:
+            got = calls.download(bucket, stored.key, partial)
+            if (got.tag, got.size, partial.stat().st_size) != (stored.tag, stored.size, stored.size):
+                raise OSError(
+                    f"{store}/{stored.key} is not the file that its folder's list names: it was changed in place"
+                )
+            system.replace(partial, path)
+        finally:
+            system.unlink(partial)
     return path
+
+
+def release(path: Path) -> None:
+    """Say of a file that it is not read soon again: it is the first to go where there is no room for another one.
+
+    Whoever asks for it afterwards has it for as long as any other.
+    """
+    if path.is_relative_to(folder() / "files"):
+        with suppress(FileNotFoundError):
+            os.utime(path, (0, 0))
+
+
+def _asked_for(path: Path) -> bool:
+    """Whether the copy is there; then it stays for a while."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def tree(bucket: Any, store: str, files: Mapping[str, Stored]) -> Path:
@@ -113,11 +142,15 @@ def tree(bucket: Any, store: str, files: Mapping[str, Stored]) -> Path:
 
 
 def _make_room(path: Path, size: int) -> None:
-    """Remove copies until the disk has room for one more, as far as there are any that nobody asked for lately."""
+    """Remove copies until there is room for one more, as far as there are any that nobody asked for lately."""
     root = folder()
     system.make_folder(root)
     usage = shutil.disk_usage(root)
     wanted = size + int(usage.total * _FREE) - usage.free
+    limit = _limit()
+    if limit is not None:
+        taken = sum(stat.st_size for stat, _ in _files(root))
+        wanted = max(wanted, taken + size - limit)
     if wanted <= 0:
         return
     remove_abandoned()
@@ -126,7 +159,7 @@ def _make_room(path: Path, size: int) -> None:
         with suppress(FileNotFoundError):  # another process was first
             if old.stat().st_mtime < before:
                 _take_away(old)
-    found = [(p.stat(), p) for p in (root / "files").glob("*/*") if p != path]
+    found = [(stat, p) for stat, p in _files(root) if p != path]
     for stat, old in sorted(found, key=lambda f: f[0].st_mtime):
         if wanted <= 0 or stat.st_mtime > before:
             return
@@ -134,6 +167,31 @@ def _make_room(path: Path, size: int) -> None:
             continue
         system.unlink(old)
         wanted -= stat.st_size
+
+
+def _files(root: Path) -> Iterator[tuple[os.stat_result, Path]]:
+    """The copies that are there; others may be removing some."""
+    for path in (root / "files").glob("*/*"):
+        with suppress(FileNotFoundError):
+            yield path.stat(), path
+
+
+def _limit() -> int | None:
+    """Bytes that copies may take; None: as many as the disk has.
+
+    Raises:
+        UserError: the environment says no number.
+    """
+    given = os.environ.get(LIMIT)
+    if not given:
+        return None
+    try:
+        found = float(given)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise UserError(f"{LIMIT} is '{given}': write a number of GiB above 0")
+    return int(found * (1 << 30))
 
 
 def _take_away(tree: Path) -> None:

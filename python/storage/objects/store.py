@@ -134,6 +134,11 @@ class ObjectStore:
         tree, key = self._at(path)
         return tree.names(key)
 
+    def sizes(self, path: PurePosixPath) -> dict[str, int]:
+        """See Store."""
+        tree, key = self._at(path)
+        return {name: stored.size for name, stored in tree.files(key).items() if "/" not in name}
+
     def open(self, path: PurePosixPath) -> BinaryIO:
         """Small files by one request, larger ones in blocks."""
         tree, key = self._at(path)

@@ -1,0 +1,237 @@
+"""Row groups from a store of objects: fetched ahead, once for a host, within bounds, and the batches of local files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config import Train
+from headrace.dataset.buffers import BufferPool
+from headrace.dataset.loader.batch import Batch
+from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
+from headrace.dataset.parquet.layout import LISTING, RowGroup, SplitLayout, split_of
+from headrace.dataset.parquet.read_ahead import ReadAhead
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.schema import DatasetSchema
+from headrace.storage import release_copy
+from headrace.storage.objects import calls, copies
+from headrace.workspace import Workspace
+from headrace.world import World
+from tests.storage_homes import memory_home
+
+TRAIN = Train(batch_size=64, streams=4, seed=3, read_ahead_mib=1)
+Split = tuple[SplitLayout, DatasetSchema]
+
+
+@dataclass
+class Place:
+    """A file of a store that notes when it was fetched."""
+
+    name: int
+    fetched: list[int] = field(default_factory=list)
+    scheme: str = "s3"
+
+    def local_path(self) -> Path:
+        self.fetched.append(self.name)
+        return Path(str(self.name))
+
+
+@given(sizes=st.lists(st.integers(0, 900 << 10), max_size=30), mib=st.integers(1, 3), streams=st.integers(1, 3))
+def test_what_follows_is_fetched_once_in_order_and_within_bounds(sizes: list[int], mib: int, streams: int) -> None:
+    fetched: list[int] = []
+    groups = [RowGroup(i, Place(i, fetched), 0, 1, n) for i, n in enumerate(sizes)]  # type: ignore[arg-type]
+    asked: list[int] = []
+
+    def order() -> Iterator[int]:
+        for i in range(len(sizes)):
+            asked.append(i)
+            yield i
+
+    used = []
+    with ReadAhead(streams, mib) as ahead:
+        for i, arriving in ahead.follow(order(), groups.__getitem__):
+            # The last one that was asked for is looked at before there is room for it.
+            held = [sizes[n] for n in asked[i + 1 : None if asked[-1] == len(sizes) - 1 else -1]]
+            assert sum(held[:-1]) <= (mib << 20) // streams or len(held) <= 2
+            assert arriving.path() == Path(str(i))
+            used.append(arriving.group.piece)
+    assert used == list(range(len(sizes)))
+    assert sorted(fetched) == used
+
+
+def test_the_next_row_group_is_fetched_while_one_is_used() -> None:
+    """Endless orders, too: what is asked for ahead has an end."""
+    arrived = threading.Semaphore(0)
+
+    class Counted(Place):
+        def local_path(self) -> Path:
+            arrived.release()
+            return super().local_path()
+
+    group = RowGroup(0, Counted(0), 0, 1, 1 << 20)  # type: ignore[arg-type]
+    with ReadAhead(1, 1) as ahead:
+        followed = ahead.follow(itertools.count(), lambda _: group)
+        next(followed)
+        for _ in range(2):
+            assert arrived.acquire(timeout=60)  # the one that is used, and the next
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> Manifest:
+    """A dataset with a file for each row group, and their listing, as the features stage writes it."""
+    ws = Workspace(tmp_path / "home")
+    made = make_dataset(ws, train=2003, groups=12)
+    folder = ws.locate(made.output("dataset").name).local_path()
+    listed = []
+    for split in ("train", "valid"):
+        whole = sorted((folder / split).iterdir())
+        rows = pa.concat_tables(map(pq.read_table, whole))
+        for file in whole:
+            file.unlink()
+        for i, start in enumerate(range(0, rows.num_rows, 170)):
+            file = folder / split / f"part-{i:04d}.parquet"
+            pq.write_table(rows.slice(start, 170), file, compression="none", use_dictionary=False)
+            n = min(170, rows.num_rows - start)
+            listed.append({"name": f"{split}/{file.name}", "size": file.stat().st_size, "rows": n, "row_groups": 1})
+    (folder / LISTING).write_text(json.dumps(listed))
+    return made
+
+
+@pytest.fixture
+def local_split(tmp_path: Path, manifest: Manifest) -> Split:
+    return split_of(manifest, Workspace(tmp_path / "home"), "train", ["row"])
+
+
+@pytest.fixture
+def stored_split(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, local_split: Split) -> Split:
+    """The same in a store of objects."""
+    ws = Workspace(tmp_path / "home")
+    memory_home(monkeypatch, tmp_path / "cache", ("s3",))
+    there = Workspace(tmp_path / "elsewhere", store_uri="s3://bucket/store")
+    name = manifest.output("dataset").name
+    with there.locate(name).new_folder() as folder:
+        folder.copy_from(ws.locate(name))
+    found = split_of(manifest, there, "train", ["row"])
+    assert not (tmp_path / "cache" / "files").exists()  # row groups are counted in the listing
+    assert found[0].rows == local_split[0].rows
+    return found
+
+
+def batches(split: Split, rank: int = 0, ranks: int = 1, train: Train = TRAIN) -> list[Batch]:
+    with TrainLoader(*split, train, World(rank, ranks), carried=["row"]) as source:
+        return list(itertools.islice(source, 60))
+
+
+def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        for x, y in ((a.continuous, b.continuous), (a.codes, b.codes), (a.labels, b.labels)):
+            np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(a.carried["row"], b.carried["row"])
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each object was fetched."""
+    counted: Counter[str] = Counter()
+    real = calls.download
+
+    def download(bucket: Any, key: str, file: Path) -> calls.Stored:
+        counted[key] += 1
+        return real(bucket, key, file)
+
+    monkeypatch.setattr(calls, "download", download)
+    return counted
+
+
+def test_two_ranks_of_a_host_fetch_their_own_files_once(
+    local_split: Split, stored_split: Split, downloads: Counter[str]
+) -> None:
+    """Two epochs by each of two ranks, twice: as two processes would that share the cache."""
+    files = {g.path.name for g in stored_split[0].row_groups}
+    mine = {g.path.name for s in (0, 1) for g in stored_split[0].stream(s, TRAIN.streams)}
+    assert_equal(batches(stored_split, 0, 2), batches(local_split, 0, 2))
+    assert {key.rsplit("/", 1)[1] for key in downloads} == mine
+    assert len(mine) < len(files)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda rank: batches(stored_split, rank, 2), (0, 1, 0, 1)))
+    for rank in range(4):
+        assert_equal(found[rank], batches(local_split, rank % 2, 2))
+    with EvalLoader(*stored_split, batch_size=64, streams=4) as source:
+        assert sum(batch.rows for batch in source) == local_split[0].rows
+    assert {key.rsplit("/", 1)[1]: n for key, n in downloads.items()} == dict.fromkeys(files, 1)
+
+
+def test_a_small_cache_holds_what_is_ahead_and_little_more(
+    local_split: Split, stored_split: Split, downloads: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = max(g.path.size() for g in stored_split[0].row_groups)
+    limit, one = 4 * largest, TRAIN.model_copy(update={"streams": 1})
+    monkeypatch.setenv(copies.LIMIT, str(limit / 2**30))
+    monkeypatch.setattr("headrace.dataset.parquet.read_ahead._MOST", 2)
+    peaks = []
+    real = copies._make_room
+
+    def watched(path: Path, size: int) -> None:
+        real(path, size)
+        peaks.append(size + sum(stat.st_size for stat, _ in copies._files(tmp_path / "cache")))
+
+    monkeypatch.setattr(copies, "_make_room", watched)
+    assert_equal(batches(stored_split, train=one), batches(local_split, train=one))
+    assert max(downloads.values()) > 1
+    assert max(peaks) <= limit
+
+
+def test_a_copy_that_went_before_it_was_opened_is_fetched_again(stored_split: Split, downloads: Counter[str]) -> None:
+    groups = stored_split[0].row_groups[:1]
+    with ReadAhead(1, 1) as ahead:
+        ((_, arriving),) = ahead.follow(iter(groups), lambda group: group)
+        arriving.path().unlink()
+        with arriving.open(["row"], BufferPool()) as rows:
+            assert rows.num_rows == groups[0].rows
+    assert sorted(downloads.values()) == [2]
+    release_copy(Path("/nowhere/else"))  # no file of the cache: nothing happens
+
+
+def test_an_object_that_the_store_does_not_give_is_named(
+    stored_split: Split, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = stored_split[0].row_groups[3].path.name
+    real = calls.download
+
+    def download(bucket: Any, key: str, file: Path) -> calls.Stored:
+        if key.endswith(gone):
+            raise calls.StoreError(f"{key}: HTTP error: 503 Slow Down")
+        return real(bucket, key, file)
+
+    monkeypatch.setattr(calls, "download", download)
+    with pytest.raises(calls.StoreError, match=rf"/train/{gone}: HTTP error: 503"):
+        batches(stored_split)
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_a_damaged_object_is_named_as_it_is_stored(stored_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = calls.download
+
+    def download(bucket: Any, key: str, file: Path) -> calls.Stored:
+        found = real(bucket, key, file)
+        file.write_bytes(b"x" * found.size)
+        return found
+
+    monkeypatch.setattr(calls, "download", download)
+    with pytest.raises(UserError, match=r"s3://bucket/store/datasets/.*parquet cannot be read"):
+        batches(stored_split)
