@@ -7,6 +7,7 @@
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make iceberg   the jar for pipelines whose source is an Iceberg table (47 MB)
+#   make clickhouse    ClickHouse in process (chdb), for its tests (51 MB)
 #   make s3        what Spark needs for a lake in S3 (9 MB): docs/storage.md
 #   make s3-day    a whole day with lake and store in S3 beside the same day on local files; fetches an S3 server (12 MB)
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
@@ -47,7 +48,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg s3 s3proxy s3-day rapids onnx export-parity serve wheel gpu-check lock format
+.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day rapids onnx export-parity serve wheel gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -150,6 +151,7 @@ jars: $(STAMPS)/jars
 native: $(STAMPS)/native
 native-cuda: $(STAMPS)/native-cuda
 iceberg: $(STAMPS)/iceberg
+clickhouse: $(STAMPS)/clickhouse
 s3: $(STAMPS)/s3
 s3proxy: $(STAMPS)/s3proxy
 rapids: $(STAMPS)/rapids
