@@ -49,7 +49,8 @@ class Housekeeping(Section):
     #: Days whose reports are kept.
     reports: int | None = Field(default=365, ge=1)
     #: Days whose manifests are kept, at least: an older day's go where nothing that they name is there any more, in the
-    #: workspace and (by `publish.retain_days`) in the warehouse. It is then as if it had never run. null: all are kept.
+    #: workspace and (by `publish.retain_days`) in the warehouse, and with them what the registry has of its trainings.
+    #: It is then as if it had never run. null: all are kept.
     manifests: int | None = Field(default=None, ge=1)
     #: Days of rows by the table's name: `events`, `quarantine`, a named source, `scores`, `published`, ... Unless said
     #: otherwise 90 days of `scores`, `published` and `outcomes`, 365 of `statistics`, 14 of `user_vectors` and

@@ -12,6 +12,7 @@ from headrace.housekeeping.compaction import compaction_steps
 from headrace.housekeeping.folders import dataset_steps, log_steps, report_steps, search_steps
 from headrace.housekeeping.manifests import manifest_steps
 from headrace.housekeeping.models import mapped_steps, model_steps
+from headrace.housekeeping.registry import registry_steps
 from headrace.housekeeping.scratch import decoded_steps, scratch_steps
 from headrace.housekeeping.step import Step
 from headrace.housekeeping.tables import history_steps, row_steps, vacuum_steps
@@ -36,6 +37,7 @@ _KINDS: tuple[Callable[[WorkspaceState], Iterator[Step]], ...] = (
     history_steps,
     warehouse_steps,
     manifest_steps,
+    registry_steps,
 )
 
 

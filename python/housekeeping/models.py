@@ -18,7 +18,7 @@ from headrace.storage import Location
 from headrace.workspace import Workspace
 
 #: After the pipeline's name, of registered models.
-_OTHERS = ("", "-baseline", "-second_stage")
+REGISTERED_SUFFIXES = ("", "-baseline", "-second_stage")
 #: What a training leaves beside its model, for itself alone.
 OF_TRAINING = ("checkpoints", "ranks-", "progress-", "trace.json", "launch", "rank-error.json")
 
@@ -33,7 +33,7 @@ def kept_models(state: WorkspaceState) -> dict[Location, str]:
     ws = state.ws
     found: dict[Location, str] = {}
     asked = _named(state.spec)
-    for suffix in _OTHERS:
+    for suffix in REGISTERED_SUFFIXES:
         known = listed(ws, state.pipeline + suffix)
         for version, names in known:
             if version.version in asked:

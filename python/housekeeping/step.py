@@ -13,7 +13,7 @@ class Step:
     """What `headrace gc` can do to one thing. Doing it twice is the same as doing it once."""
 
     #: dataset, model, checkpoints, log, report, search, unfinished, staged, decoded, mapped, rows, compaction, vacuum,
-    #: history, published, manifests.
+    #: history, published, manifests, registry.
     kind: str
     #: A path below the workspace, or a name that people know.
     what: str

@@ -10,9 +10,9 @@ from headrace.config import Spec
 from headrace.housekeeping.step import Step, remove_all, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.log_retention import unused_commits
+from headrace.lake.delta.log_retention import unused_log_files
 from headrace.lake.delta.retention import days_before, remove_days_before
-from headrace.lake.delta.vacuum import unused_files, unused_log_files
+from headrace.lake.delta.vacuum import unused_files
 from headrace.manifest import Input, Manifest, Output
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -42,13 +42,12 @@ def row_steps(state: WorkspaceState) -> Iterator[Step]:
 
 
 def vacuum_steps(state: WorkspaceState) -> Iterator[Step]:
-    """Data files that neither the newest version nor one that a kept day names has; and what only quickens the log."""
+    """Data files that neither the newest version nor one that a kept day names has."""
     by_table = pinned_versions(state)
     for table in tables_of(state.ws, state.pipeline):
         first = state.first_day(state.keep.table_days(table.name))
         pinned = by_table.get(state.ws.name_of(table), set())
         files = unused_files(table, pinned, first or None, state.before_ns(state.keep.vacuum_hours / 24))
-        files += unused_log_files(table)
         if files:
             name = state.ws.name_of(table)
             reason = f"no version that is still read names these {len(files)} files"
@@ -56,19 +55,16 @@ def vacuum_steps(state: WorkspaceState) -> Iterator[Step]:
 
 
 def history_steps(state: WorkspaceState) -> Iterator[Step]:
-    """Commits of tables that keep some days, before a checkpoint that all that is kept comes after."""
+    """Files of tables' logs that nobody needs: of tables that keep some days, commits before all that is kept, too."""
     by_table = pinned_versions(state)
     for table in tables_of(state.ws, state.pipeline):
         first = _first_kept(table, state.first_day(state.keep.table_days(table.name)))
-        if first:
-            pinned = by_table.get(state.ws.name_of(table), set())
-            files = unused_commits(table, pinned, first, state.before_ns(state.keep.vacuum_hours / 24))
-            if files:
-                name, reason = (
-                    state.ws.name_of(table),
-                    f"no day since {first} needs these {len(files)} files of its log",
-                )
-                yield Step("history", name, reason, sum(map(size_of, files)), partial(remove_all, files))
+        name = state.ws.name_of(table)
+        moment = state.before_ns(state.keep.vacuum_hours / 24)
+        files = unused_log_files(table, by_table.get(name, set()), first or None, moment)
+        if files:
+            reason = f"no {f'day since {first}' if first else 'version'} needs these {len(files)} files of its log"
+            yield Step("history", name, reason, sum(map(size_of, files)), partial(remove_all, files))
 
 
 def pinned_versions(state: WorkspaceState) -> Mapping[str, set[int]]:

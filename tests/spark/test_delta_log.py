@@ -10,12 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from bench.simulated_days import day, write_rows
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_retention import unused_log_files
 from headrace.lake.delta.retention import remove_days_before
 from headrace.lake.delta.small_files import crowded, join_files
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.delta.vacuum import unused_files, unused_log_files
+from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.commit import commit_files
 from headrace.lake.ingest.data_file import DataFileWriter, WrittenFile, ddl_fields
 from headrace.manifest import Manifest
@@ -85,7 +87,7 @@ def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, v
     before = {version: at(version) for version in range(8)}
     gone = unused_files(table, {3}, None, 2**62)
     assert gone
-    for file in [*gone, *unused_log_files(table)]:
+    for file in [*gone, *unused_log_files(table, {3}, None, 2**62)]:
         file.remove()
     spark.catalog.clearCache()
     assert [at(3), at(7)] == [before[3], before[7]]
@@ -97,6 +99,39 @@ def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, v
     assert {f.parent.name for f in unused_files(table, {3}, "d1", 2**62)} <= {"ds=d0", tmp_path.name}
     # The log alone tells both versions after its checkpoints are gone.
     assert DeltaLog(table).state(3) is not None
+
+
+def test_spark_reads_every_kept_version_after_files_of_the_log_went(spark: SparkSession, tmp_path: Path) -> None:
+    """A table that keeps 24 days, written by Spark and by us, with two commits a day."""
+    table, kept = local(tmp_path), 24
+    versions: dict[int, int] = {}
+    for n in range(60):
+        if n % 6 == 5:
+            rows = spark.range(n, n + 1).selectExpr("id AS user_id", f"'{day(n)}' AS ds").coalesce(1)
+            rows.write.format("delta").mode("append").save(str(table))
+            version = DeltaLog(table).version
+        else:
+            version = write_rows(table, day(n), [n])
+        assert version is not None
+        versions[n] = version
+        remove_days_before(table, day(n - kept + 1))
+        if n < 40:
+            continue
+        for file in unused_log_files(table, {v for m, v in versions.items() if m > n - kept}, day(n - kept + 1), 2**62):
+            file.remove()
+    log = DeltaLog(table)
+    assert min(log.versions()) > 40
+    spark.catalog.clearCache()
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    for n in range(60 - kept, 60):
+        frame = spark.read.format("delta").option("versionAsOf", versions[n]).load(str(table)).select("ds")
+        days = {f.split("ds=")[1][:10] for f in frame.inputFiles()}
+        assert days == {day(m) for m in range(n - kept, n + 1)}, n
+    newest = spark.read.format("delta").load(str(table))
+    assert sorted(r["user_id"] for r in newest.collect()) == list(range(60 - kept, 60))
+    with pytest.raises(Exception, match=r"VERSION|version|recreate"):
+        spark.read.format("delta").option("versionAsOf", 1).load(str(table)).count()
 
 
 def test_a_dataset_has_no_rows_that_a_deletion_vector_marks(spark: SparkSession, ws: Workspace) -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from headrace import registry
 from headrace.errors import UserError
-from headrace.registry.versions import aliases, by_key, numbered, preload, versions
+from headrace.registry import retention
+from headrace.registry.client import Client
+from headrace.registry.versions import DS, KEY, aliases, by_key, numbered, preload, versions
 from headrace.storage import local
 from headrace.workspace import Workspace
 
@@ -128,3 +130,46 @@ def test_a_damaged_store_is_named(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(UserError, match=r"mlflow.db cannot be used .*move it away"):
         registry.register(ws, "clicks", local(tmp_path), {}, "k")
+
+
+def rows_of(home: Workspace) -> list[str]:
+    """All rows of all of MLflow's tables, as text."""
+    with sqlite3.connect(home.home / "mlflow.db") as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return [str((table, *row)) for table in tables for row in db.execute(f'SELECT * FROM "{table}"')]
+
+
+def test_old_trainings_go_for_good(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = [f"2026-02-0{n}" for n in range(1, 6)]
+    history = [{"step": n, "auc": 0.5 + n / 10} for n in range(3)]
+    untouched = rows_of(home)
+    for ds in days:
+        registry.register(home, "old", local(home.home / ds), {"auc": 0.7}, f"k-{ds}", ds=ds, history=history)
+    with Client(home) as client:
+        client.set_registered_model_alias("old", "mine", "2")
+        runs = {v.version: v.run_id for v in client.search_model_versions("name = 'old'")}
+        experiment = client.get_experiment_by_name("old").experiment_id
+        alone = client.create_run(experiment, tags={KEY: "killed", DS: days[0]}).info.run_id
+    asked = (home, "old", days[3], {days[2]})
+    wanted = retention.OldRecord(days[0], "1", runs[1])
+    assert retention.old_records(*asked) == [retention.OldRecord(days[0], None, alone), wanted]
+    with monkeypatch.context() as m:  # killed between a version and its run
+        m.setattr(retention, "_remove_run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            retention.remove_records(home, "old", [wanted])
+    found = retention.old_records(*asked)
+    assert {(r.version, r.run_id) for r in found} == {(None, alone), (None, runs[1])}
+    for _ in range(2):
+        retention.remove_records(home, "old", found)
+    assert retention.old_records(*asked) == []
+    left = rows_of(home)
+    assert not [row for row in left if str(runs[1]) in row or alone in row or days[0] in row]
+    for version in (2, 3, 4, 5):
+        assert [row for row in left if str(runs[version]) in row and row.startswith("('latest_metrics'")]
+    assert [v.version for v in versions(home, "old")] == ["2", "3", "4", "5"]
+    assert set(untouched) <= set(left)
+    # However old, the newest stays: numbers are not given twice.
+    assert [r.version for r in retention.old_records(home, "old", "2027-01-01", ())] == ["3", "4"]
+    assert retention.old_records(Workspace(home.home / "none"), "old", days[3], ()) == []
+    assert retention.old_records(home, "nobody", days[3], ()) == []
+    assert registry.register(home, "old", local(home.home / "x"), {}, "k-new", ds=days[4]) == "6"

@@ -58,22 +58,25 @@ class Checkpoint:
                     yield from _read(_sidecar(file.parent, sidecar["path"]), ("add",))
 
 
-def newest_checkpoint(log: Location, at_most: int) -> Checkpoint | None:
-    """The newest complete checkpoint of a version up to `at_most`, of the log in this folder."""
+def complete_checkpoints(log: Location) -> list[Checkpoint]:
+    """All complete checkpoints of the log in this folder, oldest first."""
     # By version and number of parts: (0 for a checkpoint that is one file).
     found: dict[tuple[int, int], list[Location]] = {}
     for path in log.entries():
         match = _NAME.fullmatch(path.name)
-        if match is not None and int(match.group(1)) <= at_most:
-            parts = int(match.group(3) or 0)
-            found.setdefault((int(match.group(1)), parts), []).append(path)
-    complete = [(version, parts) for (version, parts), files in found.items() if not parts or len(files) == parts]
-    if not complete:
-        return None
-    version, parts = max(complete)
-    files = found[version, parts]
-    # Several of one version are alternatives, each of them whole.
-    return Checkpoint(version, tuple(files) if parts else (files[0],))
+        if match is not None:
+            found.setdefault((int(match.group(1)), int(match.group(3) or 0)), []).append(path)
+    # Several of one version that are one file each are alternatives, each of them whole.
+    return [
+        Checkpoint(version, tuple(files) if parts else (files[0],))
+        for (version, parts), files in sorted(found.items(), key=lambda of: of[0])
+        if not parts or len(files) == parts
+    ]
+
+
+def newest_checkpoint(log: Location, at_most: int) -> Checkpoint | None:
+    """The newest complete checkpoint of a version up to `at_most`, of the log in this folder."""
+    return max((c for c in complete_checkpoints(log) if c.version <= at_most), key=lambda c: c.version, default=None)
 
 
 def _sidecar(log: Location, path: str) -> Location:

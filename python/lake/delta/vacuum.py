@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from headrace.errors import UserError
-from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.storage import Location
 
 _LOG = "_delta_log"
 #: Folders in which there are no data files.
 _NOT_DATA = (_LOG,)
-#: Checkpoints that stay where the log is whole without any.
-_CHECKPOINTS = 2
 
 
 def unused_files(table: Location, pinned: Collection[int], first_day: str | None, before_ns: int) -> list[Location]:
@@ -57,30 +54,6 @@ def unused_files(table: Location, pinned: Collection[int], first_day: str | None
                 if kind in action:
                     used |= _files(table, action[kind])
     return [f for f in there if f not in used and f.info().modified_ns < before_ns]
-
-
-def unused_log_files(table: Location) -> list[Location]:
-    """Files of the log that only make it quicker to read, and are older than the newest such: checkpoints, checksums.
-
-    Only where the commits say all: from the first to the newest, or after a checkpoint, which stays, of the oldest.
-    """
-    log, folder = DeltaLog(table), table / _LOG
-    versions = log.versions()
-    newest = max(versions, default=None)
-    if newest is None or (folder / "_sidecars").is_dir():
-        return []
-    oldest = min(versions)
-    base = newest_checkpoint(folder, oldest) if oldest else None
-    if len(versions) != newest + 1 - oldest or (oldest and (base is None or base.version != oldest)):
-        return []
-    first, kept = newest + 1, set() if base is None else set(base.files)
-    for _ in range(_CHECKPOINTS):
-        found = newest_checkpoint(folder, first - 1)
-        if found is None:
-            return []
-        first = found.version
-    quick = (e for e in folder.entries() if ".checkpoint" in e.name or e.suffix == ".crc")
-    return [e for e in quick if e.name[:20].isdecimal() and int(e.name[:20]) < first and e not in kept]
 
 
 def _files(table: Location, action: Mapping[str, object]) -> set[Location]:

@@ -1,0 +1,115 @@
+"""Versions and runs of days that are no longer kept go from MLflow's store for good.
+
+MLflow itself only marks versions as deleted, and keeps their rows and tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.registry.client import Client, quoted
+from headrace.registry.store import store_file
+from headrace.registry.versions import DS
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+@dataclass(frozen=True)
+class OldRecord:
+    """A training run in MLflow, and its version."""
+
+    ds: str
+    #: None: a registration that was killed, or the removal of its version, has left the run alone.
+    version: str | None
+    #: None of a version without a run.
+    run_id: str | None
+
+
+def old_records(ws: Workspace, name: str, before: str, kept_days: Collection[str]) -> list[OldRecord]:
+    """Of the model `name`, those of days before a day, oldest first; none where the model or the store is not there.
+
+    Left out are those of `kept_days`, those with an alias, those without a day, and the newest version, after which
+    MLflow numbers the next one.
+
+    Raises:
+        UserError: the store cannot be opened or read.
+    """
+    if not store_file(ws).is_file():
+        return []
+    with Client(ws) as client:
+        models = client.search_registered_models(filter_string=f"name = '{quoted(name)}'")
+        aliased = {str(version) for model in models for version in model.aliases.values()}
+        versions = list(_all(client.search_model_versions, filter_string=f"name = '{quoted(name)}'"))
+        newest = max((int(v.version) for v in versions), default=0)
+        found, with_version = [], {v.run_id for v in versions if v.run_id}
+        for v in versions:
+            stays = str(v.version) in aliased or int(v.version) == newest
+            if not stays and (ds := v.tags.get(DS, before)) < before and ds not in kept_days:
+                found.append(OldRecord(ds, str(v.version), v.run_id or None))
+        for run_id, ds in _runs(client, name):
+            if run_id not in with_version and ds < before and ds not in kept_days:
+                found.append(OldRecord(ds, None, run_id))
+        return sorted(found, key=lambda r: (r.ds, int(r.version or 0)))
+
+
+def remove_records(ws: Workspace, name: str, records: Sequence[OldRecord]) -> None:
+    """Remove them, each version by one transaction, then its run; what is gone already is none of them.
+
+    Raises:
+        UserError: the store cannot be opened or written.
+    """
+    with Client(ws) as client:
+        for record in records:
+            if record.version is not None:
+                _remove_version(client, name, int(record.version))
+            if record.run_id is not None:
+                _remove_run(client, record.run_id)
+
+
+def _remove_version(client: MlflowClient, name: str, version: int) -> None:
+    """By MLflow's own classes of its tables: its API has no call that removes the row of a version."""
+    from mlflow.store.model_registry.dbmodels.models import SqlModelVersion
+
+    with client._get_registry_client().store.ManagedSessionMaker(read_only=False) as session:
+        found = session.query(SqlModelVersion).filter_by(name=name, version=version)
+        for row in found.all():
+            session.delete(row)  # and, by MLflow's cascade, its tags
+
+
+def _remove_run(client: MlflowClient, run_id: str) -> None:
+    """What `mlflow gc` calls: metrics, parameters, tags, and the run."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        client._tracking_client.store._hard_delete_run(run_id)
+    except MlflowException as e:
+        if e.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+
+
+def _runs(client: MlflowClient, name: str) -> list[tuple[str, str]]:
+    """The runs of a model that have a day, and those days."""
+    from mlflow.entities import ViewType
+
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        return []
+    ids, filters = [experiment.experiment_id], f"tags.`{DS}` != ''"
+    runs = _all(client.search_runs, experiment_ids=ids, filter_string=filters, run_view_type=ViewType.ALL)
+    return [(str(r.info.run_id), str(r.data.tags[DS])) for r in runs]
+
+
+def _all(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
+    """The pages of a search."""
+    token = None
+    while True:
+        page = search(**asked, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return

@@ -1,0 +1,189 @@
+"""What of a Delta table's log may go: every kept version reads the same after it, to us and others, killed anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.simulated_days import day, write_rows
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_retention import checkpoints_to_keep, unused_log_files
+from headrace.lake.delta.retention import remove_days_before
+from headrace.storage import Location, local
+
+#: Later than any file.
+LATER = 2**62
+KEPT = 25
+
+
+def files_at(table: Location, version: int) -> set[str]:
+    """By delta-rs."""
+    return set(DeltaTable(str(table), version=version).file_uris())
+
+
+def ours_at(table: Location, version: int) -> set[str] | None:
+    state = DeltaLog(table).state(version)
+    return None if state is None else {str(table / add["path"]) for add in state.adds}
+
+
+def sliding(table: Location, days: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """Days that are written while those of `KEPT` days ago go: after each, its number and the versions of all days."""
+    versions: dict[str, int] = {}
+    for n in range(days):
+        versions[day(n)] = write_rows(table, day(n), [n])
+        remove_days_before(table, day(max(0, n - KEPT + 1)))
+        yield n, versions
+
+
+def test_a_table_that_keeps_more_days_than_a_checkpoint_apart(tmp_path: Path) -> None:
+    """Two commits a day, a checkpoint every ten: the days that are kept lie before the newest two checkpoints."""
+    table, log = local(tmp_path / "table"), DeltaLog(local(tmp_path / "table"))
+    before: dict[int, set[str]] = {}
+    commits, checkpoints = [], []
+    for n, versions in sliding(table, 3 * KEPT):
+        first = day(max(0, n - KEPT + 1))
+        pinned = {v for ds, v in versions.items() if ds >= first}
+        newest = log.version
+        assert newest is not None
+        before |= {v: files_at(table, v) for v in (versions[day(n)], newest)}
+        for file in unused_log_files(table, pinned, first, LATER):
+            file.remove()
+        kept = log.versions()
+        assert kept == set(range(min(kept), newest + 1))  # no gap
+        commits.append(len(kept))
+        checkpoints.append(len(list(Path(table / "_delta_log").glob("*.checkpoint.parquet"))))
+        assert unused_log_files(table, pinned, first, LATER) == []
+        if n % 9 == 0:
+            for version in {*pinned, newest}:
+                assert files_at(table, version) == ours_at(table, version) == before[version]
+    # Two commits for each kept day, and at most a fourth more, to a checkpoint.
+    assert max(commits) <= 2 * KEPT + (2 * KEPT) // 4 + 11
+    assert max(commits[-KEPT:]) <= max(commits[KEPT : 2 * KEPT + 1]) + 1
+    assert max(checkpoints) <= 10
+
+
+def test_what_a_reader_has_listed_stays_a_while(tmp_path: Path) -> None:
+    """Whoever began before the removal goes on: of versions since a moment nothing goes that they rest on."""
+    table = local(tmp_path / "table")
+    for n, _ in sliding(table, 60):
+        for file in Path(table / "_delta_log").iterdir():  # a day is a minute
+            if file.stat().st_mtime > 10_000:
+                os.utime(file, (60 * n, 60 * n))
+    log, folder = DeltaLog(table), table / "_delta_log"
+    newest = log.version
+    assert newest is not None
+    moment = 60 * 30 * 10**9
+    recent = [v for v in log.versions() if log.committed_ns(v) >= moment]
+    assert len(recent) == 60
+    held = {e.name for e in folder.entries()}
+    gone = {e.name for e in unused_log_files(table, (), day(59), moment)}
+    assert gone
+    for version in recent:
+        chosen = max(int(n[:20]) for n in held if ".checkpoint" in n and int(n[:20]) <= version)
+        needs = {f"{v:020d}.json" for v in range(chosen + 1, version + 1)} | {f"{chosen:020d}.checkpoint.parquet"}
+        assert needs <= held
+        assert not needs & gone
+    # Of a table that keeps all of its days checkpoints go when they are so old, and commits never do.
+    all_days = [e.name for e in unused_log_files(table, (), None, moment)]
+    assert all_days
+    assert all(".checkpoint" in name and int(name[:20]) < min(recent) for name in all_days)
+
+
+def test_the_checkpoint_where_readers_begin_stays(tmp_path: Path) -> None:
+    table = local(tmp_path / "table")
+    for _ in sliding(table, 40):
+        pass
+    folder = table / "_delta_log"
+    third = sorted(int(e.name[:20]) for e in folder.entries() if e.name.endswith(".checkpoint.parquet"))[-3]
+    said = folder / "_last_checkpoint"
+    said.put_text(json.dumps(json.loads(said.read_text()) | {"version": third}))
+    newest = DeltaLog(table).version
+    assert newest is not None
+    before = files_at(table, newest)
+    for file in unused_log_files(table, (), None, LATER):
+        file.remove()
+    assert (folder / f"{third:020d}.checkpoint.parquet").is_file()
+    assert files_at(table, newest) == before
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_log(data: st.DataObject) -> None:
+    """Days written in any order and again, removals, checkpoints anywhere, versions pinned; then killed anywhere."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        table, log = local(folder / "table"), DeltaLog(local(folder / "table"))
+        write_rows(table, day(0), [0])
+        for n in data.draw(
+            st.lists(st.integers(0, 9), min_size=5, max_size=30), label="days, and removals before them"
+        ):
+            if n < 7:
+                write_rows(table, day(n), [n])
+            else:
+                remove_days_before(table, day(n - 5))
+            if data.draw(st.integers(0, 4)) == 0:
+                DeltaTable(str(table)).create_checkpoint()
+        newest = log.version
+        assert newest is not None
+        first = data.draw(st.one_of(st.none(), st.integers(0, 8).map(day)), label="first day")
+        pinned = data.draw(st.sets(st.integers(0, newest), max_size=3), label="pinned")
+        before = {v: files_at(table, v) for v in range(newest + 1)}
+        needed = {*pinned, newest} if first is not None else set(before)
+        for commit in log.commits():
+            days = {(a.partition or {}).get("ds") or "" for a in (*commit.adds, *commit.removes)}
+            if first is not None and any(ds >= first for ds in days):
+                needed |= set(range(commit.version, newest + 1))
+        gone = unused_log_files(table, pinned, first, LATER)
+        assert unused_log_files(table, set(before), first, LATER) == unused_log_files(table, {0}, first, LATER)
+        killed = data.draw(st.integers(0, len(gone)), label="files that are removed before it is killed")
+        for ends in (killed, len(gone)):
+            for file in gone[:ends]:
+                file.remove()
+            for version in needed:
+                assert ours_at(table, version) == before[version], version
+                assert files_at(table, version) == before[version], version
+            # What is left is found again.
+            left = unused_log_files(table, pinned, first, LATER)
+            assert {f.name for f in left} == {f.name for f in gone[ends:]}
+    finally:
+        shutil.rmtree(folder)
+
+
+@given(interval=st.integers(1, 12), window=st.integers(1, 150), step=st.integers(1, 3))
+def test_checkpoints_slide_with_what_is_needed(interval: int, window: int, step: int) -> None:
+    """However often it is asked, the log goes back no further than a fourth more than is needed, by few checkpoints."""
+    there: set[int] = set()
+    first = 0
+    for newest in range(0, 5 * window + 60, step):
+        if newest // interval > (newest - step) // interval and newest:
+            there.add(newest)
+        needed = max(0, newest - window)
+        first = max((c for c in there if c <= needed), default=first)
+        there = checkpoints_to_keep(sorted(there), first, needed, newest)
+        assert needed - first < window // 4 + interval + 2 * step
+        assert len(there) <= 2 * 4 + 5
+        assert first == 0 or first in there
+
+
+@pytest.mark.parametrize("damage", ["a commit is gone", "no checkpoint of the first"])
+def test_a_log_that_is_not_whole_keeps_its_checkpoints(tmp_path: Path, damage: str) -> None:
+    table = local(tmp_path / "table")
+    for _ in sliding(table, 40):
+        pass
+    log, folder = DeltaLog(table), table / "_delta_log"
+    for version in [35] if damage == "a commit is gone" else range(5):
+        (folder / f"{version:020d}.json").remove()
+    newest = log.version
+    assert newest is not None
+    before = files_at(table, newest)
+    assert unused_log_files(table, (), None, LATER) == []
+    assert files_at(table, newest) == before
