@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -28,6 +29,10 @@ class Spark(Section):
     master: str = "local[*]"
     #: The driver's heap, as Spark spells it.
     driver_memory: str = "3g"
+    #: Whether the executors share a disk for what features hand from task to task: `shared`, one scratch folder at one
+    #: path; `own`, each host has its own, and what tasks hand to each other goes through Spark's shuffle; `auto`: `own`
+    #: where executors are on other machines.
+    scratch: Literal["auto", "shared", "own"] = "auto"
     #: Further properties, highest priority.
     properties: Mapping[str, str] = Field(default_factory=dict)
 
@@ -42,6 +47,11 @@ class Spark(Section):
                     f"(spark.hadoop.hadoop.security.credential.provider.path)"
                 )
         return value
+
+    @property
+    def own_scratch(self) -> bool:
+        """Whether no executor sees the scratch folder of another host."""
+        return self.scratch == "own" or (self.scratch == "auto" and not self.is_local)
 
     @property
     def is_local(self) -> bool:

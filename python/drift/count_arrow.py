@@ -25,6 +25,7 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.files import Engine
 from headrace.features.types import ValueType
+from headrace.lake.exchange import gathered
 from headrace.lake.tasks import cores_of, grouped, run_tasks
 from headrace.storage import Location
 
@@ -75,26 +76,22 @@ def measure_lake(
 ) -> SplitStatistics:
     """`measure_frame` where the rows are lake files: the same result, and no row passes through the JVM.
 
-    The sample is taken here: of the files, already decoded, it looks at the hashes alone.
+    The sample is taken here, where the files' row groups are seen: of these, already decoded, it looks at the hashes
+    alone. Where hosts have folders of their own, tasks take it.
     """
-    limit, train = _hash_limit(train_rows), rows.splitter.splits.index("train")
-    names = [m.name for m in measured]
-    parts: dict[str, list[pa.Array]] = {n: [] for n in names}
-    for file in rows.files:
-        for row_group in row_groups(file, rows.folder, rows.layout)[0]:
-            mask = rows.splitter.split(row_group) == train
-            if limit is not None:
-                mask &= row_group.hashes < limit
-            chosen = np.flatnonzero(mask)
-            for name in names:
-                cells = row_group.column(name)
-                at = chosen if cells.indices is None else cells.indices[chosen]
-                parts[name].append(cells.values.take(pa.array(at)))
-    bins = tuple(bins_of(m, [_joined(parts[m.name])], quantiles, top) for m in measured)
+    sample = _SampleTask(tuple(m.name for m in measured), rows, _hash_limit(train_rows))
+    if isinstance(rows.folder, Location):
+        taken = [table for number in range(len(rows.files)) for table in sample(number)]
+    else:
+        taken = gathered(spark, len(rows.files), sample, [rows.hosts.get(f.key) for f in rows.files])
+    whole = pa.concat_tables(taken)
+    bins = tuple(bins_of(m, [_array(whole.column(i))], quantiles, top) for i, m in enumerate(measured))
     task = _CountTask(tuple(measured), bins)
     groups = grouped(rows.files, lambda f: f.size, cores_of(spark))
-    work = _CountLakeTask(task, rows, tuple(map(tuple, groups)))
-    return SplitStatistics(task.measured, bins, rows.splitter.splits, task.merged(run_tasks(spark, len(groups), work)))
+    work, hosts = _CountLakeTask(task, rows, tuple(map(tuple, groups))), [rows.hosts.get(g[0].key) for g in groups]
+    return SplitStatistics(
+        task.measured, bins, rows.splitter.splits, task.merged(run_tasks(spark, len(groups), work, hosts))
+    )
 
 
 def measure_dataset(
@@ -180,6 +177,25 @@ class _CountTask:
 def packed(tallies: StatisticsByColumn) -> Iterator[dict[str, Any]]:
     """As JSON records."""
     return ({"of": list(key), "tally": tally.packed()} for key, tally in tallies.items())
+
+
+@dataclass(frozen=True)
+class _SampleTask:
+    """Of a file the training rows that bins are made of: the columns, numbers for names."""
+
+    names: tuple[str, ...]
+    rows: LakeRows
+    limit: int | None
+
+    def __call__(self, number: int) -> Iterator[pa.Table]:
+        train = self.rows.splitter.splits.index("train")
+        for row_group in row_groups(self.rows.files[number], self.rows.folder, self.rows.layout)[0]:
+            mask = self.rows.splitter.split(row_group) == train
+            if self.limit is not None:
+                mask &= row_group.hashes < self.limit
+            chosen = np.flatnonzero(mask)
+            found = [row_group.column(name).take(chosen) for name in self.names]
+            yield pa.table(found, names=[str(i) for i in range(len(found))])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from pyspark import RDD, SparkContext
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 #: What a task returns to the driver: a JSON value.
@@ -19,16 +21,26 @@ _T = TypeVar("_T")
 #: A task is to read about so many bytes.
 _BYTES_A_TASK = 64 << 20
 _TASKS_A_CORE = 4
+#: Of a stage, whose executors are looked up.
+_MOST_TASKS = 100_000
 _KEPT_BYTES = 64 << 20
 #: Of mallopt, in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def run_tasks(spark: SparkSession | None, count: int, work: Callable[[int], Iterable[Found]]) -> list[Found]:
+def run_tasks(
+    spark: SparkSession | None, count: int, work: Callable[[int], Iterable[Found]], hosts: Sequence[str | None] = ()
+) -> list[Found]:
     """Call `work` with 0 .. count-1, each in a Spark task; all that they yield, in that order.
 
     A task may run twice (a lost executor, speculation), so it must leave the same behind every time. Without a session
     they run here, one after the other.
+
+    Args:
+        spark: the session; None: there is none.
+        count: of tasks.
+        work: gives JSON values.
+        hosts: see `numbered`.
     """
     if not count:
         return []
@@ -36,8 +48,50 @@ def run_tasks(spark: SparkSession | None, count: int, work: Callable[[int], Iter
         return [json.loads(json.dumps(found)) for number in range(count) for found in work(number)]
     # Not a frame's: its plan, the code generated for it and Arrow's batches take half a second of processor time
     # in a new session, for numbers that go in and texts that come out.
-    numbers = spark.sparkContext.parallelize(range(count), count)
+    numbers = numbered(spark.sparkContext, count, hosts)
     return [json.loads(found) for found in numbers.mapPartitions(_Each(work)).collect()]
+
+
+def numbered(context: SparkContext, count: int, hosts: Sequence[str | None] = ()) -> RDD[int]:
+    """The numbers 0 .. count-1, each in a partition of its own that Spark would rather run where `hosts` says.
+
+    Args:
+        hosts: by number: a host, or `executor_HOST_ID`; None: anywhere. Empty: all anywhere.
+    """
+    if not any(hosts):
+        return context.parallelize(range(count), count)
+    jvm, serializer = context._jvm, CPickleSerializer()
+    assert jvm is not None
+    pairs = jvm.java.util.ArrayList()
+    for number, host in enumerate(hosts):
+        places = jvm.java.util.ArrayList()
+        if host is not None:
+            places.add(host)
+        item = bytearray(serializer.dumps(number))  # type: ignore[no-untyped-call]
+        pairs.add(jvm.scala.Tuple2(item, _sequence(jvm, places)))
+    of_bytes = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+    made = context._jsc.sc().makeRDD(_sequence(jvm, pairs), of_bytes)
+    return RDD(made.toJavaRDD(), context, serializer)
+
+
+def executors_of(spark: SparkSession, stages: Iterable[int]) -> dict[int, str]:
+    """Who ran the tasks of stages, by their attempt's number: `executor_HOST_ID`, which `numbered` takes.
+
+    It is a preference's: tasks of a stage's further attempts, and those that Spark has forgotten, are not there.
+    """
+    store = spark.sparkContext._jsc.sc().statusStore()
+    found = {}
+    for stage in stages:
+        tasks = store.taskList(stage, 0, _MOST_TASKS)
+        for i in range(tasks.size()):
+            task = tasks.apply(i)
+            found[task.taskId()] = f"executor_{task.host()}_{task.executorId()}"
+    return found
+
+
+def _sequence(jvm: Any, items: Any) -> Any:
+    """A Java list as Scala's immutable Seq."""
+    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(items)
 
 
 def cores_of(spark: SparkSession | None) -> int:
@@ -67,13 +121,13 @@ class _Each:
     work: Callable[[int], Iterable[Found]]
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[str]:
-        _prepare()
+        prepare_worker()
         for number in numbers:
             yield from (json.dumps(found) for found in self.work(number))
 
 
 @cache
-def _prepare() -> None:
+def prepare_worker() -> None:
     """Once in each worker."""
     # A task has one core.
     pa.set_cpu_count(1)

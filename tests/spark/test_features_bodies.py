@@ -18,10 +18,10 @@ from headrace.config import Chain
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
 from headrace.features.functions.log1p import log1p
-from headrace.features.layout.placement import partition_keys
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.partition_keys import partition_keys
 from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings

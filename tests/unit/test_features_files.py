@@ -12,7 +12,7 @@ from headrace.errors import UserError
 from headrace.features.build.stage import engine_of
 from headrace.features.layout.day_ranges import time_ranges
 from headrace.features.layout.files import FilePlan, plan_files
-from headrace.features.layout.placement import partition_keys
+from headrace.lake.partition_keys import partition_keys
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12, 13, 2_000, 60_000, 840_000, 45_000_000])

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from headrace.config import Spec
 from headrace.features.build.events import days_of_window
 from headrace.features.engines.arrow.fit import LakeFit
+from headrace.features.engines.arrow.host_folder import HostScratch
 from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.layout.day_ranges import time_ranges
@@ -71,8 +72,14 @@ def rows_of_files(
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
     home = ws.encoded(spec.pipeline)
-    with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec)) as found:
+    own = host_scratch(ws, home) if spec.spark.own_scratch else None
+    with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec), own) as found:
         yield found
+
+
+def host_scratch(ws: Workspace, folder: Location) -> HostScratch:
+    """Of a folder below scratch: the one of that name on each host."""
+    return HostScratch(folder.below(ws.scratch), ws.scratch if ws.scratch_folder else None)
 
 
 def _by_spark(spec: Spec) -> bool:
@@ -113,7 +120,7 @@ def fit_files(
     """
     fit = LakeFit(workflow, files, base)
     task = fit.next_task()
-    results = files.scan(spark, task)
+    results = fit.scan(spark, task)
     counts = files.counts
     bad = counts.bad_labels if label_type == "binary" else 0
     check_counts(rows, counts.rows, counts.null_labels, bad, workflow.label_column, pipeline)
@@ -121,5 +128,5 @@ def fit_files(
         fit.merge(results)
         task = fit.next_task()
         if task is not None:
-            results = files.scan(spark, task)
+            results = fit.scan(spark, task)
     return counts.rows, fit.finish(vocabularies)

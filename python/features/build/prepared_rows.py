@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -46,8 +47,9 @@ def other_inputs(ctx: Context) -> tuple[Input, ...]:
 def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> Iterator[SplitRows]:
     """The rows that the dataset of a day is made of.
 
-    With table operators they are computed once and kept as Parquet files while the stage goes over them several times:
-    to count, to fit, to write; but not where the engine makes them of the lake's files itself.
+    With table operators they are computed once and kept while the stage goes over them several times, to count, to fit,
+    to write: as Parquet files, or by Spark on the executors' disks where they share none. But not where the engine
+    makes them of the lake's files itself.
 
     Args:
         ctx: its inputs pin the tables that are joined, see `other_inputs`.
@@ -64,12 +66,16 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
     folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
     # What a killed run left.
     folder.remove_quietly()
-    numbers = count()
+    numbers, kept = count(), list[DataFrame]()
     in_place = from_files and row_preparation(spec) is not None
 
     def materialize(frame: DataFrame) -> DataFrame:
         if in_place:
             return frame
+        if spec.spark.own_scratch:
+            # What is lost with an executor is made again of the pinned versions.
+            kept.append(frame.persist(StorageLevel.DISK_ONLY))
+            return kept[-1]
         path = folder / str(next(numbers))
         path.parent.make_dir()
         return _kept(frame, path)
@@ -99,6 +105,8 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
         _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
         yield rows
     finally:
+        for frame in kept:
+            frame.unpersist()
         folder.remove_quietly()
 
 

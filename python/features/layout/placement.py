@@ -16,6 +16,7 @@ from headrace.features.layout.files import FilePlan, carried_columns
 from headrace.features.layout.split import SPLIT
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.partition_keys import partition_keys
 
 
 def identity(w: Workflow) -> list[Column]:
@@ -71,32 +72,3 @@ def part_key(plans: list[FilePlan]) -> Column:
 def of_part(values: list[Column]) -> Column:
     """Of a row with `__part`: that part's element of a list."""
     return F.element_at(F.array(*values), F.col("__part") + 1)
-
-
-def partition_keys(partitions: int) -> list[int]:
-    """For each partition an int that Spark's hash partitioning puts there: so that each part has a task of its own.
-
-    Without it parts share tasks at random, and the longest task decides. The result is the same either way.
-    """
-    keys: dict[int, int] = {}
-    candidate = 0
-    while len(keys) < partitions:
-        keys.setdefault(_murmur3(candidate) % partitions, candidate)
-        candidate += 1
-    return [keys[i] for i in range(partitions)]
-
-
-def _murmur3(x: int) -> int:
-    """Spark's `hash` of an int: Murmur3 x86 32 (Appleby), seed 42; a signed number."""
-    mask = 0xFFFFFFFF
-
-    def rotl(v: int, r: int) -> int:
-        return ((v << r) | (v >> (32 - r))) & mask
-
-    k = rotl(x * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
-    h = (rotl(42 ^ k, 13) * 5 + 0xE6546B64) & mask
-    h ^= 4
-    h = (h ^ (h >> 16)) * 0x85EBCA6B & mask
-    h = (h ^ (h >> 13)) * 0xC2B2AE35 & mask
-    h ^= h >> 16
-    return h - (1 << 32) if h >> 31 else h

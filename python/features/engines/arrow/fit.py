@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
-from headrace.features.engines.arrow.aggregate import TrainRows, aggregate
-from headrace.features.engines.arrow.dictionary import DictionaryColumn, apply_op
-from headrace.features.engines.arrow.lake_file import LakeRowGroup
-from headrace.features.engines.arrow.lake_rows import LakeRows, concatenated, table_at
-from headrace.features.engines.arrow.text_counts import counted, in_parts
+from headrace.features.engines.arrow.aggregate_task import AggregateTask, Name
+from headrace.features.engines.arrow.fit_exchange import Merged, counted_values, scan_merged
+from headrace.features.engines.arrow.host_folder import HostFolder
+from headrace.features.engines.arrow.lake_rows import LakeRows, table_at
 from headrace.features.learn.merge import merge
-from headrace.features.learn.statistics import Partial, Statistic, counts
-from headrace.features.ops.base import FittedState, no_lookup
+from headrace.features.learn.statistics import Partial, Statistic
+from headrace.features.ops.base import FittedState
 from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
@@ -30,12 +29,11 @@ from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")
 
-#: (chain, step, name of the statistic).
-Name = tuple[int, int, str]
+#: What a pass found: by file, or merged on its way.
+Scanned: TypeAlias = Sequence[Mapping[str, Any]] | Merged
 #: Each has a table of what it merges.
 _MERGING_THREADS = min(4, len(os.sched_getaffinity(0)))
 
@@ -45,7 +43,7 @@ class LakeFit:
 
         fit = LakeFit(workflow, rows)
         while (task := fit.next_task()) is not None:
-            fit.merge(rows.scan(spark, task))
+            fit.merge(fit.scan(spark, task))
         fitted = fit.finish(vocabularies)
 
     All chains go on together, each over operators that learn nothing until one needs statistics. So there are as many
@@ -55,9 +53,10 @@ class LakeFit:
     def __init__(self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None) -> None:
         """`base`: what was learned by the same workflow, taken over; then only values are counted."""
         self._base = base
-        self._workflow, self._folder, self._turn = workflow, rows.scratch, 0
+        self._workflow, self._rows, self._folder, self._turn = workflow, rows, rows.scratch, 0
         self._learned: list[list[FittedState]] = [[] for _ in workflow.chains]
         self._values: dict[str, list[Partial]] = {}
+        self._frames: list[DataFrame] = []
 
     def next_task(self) -> AggregateTask | None:
         """What to aggregate next of each file; None: nothing more."""
@@ -86,8 +85,18 @@ class LakeFit:
         tables = {n.removeprefix(of): t.table for n, t in self._base.tables.items() if n.startswith(of)}
         return FittedState(self._base.states[i][j], tables)
 
-    def merge(self, results: Sequence[Mapping[str, Any]]) -> None:
-        """What `AggregateTask` found in each file, which is gone then."""
+    def scan(self, spark: SparkSession | None, task: AggregateTask | None) -> Scanned:
+        """What the files hold, which the rows' `counts` say then, and what `merge` takes of them."""
+        if task is None or not isinstance(self._rows.folder, HostFolder):
+            return self._rows.scan(spark, task)
+        assert spark is not None
+        return scan_merged(self._rows, spark, task)
+
+    def merge(self, results: Scanned) -> None:
+        """What `scan` found; its files in scratch are gone then."""
+        if isinstance(results, Merged):
+            self._merge_merged(results)
+            return
         parts: dict[Name, list[Partial]] = {}
         for result in results:
             for i, j, name, start in result["parts"]:
@@ -108,6 +117,18 @@ class LakeFit:
             learned = dict(zip(partials, finished, strict=True))
         for result in results:  # before they are written to the disk
             (self._folder / result["path"]).remove_quietly()
+        self._learn(learned)
+
+    def _merge_merged(self, found: Merged) -> None:
+        if found.values is not None:
+            self._frames.append(found.values)
+        partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
+        for (i, j, name), mine in found.statistics.items():
+            partials.setdefault((i, j), {})[name] = [mine]
+        self._learn({at: self._finish(at, mine) for at, mine in partials.items()})
+
+    def _learn(self, learned: Mapping[tuple[int, int], FittedState]) -> None:
+        """What the next steps have learned; that of a vocabulary comes last."""
         for i, chain in enumerate(self._workflow.chains):
             j = len(self._learned[i])
             if j < len(chain.steps):
@@ -134,10 +155,7 @@ class LakeFit:
     def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
         """(name, value, count, day) of the values that are there often enough."""
         least = self._workflow.rules[vocabulary].min_count
-        whole = counted(parts, least)
-        if whole is None:
-            whole = merge(parts)
-            whole = whole.filter(pa.array(counts(whole) >= least))
+        whole = counted_values(parts, least)
         return pa.table(
             {
                 "name": pa.repeat(vocabulary, whole.num_rows),
@@ -148,50 +166,7 @@ class LakeFit:
         )
 
     def _all_counts(self) -> pa.Table:
-        return pa.concat_tables([t for tables in self._values.values() for t in tables])
-
-
-@dataclass(frozen=True)
-class AggregateTask:
-    """What to aggregate of a file, in a task (headrace.features.engines.arrow.lake_rows.FileVisitor)."""
-
-    workflow: Workflow
-    #: By chain: what its first steps have learned; the next one needs statistics.
-    learned: tuple[tuple[FittedState, ...], ...]
-    requested: Mapping[tuple[int, int], Mapping[str, Statistic]]
-    folder: Location
-    turn: int
-
-    def __call__(self, number: int, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
-        names: list[Name] = []
-
-        def made() -> Iterator[Partial]:
-            """Values with their counts as they come, for there may be many; others merged."""
-            parts: dict[Name, list[Partial]] = {}
-            for row_group, rows in found:
-                for (i, j), statistics in self.requested.items():
-                    chain = self.workflow.chains[i]
-                    columns = self._arriving(i, j, row_group, rows)
-                    for name, statistic in statistics.items():
-                        part = aggregate(statistic, columns, chain.steps[j].inputs, rows)
-                        if isinstance(chain.steps[j].op, Categorify):
-                            names.append((i, j, name))
-                            yield in_parts(part)
-                        else:
-                            parts.setdefault((i, j, name), []).append(part)
-            names.extend(parts)
-            yield from map(merge, parts.values())
-
-        path = self.folder / f"partial-{self.turn}-{number}.arrow"
-        starts = concatenated(made(), path)
-        return {"path": path.name, "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
-
-    def _arriving(self, i: int, j: int, row_group: LakeRowGroup, rows: TrainRows) -> dict[str, DictionaryColumn]:
-        """The columns of chain i as they arrive at its step j."""
-        chain = self.workflow.chains[i]
-        columns = {name: row_group.column(name) for name in chain.columns}
-        for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
-            tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
-            identity = rows.training_identity if step.op.out_of_fold else None
-            columns = apply_op(step, columns, learned.states, no_lookup, tables.__getitem__, identity)
-        return columns
+        found = [t for tables in self._values.values() for t in tables]
+        for frame in self._frames:
+            found.append(frame.toArrow())
+        return pa.concat_tables(found)

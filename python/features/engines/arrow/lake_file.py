@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +116,18 @@ class RowGroupLayout:
         return self.columns if self.preparation is None else self.preparation.inputs(self.columns)
 
 
-def row_groups(file: LakeFile, folder: Location, layout: RowGroupLayout) -> tuple[list[LakeRowGroup], bool]:
+class OwnFolder(Protocol):
+    """A folder that each host has for itself (headrace.features.engines.arrow.host_folder)."""
+
+    def here(self) -> Location:
+        """That of this host."""
+        ...
+
+
+def row_groups(file: LakeFile, folder: Location | OwnFolder, layout: RowGroupLayout) -> tuple[list[LakeRowGroup], bool]:
     """The row groups of a lake file, made where they are not there; and whether they were."""
+    if not isinstance(folder, Location):
+        folder = folder.here()
     found = _whole(folder / file.key, file)
     if found is not None:
         return found, True
@@ -204,9 +215,9 @@ def _part(column: pa.DictionaryArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(index), found.dictionary, safe=False)
 
 
-def prune(folder: Location, files: list[LakeFile]) -> None:
-    """Remove the row groups of all other files, and what killed tasks left."""
-    keep = {file.key for file in files}
+def prune(folder: Location, keys: Iterable[str]) -> None:
+    """Remove the row groups of all files but those of these keys, and what killed tasks left."""
+    keep = set(keys)
     folder.discard_unfinished()
     for entry in folder.entries():
         if entry.name not in keep:

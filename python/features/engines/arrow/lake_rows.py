@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.features.engines.arrow.aggregate import TrainRows
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.host_folder import RUN, HostFolder, HostScratch
 from headrace.features.engines.arrow.kernels import count
 from headrace.features.engines.arrow.lake_file import (
     FILE,
@@ -40,7 +41,9 @@ from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")
 
-_SCRATCH = "scratch."
+
+#: By task: files and their numbers.
+FileTasks = tuple[tuple[tuple[int, LakeFile], ...], ...]
 
 
 class FileVisitor(Protocol):
@@ -100,17 +103,32 @@ class LakeRows:
     #: Of the row groups.
     layout: RowGroupLayout
     splitter: Splitter
-    #: Of the row groups; tasks see it too.
-    folder: Location
-    #: For what tasks hand to each other in this run.
+    #: Of the row groups: that which all tasks see, or one of each host's own.
+    folder: Location | HostFolder
+    #: For what tasks hand to each other in this run, where they see one folder.
     scratch: Location
     counts: SplitCounts = field(default_factory=lambda: SplitCounts({}))
+    #: Who has decoded a file, by its key, where hosts have folders of their own (`headrace.lake.tasks.numbered`).
+    hosts: dict[str, str] = field(default_factory=dict)
+
+    def tasks(self, spark: SparkSession | None) -> FileTasks:
+        """The files, numbered, by the task that works on them."""
+        groups = grouped(list(enumerate(self.files)), lambda pair: pair[1].size, cores_of(spark))
+        return tuple(map(tuple, groups))
+
+    def hosts_of(self, tasks: FileTasks) -> list[str | None]:
+        """By task: who has decoded its first file; None: nobody."""
+        return [self.hosts.get(mine[0][1].key) for mine in tasks]
 
     def scan(self, spark: SparkSession | None, visit: FileVisitor | None = None) -> list[Any]:
         """Count splits and labels (into `counts`), and let `visit` work on each file; its results, by file."""
-        tasks = grouped(list(enumerate(self.files)), lambda pair: pair[1].size, cores_of(spark))
-        work = _ScanTask(tuple(tuple(t) for t in tasks), self.folder, self.layout, self.splitter, visit)
-        found = sorted(run_tasks(spark, len(tasks), work), key=lambda f: f["file"])
+        tasks = self.tasks(spark)
+        work = ScanTask(tasks, self.folder, self.layout, self.splitter, visit)
+        return self.noted(run_tasks(spark, len(tasks), work, self.hosts_of(tasks)))
+
+    def noted(self, facts: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Put together what `FileScan` counted in each file, into `counts`; what visitors found, by file."""
+        found = sorted(facts, key=lambda f: f["file"])
         rows = np.array([f["splits"] for f in found], np.int64).reshape(len(found), len(self.splitter.splits)).sum(0)
         self.counts = SplitCounts(
             {s: int(n) for s, n in zip(self.splitter.splits, rows, strict=True)},
@@ -133,6 +151,7 @@ def lake_rows(
     home: Location,
     extra: Mapping[str, ValueType],
     preparation: RowPreparation | None = None,
+    own: HostScratch | None = None,
 ) -> Iterator[LakeRows]:
     """The rows of data files; what an earlier run left and this one does not need is removed.
 
@@ -140,17 +159,21 @@ def lake_rows(
         home: where the row groups of this pipeline are kept.
         extra: types of columns that the split needs besides those of the workflow.
         preparation: what makes the rows of the files'.
+        own: where each host keeps them instead, if the hosts share no folder.
     """
     names = dict.fromkeys((*workflow.input_columns, workflow.label_column, *workflow.carried_columns))
     columns = {n: workflow.input_type(n) for n in names} | dict(extra)
     layout = RowGroupLayout(columns, preparation)
-    key = layout.key
+    key, run = layout.key, uuid.uuid4().hex[:8]
+    wanted = sorted(files, key=lambda f: str(f.path))
+    if own is not None:
+        yield LakeRows(wanted, layout, splitter, HostFolder.of(own, key, run, wanted), home / f"{RUN}{run}")
+        return
     for other in home.entries():
         if other.name != key:
             other.remove_quietly()
-    wanted = sorted(files, key=lambda f: str(f.path))
-    prune(home / key, wanted)
-    scratch = home / f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
+    prune(home / key, (file.key for file in wanted))
+    scratch = home / f"{RUN}{run}"
     (home / key).make_dir()
     scratch.make_dir()
     try:
@@ -160,58 +183,62 @@ def lake_rows(
 
 
 @dataclass(frozen=True)
-class _ScanTask:
+class ScanTask:
     """The first pass, in a task: decode what is not decoded, count, visit."""
 
-    tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
-    folder: Location
+    tasks: FileTasks
+    folder: Location | HostFolder
     layout: RowGroupLayout
     splitter: Splitter
     visit: FileVisitor | None
 
     def __call__(self, task: int) -> Iterator[dict[str, Any]]:
+        for scan in self.files(task):
+            result = None if self.visit is None else self.visit(scan.number, scan.rows())
+            yield scan.facts(result)
+
+    def files(self, task: int) -> Iterator[FileScan]:
+        """The files of a task."""
         for number, file in self.tasks[task]:
-            found, kept = row_groups(file, self.folder, self.layout)
-            splits = np.zeros(len(self.splitter.splits), np.int64)
-            by_day: dict[int, int] = {}
-            faults = np.zeros(2, np.int64)
-            counted = self._counted(found, splits, by_day, faults)
-            result = None
-            if self.visit is not None:
-                result = self.visit(number, counted)
-            for _ in counted:  # what nobody visited
-                pass
-            null, bad = faults.tolist()
-            yield {
-                "file": number,
-                "splits": splits.tolist(),
-                "null": null,
-                "bad": bad,
-                "days": list(by_day.items()),
-                "kept": kept,
-                "result": result,
-            }
+            yield FileScan(number, self.splitter, *row_groups(file, self.folder, self.layout))
 
-    def _counted(
-        self,
-        found: Sequence[LakeRowGroup],
-        splits: np.ndarray[Any, Any],
-        by_day: dict[int, int],
-        faults: np.ndarray[Any, Any],
-    ) -> Iterator[tuple[LakeRowGroup, TrainRows]]:
-        """The row groups, one in memory at a time.
 
-        Adds rows by split, rows by day and (null, bad) labels to what is given.
-        """
-        for row_group in found:
-            split = self.splitter.split(row_group)
-            splits += [np.count_nonzero(split == k) for k in range(len(splits))]
-            day = self.splitter.days(row_group)
+class FileScan:
+    """The rows of a lake file, which are counted as they are gone through."""
+
+    def __init__(self, number: int, splitter: Splitter, found: Sequence[LakeRowGroup], kept: bool) -> None:
+        """`number`: of the file. `kept`: whether it was decoded before."""
+        self.number, self._splitter, self._found, self._kept = number, splitter, iter(found), kept
+        self._splits = np.zeros(len(splitter.splits), np.int64)
+        self._days: dict[int, int] = {}
+        self._faults = np.zeros(2, np.int64)
+
+    def rows(self) -> Iterator[tuple[LakeRowGroup, TrainRows]]:
+        """The row groups that were not gone through, one in memory at a time."""
+        for row_group in self._found:
+            split = self._splitter.split(row_group)
+            self._splits += [np.count_nonzero(split == k) for k in range(len(self._splits))]
+            day = self._splitter.days(row_group)
             if day is not None:
                 for d, n in zip(*np.unique(day[split >= 0], return_counts=True), strict=True):
-                    by_day[int(d)] = by_day.get(int(d), 0) + int(n)
-            faults += label_faults(row_group.column(self.splitter.label), split >= 0)
-            yield row_group, self.splitter.train(row_group, split)
+                    self._days[int(d)] = self._days.get(int(d), 0) + int(n)
+            self._faults += label_faults(row_group.column(self._splitter.label), split >= 0)
+            yield row_group, self._splitter.train(row_group, split)
+
+    def facts(self, result: Any = None) -> dict[str, Any]:
+        """What was counted in the whole file (JSON), and what a visitor found there."""
+        for _ in self.rows():  # what nobody visited
+            pass
+        null, bad = self._faults.tolist()
+        return {
+            "file": self.number,
+            "splits": self._splits.tolist(),
+            "null": null,
+            "bad": bad,
+            "days": list(self._days.items()),
+            "kept": self._kept,
+            "result": result,
+        }
 
 
 def label_faults(label: DictionaryColumn, inside: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:

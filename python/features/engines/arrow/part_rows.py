@@ -29,6 +29,11 @@ def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array
     return pa.array(out)
 
 
+def carried(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    """An input column's values as the dataset stores them: a timestamp becomes its microseconds."""
+    return values.cast(type_)
+
+
 @dataclass(frozen=True)
 class Values:
     """A column's values of a part's rows of a row group: one for each number of `index`, or (None) for each row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.engines.arrow import kernels
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeRowGroup
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.lake_file import FILE, LINE
 
 Array = npt.NDArray[Any]
+
+
+class Identified(Protocol):
+    """Rows that have the columns FILE and LINE."""
+
+    def column(self, name: str) -> DictionaryColumn:
+        """One of them."""
+        ...
 
 
 class RowOrder(NamedTuple):
@@ -28,7 +37,7 @@ class RowOrder(NamedTuple):
 
 def row_order(
     hashes: npt.NDArray[np.int64],
-    sources: Sequence[tuple[LakeRowGroup, Array]],
+    sources: Sequence[tuple[Identified, Array]],
     part: kernels.Indices | None = None,
     parts: int = 1,
 ) -> RowOrder:
@@ -50,7 +59,7 @@ def row_order(
     return RowOrder(rows, sorted_, edges)
 
 
-def _identities(sources: Sequence[tuple[LakeRowGroup, Array]], rows: Array) -> tuple[Array, Array]:
+def _identities(sources: Sequence[tuple[Identified, Array]], rows: Array) -> tuple[Array, Array]:
     """(rank of its source file, source line) of rows, numbered through the row groups' given rows. int64 [n], twice."""
     starts = np.cumsum([0, *(len(mine) for _, mine in sources)])
     files, lines, places = [], [], []

@@ -1,0 +1,154 @@
+"""Arrow data that tasks send each other through Spark's shuffle.
+
+A task that sees its data itself (headrace.lake.tasks) gives blocks of a few MiB, each to a partition; Spark moves them
+between hosts, spills them, and has them made again where an executor was lost with what it held. What a partition gets
+comes in one order, whichever way it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.lake.partition_keys import partition_keys
+from headrace.lake.session import spark_settings
+from headrace.lake.tasks import numbered, prepare_worker
+
+#: Senders are to cut what they send into blocks of at most about so many bytes.
+BLOCK_BYTES = 4 << 20
+#: Blocks that are in one Arrow batch on their way between the JVM and Python, and bytes of them.
+_BLOCKS_A_BATCH, _BATCH_BYTES = 16, 8 << 20
+#: Sent as bytes, received as a view of what came.
+Payload: TypeAlias = bytes | pa.Buffer
+_COLUMNS = "key int, source int, number int, payload binary"
+_SCHEMA = pa.schema([("key", pa.int32()), ("source", pa.int32()), ("number", pa.int32()), ("payload", pa.binary())])
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some bytes on their way to a partition."""
+
+    partition: int
+    #: Its place among the blocks of the partition: no other block has both.
+    source: int
+    number: int
+    payload: Payload
+
+
+def exchange(
+    spark: SparkSession,
+    tasks: int,
+    send: Callable[[int], Iterable[Block]],
+    partitions: int,
+    receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]],
+    schema: str,
+    hosts: Sequence[str | None] = (),
+) -> DataFrame:
+    """What `receive` makes of the blocks of each partition, a frame of `schema`. Work on it within `small_batches`.
+
+    Args:
+        spark: the session.
+        tasks: `send` is called with 0 .. tasks-1, each in a task. Any may run again, and must send the same.
+        send: the blocks.
+        partitions: to which they go: 0 .. partitions-1, each a task of its own.
+        receive: is given all blocks of a partition, in order of source and number; not called where there is none.
+        schema: of the batches, as Spark spells it.
+        hosts: where each task is best run: see `headrace.lake.tasks.numbered`.
+    """
+    numbers = spark.createDataFrame(numbered(spark.sparkContext, tasks, hosts).map(_row), "n int", verifySchema=False)
+    keys = tuple(partition_keys(partitions))
+    sent = numbers.mapInArrow(_Send(send, keys).run, _COLUMNS)
+    return sent.repartition(partitions, "key").mapInArrow(_Receive(receive, keys).run, schema)
+
+
+def gathered(
+    spark: SparkSession, count: int, work: Callable[[int], Iterable[pa.Table]], hosts: Sequence[str | None] = ()
+) -> list[pa.Table]:
+    """Call `work` with 0 .. count-1, each in a Spark task; all tables that they yield, in that order, here.
+
+    Args:
+        spark: the session.
+        count: of tasks.
+        work: gives tables that are small enough for the driver, all together.
+        hosts: see `headrace.lake.tasks.numbered`.
+    """
+    streams = numbered(spark.sparkContext, count, hosts).mapPartitions(_Gather(work)).collect()
+    return [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in streams]
+
+
+def small_batches(spark: SparkSession) -> AbstractContextManager[None]:
+    """Within, Spark hands Python few rows at once: rows of an exchange have megabytes each."""
+    return spark_settings(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_A_BATCH)})
+
+
+def _row(number: int) -> tuple[int]:
+    return (number,)
+
+
+@dataclass(frozen=True)
+class _Gather:
+    work: Callable[[int], Iterable[pa.Table]]
+
+    def __call__(self, numbers: Iterable[int]) -> Iterator[bytes]:
+        prepare_worker()
+        for number in numbers:
+            for table in self.work(number):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, table.schema) as writer:
+                    writer.write_table(table)
+                yield sink.getvalue().to_pybytes()
+
+
+@dataclass(frozen=True)
+class _Send:
+    send: Callable[[int], Iterable[Block]]
+    #: By partition: what Spark puts there.
+    keys: tuple[int, ...]
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_worker()
+        waiting, size = list[Block](), 0
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for block in self.send(number):
+                    waiting.append(block)
+                    size += len(block.payload)
+                    if len(waiting) >= _BLOCKS_A_BATCH or size >= _BATCH_BYTES:
+                        yield self._batch(waiting)
+                        waiting, size = [], 0
+        if waiting:
+            yield self._batch(waiting)
+
+    def _batch(self, blocks: Sequence[Block]) -> pa.RecordBatch:
+        columns = [
+            [self.keys[b.partition] for b in blocks],
+            [b.source for b in blocks],
+            [b.number for b in blocks],
+            [b.payload for b in blocks],
+        ]
+        return pa.RecordBatch.from_arrays(
+            [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA
+        )
+
+
+@dataclass(frozen=True)
+class _Receive:
+    receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]]
+    keys: tuple[int, ...]
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_worker()
+        blocks = []
+        for batch in batches:
+            keys, sources, numbers, payloads = batch.columns
+            places = [c.to_pylist() for c in (keys, sources, numbers)]
+            for key, source, number, payload in zip(*places, payloads, strict=True):
+                blocks.append(Block(self.keys.index(key), source, number, payload.as_buffer()))
+        if blocks:
+            yield from self.receive(sorted(blocks, key=attrgetter("source", "number")))

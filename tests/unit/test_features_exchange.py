@@ -1,0 +1,230 @@
+"""What tasks send each other where hosts share no folder: however it is cut and mixed, it comes to the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from headrace.dataset import native
+from headrace.features.engines.arrow import blocks as module
+from headrace.features.engines.arrow.aggregate_task import Name
+from headrace.features.engines.arrow.blocks import Sender, cut, packed, unpacked
+from headrace.features.engines.arrow.fit import LakeFit
+from headrace.features.engines.arrow.fit_exchange import MergeStatistics, SendStatistics, Tables, by_key
+from headrace.features.engines.arrow.host_folder import HostFolder, HostScratch
+from headrace.features.engines.arrow.lake_file import LakeFile
+from headrace.features.engines.arrow.lake_rows import FileTasks, ScanTask, Splitter, lake_rows
+from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
+from headrace.features.layout.files import plan_files
+from headrace.features.layout.split_rule import TimeRule
+from headrace.features.learn.merge import canonical, merge
+from headrace.features.types import ValueType
+from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.lake.exchange import Block
+from headrace.storage import local
+from tests.unit.test_features_encoded import FIRST, WORKFLOW, digests, land, make, run
+
+SPLITS = ("train", "valid")
+
+
+def mixed(
+    tasks: int,
+    send: Callable[[int], Iterable[Block]],
+    receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]],
+    chance: random.Random,
+) -> Iterator[pa.RecordBatch]:
+    """As `headrace.lake.exchange.exchange`: tasks in any order, one of them twice; partitions in any order."""
+    came: dict[int, list[Block]] = {}
+    for task in chance.sample(range(tasks), tasks):
+        sent = list(send(task))
+        if chance.random() < 0.3:
+            again = list(send(task))
+            # All but that its files were decoded then.
+            assert [b for b in sent if b"kept" not in b.payload] == [b for b in again if b"kept" not in b.payload]
+            sent = again
+        for block in sent:
+            came.setdefault(block.partition, []).append(block)
+    for mine in chance.sample(list(came.values()), len(came)):
+        chance.shuffle(mine)
+        yield from receive(sorted(mine, key=lambda b: (b.source, b.number)))
+
+
+texts = st.text("abü0", max_size=3)
+counted = st.lists(st.tuples(texts, st.integers(1, 9), st.integers(0, 5)), max_size=30, unique_by=lambda r: r[0])
+
+
+@given(
+    pieces=st.lists(counted, min_size=1, max_size=6),
+    partitions=st.integers(1, 5),
+    least=st.integers(1, 12),
+    block=st.integers(1, 4_000),
+    built=st.booleans(),
+    chance=st.randoms(use_true_random=False),
+)
+@settings(max_examples=60)
+def test_counts_merge_by_key(
+    pieces: list[list[tuple[str, int, int]]],
+    partitions: int,
+    least: int,
+    block: int,
+    built: bool,
+    chance: random.Random,
+) -> None:
+    def send(task: int) -> Iterator[Block]:
+        sender = Sender(task, most=2 * block)
+        keys, rows, days = zip(*pieces[task], strict=True) if pieces[task] else ((), (), ())
+        made = {
+            "key": pa.array(keys, pa.string()),
+            "rows": pa.array(rows, pa.int64()),
+            "day": pa.array(days, pa.int64()),
+        }
+        for partition, mine in by_key(pa.table(made), partitions, 0):
+            yield from sender.add(partition, 0, mine)
+        yield from sender.rest()
+
+    expected: dict[str, tuple[int, int]] = {}
+    for key, rows, day in (row for piece in pieces for row in piece):
+        before = expected.get(key, (0, day))
+        expected[key] = before[0] + rows, min(before[1], day)
+    receive = MergeStatistics(Tables((), ("v",)), {"v": VocabularyRule(min_count=least)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_BYTES", block)
+        if not built:
+            patch.setattr(native, "library", lambda: None)
+        found = [row for batch in mixed(len(pieces), send, receive, chance) for row in batch.to_pylist()]
+    assert len(found) == len({r["value"] for r in found})
+    assert {r["value"]: (r["count"], r["day"]) for r in found} == {k: v for k, v in expected.items() if v[0] >= least}
+
+
+@given(rows=st.integers(0, 50), most=st.integers(1, 300), name=st.integers(0, 99))
+def test_tables_in_blocks_come_back(rows: int, most: int, name: int) -> None:
+    table = pa.table(
+        {"x": pa.array(range(rows), pa.int64()), "t": pa.array([str(i) for i in range(rows)], pa.string())}
+    )
+    pieces = list(cut(table, most))
+    assert all(p.num_rows == 1 or p.nbytes <= most + 16 for p in pieces if p.num_rows)
+    found = list(unpacked(b"".join(packed(p, name) for p in pieces)))
+    assert {n for n, _ in found} == {name}
+    assert pa.concat_tables([t.replace_schema_metadata(None) for _, t in found]).equals(table)
+
+
+@given(
+    rows=st.integers(1, 300),
+    files=st.integers(1, 4),
+    group=st.integers(7, 90),
+    seed=st.integers(0, 99),
+    block=st.integers(200, 20_000),
+    chance=st.randoms(use_true_random=False),
+)
+@settings(max_examples=6, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # an example takes half a second
+def test_statistics_and_rows_are_those_of_a_common_folder(
+    rows: int, files: int, group: int, seed: int, block: int, chance: random.Random
+) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_BYTES", block)
+        same_dataset(Path(name), rows, files, group, seed, chance)
+
+
+def same_dataset(folder: Path, rows: int, files: int, group: int, seed: int, chance: random.Random) -> None:
+    events = make(rows, seed)
+    rule = TimeRule("t", FIRST, FIRST + 2, FIRST + 4)
+    landed = [LakeFile(f.path, f.path.size()) for f in land(events, folder / "lake", files, group)]
+    splitter, extra = Splitter(rule, SPLITS, "y"), {"t": ValueType("timestamp")}
+    with lake_rows(WORKFLOW, landed, splitter, local(folder / "home"), extra) as shared:
+        fit = LakeFit(WORKFLOW, shared)
+        task = fit.next_task()
+        assert task is not None
+        expected: dict[Name, list[pa.Table]] = {}
+        for scan in ScanTask((tuple(enumerate(shared.files)),), shared.folder, shared.layout, splitter, None).files(0):
+            for at, partial in task.partials(scan.rows()):
+                expected.setdefault(at, []).append(partial)
+        run(shared, folder / "out")
+        plans = plan_files(shared.counts.rows, 50, 3)
+        counts = shared.counts
+
+    # The same by tasks that see folders of their own: each of another host.
+    scratch = HostScratch("encoded", local(folder / "host"))
+    with lake_rows(WORKFLOW, landed, splitter, local(folder / "none"), extra, own=scratch) as own:
+        assert isinstance(own.folder, HostFolder)
+        tasks = in_tasks(own.files, chance)
+        tables = Tables.of(task)
+        least = {n: WORKFLOW.rules[n] for n in tables.vocabularies}
+        send = SendStatistics(ScanTask(tasks, own.folder, own.layout, splitter, None), task, tables, 3)
+        found, values, facts = dict[Name, list[pa.Table]](), dict[str, int](), list[dict[str, Any]]()
+        for batch in mixed(len(tasks), send, MergeStatistics(tables, least), chance):
+            for row in batch.to_pylist():
+                if row["name"] < 0:
+                    facts.append(json.loads(row["statistic"]))
+                elif row["statistic"] is not None:
+                    for number, table in unpacked(row["statistic"]):
+                        found.setdefault(tables.statistics[number], []).append(table.replace_schema_metadata(None))
+                else:
+                    values[f"{row['name']} {row['value']}"] = row["count"]
+        own.noted(facts)
+        assert own.counts == counts
+        assert {at for at in expected if not task.counts_values(at)} == found.keys()
+        for at, mine in found.items():
+            assert canonical(merge(mine)).equals(canonical(merge(expected[at])))
+        wanted = {
+            f"{tables.number(task, at)} {r['key']}": r["rows"]
+            for at, mine in expected.items()
+            if task.counts_values(at)
+            for r in merge(mine).to_pylist()
+            if r["rows"] >= least[at[2]].min_count
+        }
+        assert values == wanted
+        out = local(folder / "mixed")
+        shutil.copytree(folder / "out" / "workflow", folder / "mixed" / "workflow")
+        for split in SPLITS:
+            if (folder / "out" / split).is_dir():
+                (out / split).make_dir()
+        rows_of = SendRows(tasks, own.folder, own.layout, splitter, out / "workflow", tuple(plans))
+        list(mixed(len(tasks), rows_of, WritePart(tuple(plans), out, out / "workflow"), chance))
+        assert digests(folder / "mixed") == digests(folder / "out")
+        assert not (folder / "none").exists()
+
+
+def in_tasks(files: Sequence[LakeFile], chance: random.Random) -> FileTasks:
+    """Files in tasks, unevenly."""
+    tasks: list[list[tuple[int, LakeFile]]] = [[]]
+    for pair in chance.sample(list(enumerate(files)), len(files)):
+        if tasks[-1] and chance.random() < 0.5:
+            tasks.append([])
+        tasks[-1].append(pair)
+    return tuple(map(tuple, tasks))
+
+
+def test_a_host_keeps_what_the_next_run_reads_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "mine"))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'spark'},/other")
+    scratch = HostScratch("encoded/shop")
+    home = tmp_path / "mine" / "encoded" / "shop"
+    first = HostFolder(scratch, "layout", "1", ("a", "b"))
+    assert first.here() == local(home / "layout")
+    for name in ("layout/a", "layout/b", "layout/.c.1234.partial", "older/a"):
+        (home / name).mkdir(parents=True)
+    maps = first.of_run() / "maps"
+    maps.make_dir()
+    assert first.here() == local(home / "layout")  # a second task tidies nothing up
+    assert (home / "older").exists()
+    second = HostFolder(scratch, "layout", "2", ("b", "c"))
+    assert second.here() == local(home / "layout")
+    assert sorted(str(p.relative_to(home)) for p in home.rglob("*") if p.is_dir()) == [
+        "layout",
+        "layout/b",
+        "scratch.2",
+    ]
+    # The pipeline's own folder comes first; where nothing is named, Spark's for this executor.
+    assert HostScratch("x", local(tmp_path / "named")).here() == local(tmp_path / "named" / "x")
+    monkeypatch.delenv("HEADRACE_SCRATCH")
+    assert HostScratch("x").here() == local(tmp_path / "spark" / "x")
