@@ -36,17 +36,52 @@ class S3Server:
     @property
     def environ(self) -> Mapping[str, str]:
         """How AWS's own tools are told of it."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-        }
+        return environ_of(self.endpoint)
 
 
 def jars() -> Path:
     """Where `gradle s3proxy` puts the server."""
     return checkout() / "build" / "s3proxy"
+
+
+def prepare(folder: Path, endpoint: str, seen_as: Path | None = None) -> None:
+    """Write a server's settings, and make its bucket.
+
+    Args:
+        folder: for them, and for what the server keeps.
+        endpoint: its URL.
+        seen_as: the folder, as the server sees it.
+    """
+    seen = seen_as or folder
+    settings = {
+        "s3proxy.authorization": "aws-v4",
+        "s3proxy.endpoint": endpoint,
+        "s3proxy.identity": KEY,
+        "s3proxy.credential": SECRET,
+        "jclouds.provider": "filesystem-nio2",
+        "jclouds.filesystem.basedir": str(seen / "buckets"),
+        "jclouds.identity": "x",
+        "jclouds.credential": "x",
+    }
+    (local(folder) / "buckets" / BUCKET).make_dir()
+    (local(folder) / "s3.conf").put_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+    (local(folder) / "logback.xml").put_text(_LOG)
+
+
+def command(folder: Path) -> list[str]:
+    """The command line of a server whose folder was prepared, as it sees it."""
+    line = ["java", "-Xmx256m", f"-Dlogback.configurationFile={folder / 'logback.xml'}", "-cp", f"{jars()}/*"]
+    return [*line, "org.gaul.s3proxy.Main", "--properties", str(folder / "s3.conf")]
+
+
+def environ_of(endpoint: str) -> Mapping[str, str]:
+    """How AWS's own tools are told of a server."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
 
 
 @contextmanager
@@ -57,23 +92,10 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
-    settings = {
-        "s3proxy.authorization": "aws-v4",
-        "s3proxy.endpoint": endpoint,
-        "s3proxy.identity": KEY,
-        "s3proxy.credential": SECRET,
-        "jclouds.provider": "filesystem-nio2",
-        "jclouds.filesystem.basedir": str(folder / "buckets"),
-        "jclouds.identity": "x",
-        "jclouds.credential": "x",
-    }
-    (local(folder) / "buckets" / BUCKET).make_dir()
-    (local(folder) / "s3.conf").put_text("".join(f"{k}={v}\n" for k, v in settings.items()))
-    (local(folder) / "logback.xml").put_text(_LOG)
-    line = ["java", "-Xmx256m", f"-Dlogback.configurationFile={folder / 'logback.xml'}", "-cp", f"{jars()}/*"]
+    prepare(folder, endpoint)
     with open(folder / "s3.log", "ab") as log:
         process = subprocess.Popen(
-            [*line, "org.gaul.s3proxy.Main", "--properties", str(folder / "s3.conf")],
+            command(folder),
             stdout=log,
             stderr=log,
             env={k: v for k, v in os.environ.items() if not k.startswith("AWS_")},

@@ -124,7 +124,7 @@ def run(
     cwd: Path, account: Account, name: str, *args: str, stdin: int = subprocess.DEVNULL
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of the wheel in `cwd` as `account`; its output goes to a file, since the server inherits it."""
-    command: Sequence[str] = (str(_reachable(program(name), account)), *args)
+    command: Sequence[str] = (str(reachable(program(name), account)), *args)
     as_other = {"user": account.uid, "group": account.gid, "extra_groups": ()} if account.is_other else {}
     # The user's PG* variables are for the user's own clients. No messages in the user's language: we read them.
     env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C", "TZ": "UTC"}
@@ -145,7 +145,7 @@ def run(
         return subprocess.CompletedProcess(command, done.returncode, out.read().decode(errors="replace"), "")
 
 
-def _reachable(found: Path, account: Account) -> Path:
+def reachable(found: Path, account: Account) -> Path:
     """The program, or its copy at a path that everybody can reach where the account cannot reach the wheel."""
     if not account.is_other or all(
         p.stat().st_mode & stat.S_IXOTH for p in (found.resolve(), *found.resolve().parents)

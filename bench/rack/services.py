@@ -1,0 +1,128 @@
+"""What a cluster has: an S3 server, PostgreSQL, and Spark's master on the first host; a worker on each that has one."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.rack.hosts import PRIVATE, Host
+from headrace.jobs.submit import spark_home
+from headrace.publish.embedded.processes import program, reachable, server_account
+from headrace.storage import local
+from tests.s3_server import BUCKET, command, environ_of, prepare
+
+S3_PORT, POSTGRES_PORT, MASTER_PORT = 9000, 5432, 7077
+#: The role that publishes, and its password's file on each host.
+ROLE, PASSWORD = "headrace", PRIVATE / "postgres-password"
+_WORKERS_SECONDS = 120.0
+
+
+def start_s3(host: Host, log: Path, port: int = S3_PORT) -> None:
+    """S3Proxy with one bucket. Its files are the host's own."""
+    folder = host.folder / "s3"
+    prepare(folder, f"http://0.0.0.0:{port}", PRIVATE / "s3")
+    host.start(command(PRIVATE / "s3"), log)
+    host.wait_for(port)
+
+
+def store_environ(s3: Host, port: int = S3_PORT) -> Mapping[str, str]:
+    """How a process on a host is told of lake, store and scratch; the credentials are of the environment, as AWS's
+    tools want them."""
+    return {
+        **environ_of(f"http://{s3.name}:{port}"),
+        "HEADRACE_LAKE": f"s3://{BUCKET}/lake",
+        "HEADRACE_STORE": f"s3://{BUCKET}/store",
+        "HEADRACE_SCRATCH": str(PRIVATE / "scratch"),
+    }
+
+
+def start_postgres(host: Host, clients: Sequence[Host], log: Path) -> None:
+    """The PostgreSQL of the wheel, for other hosts, too: it asks for a password, which is in a file on each of them."""
+    secret = secrets.token_urlsafe(24)
+    for client in {host.number: host, **{c.number: c for c in clients}}.values():
+        file = client.folder / PASSWORD.name
+        file.touch(0o600)
+        file.write_text(secret)
+    account = server_account()
+    data, given = PRIVATE / "postgres", PRIVATE / "postgres-superuser"
+    found = {name: shlex.quote(str(reachable(program(name), account))) for name in ("initdb", "postgres", "psql")}
+    switch = (
+        ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--clear-groups"] if account.is_other else []
+    )
+    host.run(["install", "-d", "-m", "700", "-o", str(account.uid), "-g", str(account.gid), data])
+    host.run(["install", "-m", "600", "-o", str(account.uid), "-g", str(account.gid), PASSWORD, given])
+    make = f"{found['initdb']} -D {data} -U {ROLE} -A scram-sha-256 --pwfile={given} --no-sync -E UTF8 --locale=C"
+    host.run([*switch, "bash", "-c", f"{make} && echo 'host all all 10.77.0.0/24 scram-sha-256' >> {data}/pg_hba.conf"])
+    serve = f"exec {found['postgres']} -D {data} -h 0.0.0.0 -p {POSTGRES_PORT} -k {data}"
+    host.start([*switch, "bash", "-c", serve], log)
+    host.wait_for(POSTGRES_PORT)
+    connect = f"PGPASSWORD=$(cat {PASSWORD}) {found['psql']} -h {host.name} -U {ROLE} -d postgres"
+    host.run(["bash", "-c", f"{connect} -c 'CREATE DATABASE {ROLE}'"])
+
+
+def warehouse_settings(postgres: Host) -> Mapping[str, str]:
+    """The pipeline's `publish.warehouse` for it."""
+    given = {"kind": "postgres", "host": postgres.name, "port": str(POSTGRES_PORT), "user": ROLE, "database": ROLE}
+    given |= {"password_file": str(PASSWORD), "sslmode": "disable"}
+    return {f"publish.warehouse.{key}": value for key, value in given.items()}
+
+
+def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 1, memory: str = "2g") -> None:
+    """A standalone cluster. Executors inherit their worker's environment, and so its host's.
+
+    Args:
+        master: where it is.
+        workers: a worker on each.
+        logs: the daemons'.
+        cores: task slots of each worker.
+        memory: that a worker counts for its executors' JVMs.
+
+    Raises:
+        RuntimeError: a worker did not register.
+    """
+    java = ["java", "-Xmx512m", "-cp", f"{spark_home()}/jars/*"]
+    at = ["--host", master.name, "--port", str(MASTER_PORT), "--webui-port", "0"]
+    log = logs / "master.log"
+    master.start([*java, "org.apache.spark.deploy.master.Master", *at], log, _spark_environ())
+    master.wait_for(MASTER_PORT)
+    for host in workers:
+        start_worker(host, master, logs, cores, memory)
+    end = time.monotonic() + _WORKERS_SECONDS
+    while log.read_text(errors="replace").count("Registering worker") < len(workers):
+        if time.monotonic() > end:
+            raise RuntimeError(f"not all of {len(workers)} workers registered; see {logs}")
+        time.sleep(0.1)
+
+
+def start_worker(host: Host, master: Host, logs: Path, cores: int = 1, memory: str = "2g") -> None:
+    """A worker of Spark's standalone cluster."""
+    (local(host.folder) / "work").make_dir()
+    words = ["java", "-Xmx512m", "-cp", f"{spark_home()}/jars/*", "org.apache.spark.deploy.worker.Worker"]
+    words += ["--host", host.name, "--cores", str(cores), "--memory", memory, "--webui-port", "0"]
+    words += ["--work-dir", str(PRIVATE / "work"), f"spark://{master.name}:{MASTER_PORT}"]
+    host.start(words, logs / f"worker-{host.name}.log", _spark_environ())
+
+
+def spark_settings(master: Host, driver: Host, executors: int) -> Mapping[str, str]:
+    """The pipeline's `spark` for a driver on a host, and one slot an executor."""
+    properties = {
+        "driver.host": driver.name,
+        "driver.bindAddress": driver.address,
+        "executor.cores": "1",
+        "cores.max": str(executors),
+        "executor.memory": "1g",
+        "ui.enabled": "false",
+        "dynamicAllocation.enabled": "false",
+        "sql.shuffle.partitions": "4",
+    }
+    found = {f"spark.properties.spark.{key}": value for key, value in properties.items()}
+    return {"spark.master": f"spark://{master.name}:{MASTER_PORT}", **found}
+
+
+def _spark_environ() -> dict[str, str]:
+    # Without the version of Scala an executor looks for a build of Spark's own sources.
+    own = {"SPARK_HOME": str(spark_home()), "SPARK_SCALA_VERSION": "2.13"}
+    return {**own, "SPARK_LOCAL_DIRS": str(PRIVATE / "spark"), "SPARK_LOG_DIR": str(PRIVATE / "logs")}

@@ -1,0 +1,15 @@
+"""What tests of the rack share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from bench.rack.hosts import PRIVATE
+from headrace.workspace import checkout
+
+#: What a host has for itself.
+UNSHARED = ["/tmp", "/dev/shm", "/run", str(PRIVATE)]
+#: What hosts see of this machine, and must not write.
+SHARED = [str(checkout()), sys.prefix, str(Path.home()), "/etc", "/var/lib", os.sep]
