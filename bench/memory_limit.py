@@ -1,0 +1,61 @@
+"""A limit of memory for a process and all that it starts: a control group of the kernel, which root may make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A control group.
+
+    Attributes:
+        folder: of the kernel's files.
+        peak_file: bytes at most so far, pages of files included.
+    """
+
+    folder: Path
+    peak_file: str
+
+    def join(self) -> None:
+        """Put this process into it: for `preexec_fn`."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    @property
+    def peak_mib(self) -> float:
+        """At most so far, pages of files included, which the kernel drops before it refuses anybody memory."""
+        return int((self.folder / self.peak_file).read_text()) / 2**20
+
+    @property
+    def killed(self) -> int:
+        """Processes that the kernel has killed for memory."""
+        events = self.folder / "memory.events"
+        lines = (events if events.exists() else self.folder / "memory.oom_control").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+@contextmanager
+def limited_memory(gib: float) -> Iterator[Group]:
+    """A group that may hold so much, of either version of control groups.
+
+    Raises:
+        RuntimeError: no group can be made here: it takes root, and a container that passes control groups on.
+    """
+    v2 = (_ROOT / "cgroup.controllers").exists()
+    folder = (_ROOT if v2 else _ROOT / "memory") / f"headrace-bench-{os.getpid()}"
+    limit, peak = ("memory.max", "memory.peak") if v2 else ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(int(gib * 2**30)))
+    except OSError as e:
+        raise RuntimeError(f"no control group can be made below {folder.parent}: {e.strerror}. It takes root") from e
+    try:
+        yield Group(folder, peak)
+    finally:
+        folder.rmdir()
