@@ -3,7 +3,8 @@
     python -m bench.disk_use --days 60 --plot docs/disk_use.png
 
 The days are those of bench.simulated_days: Delta tables, manifests and the registry are real, datasets and models are
-files of sizes in proportion, the clock is the machine's (so files that nothing names may go at once).
+files of sizes in proportion. After each day all files, and what tables' logs say of removals, are made a day older: a
+day passes by the clock, too.
 """
 
 from __future__ import annotations
@@ -12,26 +13,33 @@ import argparse
 import json
 import tempfile
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import linear_regression
 
-from bench.simulated_days import day, run_day
+from bench.simulated_days import day, let_a_day_pass, run_day
 from headrace import registry
 from headrace.config import Spec, load_spec
 from headrace.housekeeping.collect import collect
 from headrace.workspace import Workspace
 
-#: What is kept: short enough for sixty days to show when it is full.
+#: What a training says of itself in the registry: numbers, and those of its steps.
+METRICS = {"auc": 0.7, "logloss": 0.4, "calibration": 1.0, "hr_at_k": 0.2}
+HISTORY = [{"step": step, "loss": 1 / (1 + step), "auc": 0.7} for step in range(10)]
+#: What is kept: short enough for sixty days to show when it is full, and more days than lie between two checkpoints.
 KEEP = {
-    "models": 14,
-    "logs": 14,
-    "reports": 30,
-    "manifests": 40,
-    "vacuum_hours": 0,
-    "unfinished_days": 0,
+    "models": 10,
+    "logs": 10,
+    "reports": 16,
+    "manifests": 16,
     "compact_files": None,
-    "tables": {"events": 40, "quarantine": 40, "scores": 30},
+    "tables": {"events": 16, "quarantine": 16, "scores": 14},
 }
+#: No run loads or reads older days than these tables keep.
+READS = ("source.catch_up_days=7", "features.window_days=7")
+#: The day by which everything is full: the logs of tables as long as the days that are kept have commits of their own,
+#: one in which they came and one in which others went, and a week more, for which files stay for readers.
+LEVEL = 44
 
 
 def bytes_by_kind(home: Path) -> dict[str, int]:
@@ -52,11 +60,20 @@ def simulate(home: Path, spec: Spec, days: int, rows: int, collects: bool) -> li
     for n in range(days):
         ds = day(n)
         run_day(ws, ds, rows)
-        registry.register(ws, "clicks", ws.model("clicks", ds, f"train-{ds}") / "model", {}, f"train-{ds}", ds=ds)
-        for _ in collect(spec, ws, datetime.now(UTC) + timedelta(hours=1), delete=True) if collects else ():
+        model = ws.model("clicks", ds, f"train-{ds}") / "model"
+        registry.register(ws, "clicks", model, METRICS, f"train-{ds}", ds=ds, history=HISTORY)
+        for _ in collect(spec, ws, datetime.now(UTC), delete=True) if collects else ():
             pass
         found.append(bytes_by_kind(home))
+        if collects:  # nobody else asks how old a file is
+            let_a_day_pass(home)
     return found
+
+
+def slope(found: list[dict[str, int]], first: int) -> float:
+    """Bytes a day: the straight line of least squares through the sums of the days from the `first` on (from 1)."""
+    totals = [float(sum(f.values())) for f in found[first - 1 :]]
+    return linear_regression(range(len(totals)), totals).slope
 
 
 def _table(found: list[dict[str, int]], without: list[dict[str, int]]) -> str:
@@ -79,7 +96,9 @@ def _plot(found: list[dict[str, int]], without: list[dict[str, int]], file: Path
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=130)
     kinds = sorted({k for f in found for k in f}, key=lambda k: -max(f.get(k, 0) for f in found))
     at = range(1, len(found) + 1)
-    axes.stackplot(at, [[f.get(k, 0) / 2**20 for f in found] for k in kinds], labels=kinds)
+    axes.stackplot(
+        at, [[f.get(k, 0) / 2**20 for f in found] for k in kinds], labels=kinds, colors=plt.get_cmap("tab20").colors
+    )
     axes.plot(at, [sum(f.values()) / 2**20 for f in without], "k--", label="all, without gc")
     axes.set(xlabel="day", ylabel="MiB", xlim=(1, len(found)), ylim=(0, None))
     axes.legend(loc="upper left", fontsize=7, ncols=2)
@@ -94,13 +113,22 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
-    spec = load_spec("clicks", ["publish=null", *(f"housekeeping.{k}={json.dumps(v)}" for k, v in KEEP.items())])
+    spec = load_spec(
+        "clicks", ["publish=null", *READS, *(f"housekeeping.{k}={json.dumps(v)}" for k, v in KEEP.items())]
+    )
     with tempfile.TemporaryDirectory() as folder:
         found, without = (
             simulate(Path(folder) / name, spec, given.days, given.rows, name == "with") for name in ("with", "without")
         )
     print("KiB after each day\n")
     print(_table(found, without))
+    if given.days > LEVEL + 1:
+        of = [sum(f.values()) / 1024 for f in found]
+        least, most = min(of[LEVEL - 1 :]), max(of[LEVEL - 1 :])
+        print(
+            f"\nday {LEVEL} to {given.days}: {least:,.0f} to {most:,.0f} KiB, by a straight line "
+            f"{slope(found, LEVEL):+,.0f} bytes a day; without gc {slope(without, LEVEL):+,.0f}"
+        )
     if given.plot:
         _plot(found, without, given.plot)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 import uuid
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
@@ -117,5 +121,37 @@ def run_day(ws: Workspace, ds: str, size: int = 200, base: str | None = None) ->
     ws.report("clicks", ds).put_bytes(b"x" * size)
     save(ws, ds, "report", {"score": score}, Output(kind="file", name=name(ws.report("clicks", ds)), version="r"))
     ws.log("clicks", ds, "train").put_bytes(b"x" * size)
+    (ws.spark_local / "score" / "clicks").remove()  # the stage begins by that
     (ws.spark_local / "score" / "clicks" / f"{ds}" / "items").put_bytes(b"x" * size)
     (ws.mapped("clicks") / f"of-{ds}" / "tables").put_bytes(b"x" * size)
+
+
+_DAY_MS = 24 * 3600 * 1000
+_REMOVED_AT = re.compile(r'"deletionTimestamp":(\d+)')
+
+
+def let_a_day_pass(home: Path) -> None:
+    """Make all that is there a day older, by the clock: files, and the removals that logs of tables tell of."""
+    for file in home.rglob("*"):
+        if not file.is_file():
+            continue
+        at = file.stat()
+        if file.parent.name == "_delta_log" and file.suffix == ".json":
+            text = file.read_text()
+            older = _REMOVED_AT.sub(lambda m: f'"deletionTimestamp":{int(m.group(1)) - _DAY_MS}', text)
+            if older != text:
+                file.write_text(older)
+        elif file.name.endswith(".checkpoint.parquet"):
+            pq.write_table(_older_removals(pq.read_table(file)), file)
+        os.utime(file, ns=(at.st_atime_ns - _DAY_MS * 10**6, at.st_mtime_ns - _DAY_MS * 10**6))
+
+
+def _older_removals(checkpoint: pa.Table) -> pa.Table:
+    """A checkpoint's actions with removals of a day earlier."""
+    if "remove" not in checkpoint.schema.names:
+        return checkpoint
+    of = checkpoint["remove"].combine_chunks()
+    fields = {f.name: of.field(i) for i, f in enumerate(of.type)}
+    fields["deletionTimestamp"] = pc.subtract(fields["deletionTimestamp"], pa.scalar(_DAY_MS, pa.int64()))
+    older = pa.StructArray.from_arrays(list(fields.values()), fields=list(of.type), mask=of.is_null())
+    return checkpoint.set_column(checkpoint.schema.get_field_index("remove"), checkpoint.schema.field("remove"), older)
