@@ -10,6 +10,7 @@
 #   make clickhouse    ClickHouse in process (chdb), for its tests (51 MB)
 #   make s3        what Spark needs for a lake in S3 (9 MB): docs/storage.md
 #   make s3-day    a whole day with lake and store in S3 beside the same day on local files; fetches an S3 server (12 MB)
+#   make hadoop    HDFS and YARN of one machine for tests (81 MB)
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
@@ -48,7 +49,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day rapids onnx export-parity serve wheel gpu-check lock format
+.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hadoop rapids onnx export-parity serve wheel gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -116,6 +117,10 @@ $(STAMPS)/s3proxy: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve S3Proxy (12 MB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon s3proxy 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
+$(STAMPS)/hadoop: build.gradle requirements/hadoop.jars $(STAMPS)/tools
+	@$(STEP) "resolve the servers of HDFS and YARN (81 MB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon hadoop 2>&1 | { grep -vi "^openjdk" || true; }'
+	@touch $@
+
 $(STAMPS)/rapids: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve the RAPIDS plugin (1 GB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon rapids 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
@@ -154,6 +159,7 @@ iceberg: $(STAMPS)/iceberg
 clickhouse: $(STAMPS)/clickhouse
 s3: $(STAMPS)/s3
 s3proxy: $(STAMPS)/s3proxy
+hadoop: $(STAMPS)/hadoop
 rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
 onnx: $(STAMPS)/onnx
@@ -194,6 +200,7 @@ downloads: $(STAMPS)/tools
 	@$(MAKE) jars
 	@$(MAKE) iceberg
 	@$(MAKE) s3proxy
+	@$(MAKE) hadoop
 	@$(MAKE) airflow
 setup-test:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads

@@ -3,6 +3,7 @@
 Standalone: the REST API of Spark's master takes Python programs only by way of SparkSubmit itself, which spark-submit's
 own cluster mode refuses; it tells a driver's state and no exit code, which `python/jobs/run_command.py` therefore says
 in the driver's log, and the worker's page gives. YARN: the ResourceManager's REST API, whose diagnostics name the code.
+An application that has ended before its Spark session was there has Spark's code for that, 13, as its first one.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ log = logging.getLogger("headrace.airflow")
 _TIMEOUT_SECONDS = 30
 #: As much of the end of a driver's log as is read.
 _LOG_BYTES = 20_000
-_EXITED = re.compile(r"exited with (?:status|exitCode:?|code) (\d+)", re.IGNORECASE)
+_EXITED = re.compile(r"exited with\s+(?:status|exitCode:?|code)\s+(\d+)", re.IGNORECASE)
+#: As YARN's application master says it of the program itself.
+_USER_EXITED = re.compile(r"User application exited with (?:status )?(\d+)")
+#: A cluster does not know the application: it forgets old ones, or has been started anew without them.
+NOT_FOUND = "NOT_FOUND"
 #: The last line of `python/jobs/run_command.py`.
 _ENDS = re.compile(r"^headrace ends with exit code (\d+)$", re.MULTILINE)
 #: States of Spark's master (DriverState) and of YARN in which nothing more will happen.
-_ENDED = ("FINISHED", "FAILED", "KILLED", "ERROR", "NOT_FOUND")
+_ENDED = ("FINISHED", "FAILED", "KILLED", "ERROR", NOT_FOUND)
 
 
 @dataclass(frozen=True)
@@ -63,28 +68,38 @@ class Cluster:
             OSError: the API cannot be asked now.
         """
         if self.kind == "yarn":
-            answer = _ask(f"{self.rest}/ws/v1/cluster/apps/{application}")
-            if "RemoteException" in answer:
-                # The ResourceManager has been started anew without its applications, or forgets old ones.
-                return State(True, False, "NOT_FOUND", message=str(answer["RemoteException"].get("message") or ""))
-            if "state" not in answer.get("app", {}):
-                raise OSError(f"{self.rest} tells no state of {application}")
-            found = answer["app"]
-            name, message = str(found.get("state", "UNKNOWN")), str(found.get("diagnostics") or "").strip()
-            done = name == "FINISHED" and found.get("finalStatus") == "SUCCEEDED"
-        else:
-            found = _ask(f"{self.rest}/v1/submissions/status/{application}")
-            if not found.get("success"):
-                # The master has been started anew without its drivers, or is being so.
-                return State(True, False, "NOT_FOUND", message=str(found.get("message") or ""))
-            name, message = str(found.get("driverState", "UNKNOWN")), str(found.get("message") or "").strip()
-            done = name == "FINISHED"
-            if name == "FAILED":
-                said = self._end_of_log(application, str(found.get("workerId")))
-                if ends := _ENDS.findall(said):
-                    return State(True, False, name, int(ends[-1]), last_words(_ENDS.sub("", said)))
+            return self._yarn_state(application)
+        found = _ask(f"{self.rest}/v1/submissions/status/{application}")
+        if not found.get("success"):
+            # The master has been started anew without its drivers, or is being so.
+            return State(True, False, NOT_FOUND, message=str(found.get("message") or ""))
+        name, message = str(found.get("driverState", "UNKNOWN")), str(found.get("message") or "").strip()
+        done = name == "FINISHED"
+        if name == "FAILED":
+            said = self._end_of_log(application, str(found.get("workerId")))
+            if ends := _ENDS.findall(said):
+                return State(True, False, name, int(ends[-1]), last_words(_ENDS.sub("", said)))
         code = _EXITED.search(message)
         return State(name in _ENDED, done, name, 0 if done else int(code[1]) if code else None, message)
+
+    def _yarn_state(self, application: str) -> State:
+        answer = _ask(f"{self.rest}/ws/v1/cluster/apps/{application}")
+        if "RemoteException" in answer:
+            return State(True, False, NOT_FOUND, message=str(answer["RemoteException"].get("message") or ""))
+        if "state" not in answer.get("app", {}):
+            raise OSError(f"{self.rest} tells no state of {application}")
+        found = answer["app"]
+        name, said = str(found["state"]), str(found.get("diagnostics") or "").strip()
+        if name not in _ENDED:
+            return State(False, False, name, message=said)
+        if name == "FINISHED" and found.get("finalStatus") == "SUCCEEDED":
+            return State(True, True, name, 0, said)
+        program = _USER_EXITED.search(said)
+        code = program or _EXITED.search(said)
+        # What follows the first line is the end of the application master's log, traces and all.
+        message = program[0] if program else said.partition("\n")[0]
+        page = f"; its log: {found['amContainerLogs']}" if found.get("amContainerLogs") else ""
+        return State(True, False, name, int(code[1]) if code else None, message + page)
 
     def _end_of_log(self, driver: str, worker: str) -> str:
         """What a driver of the standalone master said last; empty where the pages cannot be read."""
@@ -151,7 +166,12 @@ def _ask(url: str, body: Any = None) -> dict[str, Any]:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json;charset=UTF-8"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-            found = json.load(answer)
+            said = answer.read()
+        try:
+            found = json.loads(said)
+        except ValueError:
+            # A standby ResourceManager that knows no active one answers with a page, and that all is well.
+            raise OSError(f"{url} answers no JSON: {said[:200].decode(errors='replace')}") from None
     except urllib.error.HTTPError as e:
         if e.code >= 500:
             raise

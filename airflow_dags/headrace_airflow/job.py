@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from headrace_airflow.cluster import last_words
 from headrace_airflow.elsewhere import LITTLE, Elsewhere, known
 from headrace_airflow.ends import RefusedException, end
+from headrace_airflow.here import Here
 from headrace_airflow.lineage import parent_variables
 from headrace_airflow.notify import tell
 from headrace_airflow.outside import SPARK, Master, command, master, private_variables, run, secrets
@@ -49,13 +50,14 @@ class _Hook(SparkSubmitHook):
         return last_words("\n".join(self._last_submit_log_lines))
 
 
-class HeadraceJob(Elsewhere, SparkSubmitOperator):
+class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
     """`spark-submit python/jobs/run_stage.py STAGE PIPELINE --ds DS --home HOME`, one stage for one day.
 
     Before it submits, it has the pipelines' environment write the Spark properties of the pipeline, so that a change
     of its YAML needs no further step. Where the connection `spark_default` asks for a cluster's own drivers, or for
     pods, the task gives its slot back until the application has ended. A standalone cluster's drivers and pods are
-    `headrace run PIPELINE --from STAGE --to STAGE`, which does all of that where it runs.
+    `headrace run PIPELINE --from STAGE --to STAGE`, which does all of that where it runs. So is, as a process of the
+    task, a stage without Spark of a pipeline on YARN: an application that opens no session has failed there.
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "ds")
@@ -93,6 +95,10 @@ class HeadraceJob(Elsewhere, SparkSubmitOperator):
         if place.kind == "kubernetes":
             self.run_elsewhere(context, place, self._words(place), self.execution_timeout)
             return
+        if place.kind == "yarn" and not STAGES[self.stage].spark:
+            code, said = self.run_here(context, self._words(place))
+            self.ended(context, code, said)
+            return
         if not place.elsewhere:
             # What the application sets up depends on where it runs, so it is told the connection's master.
             self.properties_file = _spark_properties(self.pipeline, place)
@@ -129,6 +135,7 @@ class HeadraceJob(Elsewhere, SparkSubmitOperator):
 
     def on_kill(self) -> None:
         """Stop what this process has started. The triggerer stops a pod; a driver of a cluster works on."""
+        self.stop_here()
         if self._hook is not None:
             super().on_kill()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from headrace_airflow.elsewhere import Elsewhere
 from headrace_airflow.ends import end
-from headrace_airflow.lineage import parent_variables
-from headrace_airflow.outside import command, environment, master
+from headrace_airflow.here import Here
+from headrace_airflow.outside import command, master
 from headrace_airflow.pipelines import POOL, Pipeline
 from headrace_airflow.settings import ERRORS, SETTINGS
 from headrace_airflow.triggers import DayComplete, look
@@ -63,32 +62,22 @@ class WaitForDay(Elsewhere, BaseOperator):
             end(code, f"a look at the day {self.ds} of '{self.pipeline.name}'", said)
 
 
-class HeadraceCommand(Elsewhere, BaseOperator):
+class HeadraceCommand(Elsewhere, Here, BaseOperator):
     """`headrace WORDS... --home HOME` in the pipelines' environment; its exit code means what a job's does."""
 
     template_fields: Sequence[str] = ("words", "ds")
-    _process: subprocess.Popen[str] | None = None
 
     def __init__(self, *, pipeline: Pipeline, words: Sequence[str], ds: str, **kwargs: Any) -> None:
         super().__init__(pool=POOL, **kwargs)
         self.pipeline, self.words, self.ds = pipeline, list(words), ds
 
     def execute(self, context: Context) -> None:
-        """Run it, its output to the task's log. Raises AirflowException as `headrace_airflow.ends.end`."""
-        argv, last = command(*self.words), ""
-        place = master(self.pipeline)
+        """Run it. Raises AirflowException as `headrace_airflow.ends.end`."""
+        argv, place = command(*self.words), master(self.pipeline)
         if place.elsewhere:
             self.run_elsewhere(context, place, argv, None)
-            return
-        env = environment(self.pipeline) | parent_variables(context)
-        with subprocess.Popen(
-            argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as self._process:
-            assert self._process.stdout is not None
-            for line in self._process.stdout:
-                self.log.info("%s", line.rstrip())
-                last = line.strip() or last
-        self.ended(context, self._process.returncode, last)
+        else:
+            self.ended(context, *self.run_here(context, argv))
 
     def ended(self, context: Context, code: int | None, said: str) -> None:
         """The command has. Raises AirflowException as `headrace_airflow.ends.end`."""
@@ -97,8 +86,7 @@ class HeadraceCommand(Elsewhere, BaseOperator):
 
     def on_kill(self) -> None:
         """Stop the command with its task."""
-        if self._process is not None:
-            self._process.terminate()
+        self.stop_here()
 
 
 class ModelEvent(BaseOperator):

@@ -11,11 +11,11 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from headrace_airflow.cluster import Cluster
+from headrace_airflow.cluster import NOT_FOUND, Cluster, State
 from headrace_airflow.outside import environment
 from headrace_airflow.settings import ERRORS
 
-#: Looks in a row that an API may not answer.
+#: Looks in a row at which an API may not answer, or not know the application.
 _SILENT = 10
 
 
@@ -83,21 +83,22 @@ class ApplicationEnded(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, ask, wait again; an API that is silent for a while is asked on.
 
-        By the first answer the scheduler has read that the task is deferred: one that goes on before, it tries again.
+        So is one that does not know the application: a ResourceManager that is started anew answers before it has read
+        which applications it has. By the first answer the scheduler has read that the task is deferred: one that goes
+        on before, it tries again.
         """
-        cluster, silent = Cluster(self.kind, self.rest, self.web), 0
+        cluster, lost = Cluster(self.kind, self.rest, self.web), 0
         while True:
             await asyncio.sleep(self.seconds)
             try:
                 state = await asyncio.to_thread(cluster.state, self.application)
             except OSError as e:
-                silent += 1
                 self.log.warning("%s does not answer: %s", self.rest, e)
-                if silent == _SILENT:
-                    yield TriggerEvent({"done": False, "name": "UNKNOWN", "code": None, "message": str(e)})
-                    return
+                lost, state = lost + 1, State(True, False, "UNKNOWN", message=str(e))
             else:
-                silent = 0
-                if state.ended:
-                    yield TriggerEvent(state.as_event())
-                    return
+                lost = lost + 1 if state.name == NOT_FOUND else 0
+                if lost:
+                    self.log.warning("%s does not know %s: %s", self.rest, self.application, state.message)
+            if state.ended and lost in (0, _SILENT):
+                yield TriggerEvent(state.as_event())
+                return

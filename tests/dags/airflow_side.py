@@ -3,6 +3,8 @@
     python airflow_side.py look
     python airflow_side.py run [DAG_ID DS]...
     python airflow_side.py pods PIPELINE STAGE...
+    python airflow_side.py jobs PIPELINE PROGRAM [STAGE DS]...
+    python airflow_side.py wait RESOURCE_MANAGER APPLICATION
 
 The caller sets AIRFLOW_HOME, the DAGs folder and the connection before: `import airflow` reads them.
 """
@@ -13,8 +15,10 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 HEAVY = ("pyspark", "torch", "headrace", "numpy", "pandas", "pyarrow", "horovod", "xgboost", "mlflow", "kubernetes")
@@ -113,11 +117,81 @@ def pods(name: str, stages: list[str]) -> dict[str, Any]:
     return {"pods": found}
 
 
+class _Try:
+    """Of a task instance, what names the lineage of what it starts."""
+
+    dag_id, run_id, task_id, map_index, try_number = "dag", "run", "task", -1, 1
+    logical_date = None
+    stats_tags: Mapping[str, str] = MappingProxyType({})
+
+
+def jobs(name: str, program: str, wanted: list[str]) -> dict[str, Any]:
+    """Stages of a pipeline as tasks, all at once: until each is deferred, what its trigger fires, how it then ends.
+
+    The jobs are those of the DAGs; what they submit is a program of the caller's, in place of the stages' own.
+    """
+    import asyncio
+    import logging
+    from concurrent.futures import ThreadPoolExecutor
+
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from airflow.sdk.exceptions import TaskDeferred
+    from headrace_airflow.job import HeadraceJob
+    from headrace_airflow.pipelines import pipelines
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    pipeline = next(p for p in pipelines() if p.name == name)
+
+    def see_through(stage: str, ds: str) -> dict[str, Any]:
+        job = HeadraceJob(stage=stage, pipeline=pipeline, ds=ds)
+        job.application = program
+        context: Any = {"ti": _Try()}
+        event = None
+        try:
+            try:
+                job.execute(context)
+            except TaskDeferred as deferred:
+                print(f"{ds} deferred {deferred.trigger.serialize()[1]['application']}", flush=True)
+                event = asyncio.run(anext(aiter(deferred.trigger.run()))).payload
+                getattr(job, deferred.method_name)(context, event)
+        except Exception as e:  # what the task ends with is what is asked for
+            return {"event": event, "ends": type(e).__name__, "says": str(e)}
+        return {"event": event, "ends": None}
+
+    with ThreadPoolExecutor() as threads:
+        pairs = zip(wanted[::2], wanted[1::2], strict=True)
+        ended = {ds: threads.submit(see_through, stage, ds) for stage, ds in pairs}
+        return {"jobs": {ds: one.result() for ds, one in ended.items()}}
+
+
+def wait(rest: str, application: str) -> dict[str, Any]:
+    """What the trigger of an application of YARN fires."""
+    import asyncio
+
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from headrace_airflow.triggers import ApplicationEnded
+
+    trigger = ApplicationEnded("yarn", rest, "", application, 0.02)
+    return {"event": asyncio.run(anext(aiter(trigger.run()))).payload}
+
+
 if __name__ == "__main__":
     # What the tasks print goes to standard error; the answer alone to standard output.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     verb, words = sys.argv[1], sys.argv[2:]
-    result = look() if verb == "look" else run(words) if verb == "run" else pods(words[0], words[1:])
+    match verb:
+        case "look":
+            result = look()
+        case "run":
+            result = run(words)
+        case "pods":
+            result = pods(words[0], words[1:])
+        case "jobs":
+            result = jobs(words[0], words[1], words[2:])
+        case "wait":
+            result = wait(*words)
+        case _:
+            raise SystemExit(__doc__)
     answer.write(json.dumps(result) + "\n")
     answer.close()
