@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from headrace.score.stage import ScoreCandidates
 from headrace.score.table import score_table
 from headrace.stage import Context, run_stage
 from headrace.storage import local
-from headrace.workspace import Workspace
+from headrace.workspace import Workspace, checkout
 from tests.score_support import DS, manifest_of, scores, spec
 
 #: All pairs; candidates with a list by the model's vectors, for those alone whose inputs have changed.
@@ -88,6 +91,36 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
         for other in found[1:]:
             pd.testing.assert_frame_equal(other, found[0], check_exact=True)
     assert len(found[0]) > 100
+
+
+def test_two_executors_with_a_jvm_each_hold_rows_of_their_own_users(
+    spark: SparkSession, many_files: Workspace, tmp_path: Path
+) -> None:
+    """What tells the executors' workers apart is theirs: a JVM, a core, and the rows of one part at a time."""
+    ws = many_files
+    run_stage(ScoreCandidates(), spec(model="neural", embeddings={"rows": "mapped"}), ws, DS)
+    mapped = scores(spark, ws)
+    ws.manifest("shop", DS, "score").remove()
+    ws.mapped("shop").remove()
+    command = [sys.executable, "-m", "tests.spark.joined_side", str(ws.home), str(tmp_path / "scores")]
+    done = subprocess.run(command, cwd=checkout(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "scores"), mapped, check_exact=True)
+    assert len(mapped) > 100
+
+    whole = load_model(ws.locate(manifest_of(ws, "train").output("model").name))
+    assert whole.dynamic is not None
+    rows = sum(len(w) for w in whole.embeddings.weights) + sum(len(t) for t in whole.dynamic.tables)
+    held = pd.DataFrame(json.loads(done.stdout.splitlines()[-1]))
+    by_executor = held.groupby("executor")["rows"].max()
+    assert len(by_executor) == 2
+    assert by_executor.max() == manifest_of(ws, "score").facts["model"]["joined"]["most_rows_of_a_task"] < rows / 2
+    # A user's row goes to one executor alone, once.
+    users = next(t for t in whole.dynamic.tables if t.spec.name == "user_raw")
+    assert sorted(held["users"].sum()) == sorted(users.ids.tolist())
+    assert held["users"].map(len).max() < len(users) / 4
+    # And no file of rows was laid out for either.
+    assert [p.name for p in ws.mapped("shop").local_path().rglob("*") if p.is_file() and p.suffix != ".lock"] == []
 
 
 def test_rows_of_any_table_have_the_scores_of_mapped_tables(
