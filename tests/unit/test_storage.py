@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,92 +23,6 @@ def home(tmp_path: Path) -> Location:
 def names(folder: Location) -> list[str]:
     """All that is there, unfinished writes too."""
     return sorted(p.name for p in folder.local_path().iterdir())
-
-
-def test_a_file_is_replaced(home: Location) -> None:
-    file = home / "a" / "b.json"
-    file.put_text("one")
-    file.put_text("zwei ä")
-    assert file.read_text() == "zwei ä"
-    assert file.size() == len("zwei ä".encode())
-    assert names(file.parent) == ["b.json"]
-
-
-def test_a_new_file_has_one_writer(home: Location) -> None:
-    def write(n: int) -> bool:
-        return (home / "log" / "1").put_new_text(f"{n}" * 10_000)
-
-    with ThreadPoolExecutor(8) as pool:
-        won = [n for n, mine in enumerate(pool.map(write, range(8))) if mine]
-    assert len(won) == 1
-    assert (home / "log" / "1").read_text() == f"{won[0]}" * 10_000
-    assert names(home / "log") == ["1"]
-
-
-def test_a_new_file_where_no_rename_refuses_to_replace(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "_renameat2", lambda: None)
-    test_a_new_file_has_one_writer(home)
-
-
-def test_a_new_file_is_not_there_until_the_block_ends_well(home: Location) -> None:
-    file = home / "x"
-    with file.new_file() as path:
-        path.write_text("1")
-        assert not file.exists()
-        assert home.entries() == []
-    assert file.read_text() == "1"
-
-    def fail() -> None:
-        with file.new_file() as path:
-            path.write_text("2")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert file.read_text() == "1"
-    assert names(home) == ["x"]
-
-
-def test_a_new_folder_is_invisible_until_done(home: Location) -> None:
-    final = home / "x"
-    with final.new_folder() as folder:
-        (folder / "f").put_text("1")
-        assert not final.exists()
-        assert home.entries() == []
-    assert (final / "f").read_text() == "1"
-
-
-def test_a_new_folder_replaces_the_old_one(home: Location) -> None:
-    final = home / "x"
-    for text in ("1", "2"):
-        with final.new_folder() as folder:
-            (folder / text).put_text(text)
-            assert (final / "1").exists() == (text == "2")
-    assert names(final) == ["2"]
-    assert names(home) == ["x"]
-
-
-def test_a_file_system_that_exchanges_no_names_gets_two_renames(
-    home: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(system, "exchange", lambda a, b: False)
-    test_a_new_folder_replaces_the_old_one(home)
-
-
-def test_a_failed_folder_leaves_the_old_one(home: Location) -> None:
-    final = home / "x"
-    with final.new_folder() as folder:
-        (folder / "f").put_text("old")
-
-    def fail_half_way() -> None:
-        with final.new_folder() as folder:
-            (folder / "f").put_text("new")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail_half_way()
-    assert (final / "f").read_text() == "old"
-    assert names(home) == ["x"]
 
 
 def test_what_a_killed_attempt_left_is_removed(home: Location) -> None:

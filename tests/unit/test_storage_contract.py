@@ -1,4 +1,4 @@
-"""What every store promises, of each kind: on a file system, and of objects."""
+"""What every store promises, of each kind: on file systems of more and of fewer calls, and of objects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.storage import Location, local
+from headrace.storage import Location, local, system
 from tests.storage_homes import home_of, left_over, memory_home
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "local, no rename that replaces nothing", "local, no exchange of names", "memory"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
-    return home_of(request.param, tmp_path, monkeypatch)
+    kind, _, lacks = request.param.partition(", ")
+    if lacks.startswith("no rename"):
+        monkeypatch.setattr(system, "_renameat2", lambda: None)
+    elif lacks:
+        monkeypatch.setattr(system, "exchange", lambda a, b: False)
+    return home_of(kind, tmp_path, monkeypatch)
 
 
 def names(folder: Location) -> list[str]:
