@@ -486,3 +486,53 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
                 assert target.missing("2026-01-12", "d") is None
             if kind != "embedded":
                 assert not list((fresh.home / "staging" / "clicks").iterdir())
+
+
+def everywhere(folder: Path) -> set[int]:
+    """The users of all Parquet files of a folder."""
+    found: set[int] = set()
+    for file in folder.rglob("*.parquet"):
+        rows = pq.ParquetFile(file).read()
+        found |= set(rows["user_id"].to_pylist()) if "user_id" in rows.column_names else set()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["embedded", "duckdb", "sqlalchemy", "parquet", "delta", "iceberg"])
+def test_persons_are_erased_from_every_kind_of_warehouse(
+    spark: SparkSession, fresh: Workspace, tmp_path: Path, kind: str
+) -> None:
+    """Rows of all days, of the newest day's table, and of what was published before in their place."""
+    places = Warehouses(tmp_path)
+    if kind not in places.settings:
+        pytest.skip("Iceberg's jar is not here: make iceberg")
+    gone = [-2, 7, 27]  # the smallest and the largest among them: bounds of files have those
+    frames = {DS: scores(20), NEXT: scores(30, 1, NEXT)}
+    with spark_settings(spark, places.properties):
+        with open_target(load_spec("clicks", ["score.top_k=4", *places.overrides(kind)]), fresh) as target:
+            days = {"old": (DS, scores(25, 5)), "b": (NEXT, frames[NEXT]), "a": (DS, frames[DS])}
+            for key, (ds, frame) in days.items():
+                df = spark.createDataFrame(frame, SCHEMA.format(user="bigint", item="bigint")).coalesce(1)
+                target.create(df.dtypes)
+                with target.stage(df, ds, key) as staged:
+                    target.swap(staged, "s", [])
+            assert target.rows_with("user_id", gone) == {DS: 8, NEXT: 12}
+            assert target.rows_with("user_id", [4711]) == {}
+            assert (target.leftovers("user_id", gone) > 0) == (kind in ("parquet", "delta", "iceberg"))
+            assert target.erase("user_id", gone) == ""
+            assert target.rows_with("user_id", gone) == {}
+            assert target.leftovers("user_id", gone) == 0
+            assert [target.missing(ds, key) for ds, key in ((DS, "a"), (NEXT, "b"))] == [None, None]
+            assert target.days() == [DS, NEXT]
+            assert target.erase("user_id", gone) == ""
+        for ds, frame in frames.items():
+            same(places.read(kind, fresh, ds), frame[~frame["user_id"].isin(gone)])
+        same(places.read(kind, fresh, NEXT, current=True), frames[NEXT][~frames[NEXT]["user_id"].isin(gone)])
+        if kind in ("parquet", "delta", "iceberg"):
+            assert everywhere(tmp_path / kind) == {u for frame in frames.values() for u in frame["user_id"]} - {*gone}
+        if kind == "iceberg":
+            for manifest in (tmp_path / kind).rglob("*-m*.avro"):
+                entries = spark.read.format("avro").load(str(manifest)).select("data_file.*").collect()
+                bounds = [b for e in entries for b in (*e["lower_bounds"], *e["upper_bounds"]) if b["key"] == 2]
+                assert bounds
+                users = {int.from_bytes(b["value"], "little", signed=True) for b in bounds}
+                assert not users & {*gone}, manifest

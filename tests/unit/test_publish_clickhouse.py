@@ -78,6 +78,17 @@ def test_days_in_clickhouse_itself(tmp_path: Path) -> None:
     target.swap(staged(tmp_path, [(*r, "new") for r in good_rows(2)], "d", DS, more), "s", [])
     assert {r[6] for r in rows("clicks_scores", DS)} == {"new"}
     assert {r[6] for r in rows("clicks_scores_current", NEXT)} == {None}
+    before = {ds: rows("clicks_scores", ds) for ds in (DS, NEXT)}
+    assert target.rows_with("user_id", [1, 99]) == {DS: 3, NEXT: 3}
+    for _ in range(2):
+        assert target.erase("user_id", [1, 99]) == ""
+        assert target.rows_with("user_id", [1, 99]) == {}
+    assert [target.missing(*of) for of in ((DS, "d"), (NEXT, "b"))] == [None, None]
+    for ds, all_rows in before.items():
+        assert rows("clicks_scores", ds) == [r for r in all_rows if r[1] != 1]
+    # The parts on the disk are without them, too: they are not only marked.
+    active = "SELECT sum(rows) FROM system.parts WHERE active AND table = 'clicks_scores'"
+    assert InProcess(opened, "shop").run(active) == [(len(before[DS]) + len(before[NEXT]) - 6,)]
     target.drop_days([DS])
     assert target.days() == [NEXT]
     assert InProcess(opened, "shop").tables("headrace_staging_") == []

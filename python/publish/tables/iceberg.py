@@ -77,16 +77,42 @@ class IcebergTarget(SparkTableTarget):
             rows = spark.table(self.table).where(F.col(_quote(column)).isin(list(keys))).groupBy("ds").count()
             return {str(row["ds"]): int(row["count"]) for row in rows.collect()}
 
+    def leftovers(self, column: str, keys: Sequence[Key]) -> int:
+        from pyspark.sql import functions as F
+
+        found = 0
+        with self._spark() as spark:
+            for table in self._tables(spark):
+                files = spark.sql(f"SELECT DISTINCT file_path, file_format FROM {table}.all_data_files")
+                live = {row[0] for row in spark.sql(f"SELECT file_path FROM {table}.files").collect()}
+                old = [(path, kind) for path, kind in files.collect() if path not in live]
+                # Of another format than this table is made with nobody looks into: it may have some.
+                parquet = [path for path, kind in old if kind == "PARQUET"]
+                found += len(old) - len(parquet)
+                if parquet:
+                    rows = spark.read.parquet(*parquet).where(F.col(_quote(column)).isin(list(keys)))
+                    found += rows.select(F.input_file_name()).distinct().count()
+        return found
+
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         found = self.rows_with(column, keys)
         with self._spark() as spark:
             # The records first: a rerun comes to the same numbers.
             self.records.set_rows({ds: self.count(ds) - rows for ds, rows in found.items()})
             values = ", ".join(str(k) if isinstance(k, int) else _text(k) for k in keys)
-            for table in (self.current, self.table):
-                if spark.catalog.tableExists(table):
-                    spark.sql(f"DELETE FROM {table} WHERE {_quote(column)} IN ({values})")
-        return f"older snapshots of {self.label} and {self.label}_current hold the rows until they expire"
+            for table in self._tables(spark):
+                spark.sql(f"DELETE FROM {table} WHERE {_quote(column)} IN ({values})")
+                _expire(spark, table)
+        if files := self.leftovers(column, keys):
+            return (
+                f"snapshots of {self.label} or {self.label}_current that branches or tags keep have {files} files with "
+                f"the rows: drop these, and run the same command again"
+            )
+        return ""
+
+    def _tables(self, spark: SparkSession) -> list[str]:
+        """Those that are there: the newest day's first, whose rows the other one has, too."""
+        return [table for table in (self.current, self.table) if spark.catalog.tableExists(table)]
 
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
@@ -106,6 +132,23 @@ class IcebergTarget(SparkTableTarget):
         else:
             with session(self.spec.spark, self.ws, "headrace warehouse") as spark:
                 yield spark
+
+
+def _expire(spark: SparkSession, name: str) -> None:
+    """Let go of all of a table's snapshots but the newest, with the files that they alone have.
+
+    By Iceberg's own classes: its SQL procedures need an extension of Spark that a pipeline may be without.
+    """
+    jvm: Any = spark._jvm
+    session = spark._jsparkSession
+    actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(session)
+    table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(session, name)
+    # Manifests name removed files with their smallest and largest values until they are written again.
+    actions.rewriteManifests(table).execute()
+    table.refresh()
+    newest = table.currentSnapshot()
+    if newest is not None:
+        actions.expireSnapshots(table).expireOlderThan(newest.timestampMillis() + 1).retainLast(1).execute()
 
 
 def _text(value: str) -> str:
