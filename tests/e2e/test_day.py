@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.comm.base import LocalCollective
+from headrace.config import Warehouse
 from headrace.config.load import flow
 from headrace.generate import DayTruth, truth_path
 from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
+from headrace.models.saved import read_card, restore
+from headrace.models.sharded_model import ShardedModel
+from headrace.publish.postgres.server import connect
 from headrace.stages import STAGES
 from headrace.storage import local
 from headrace.workspace import Workspace
@@ -24,6 +35,9 @@ from tests.users_package import model_of
 
 #: A class of the user's in place of the DLRM.
 OWN = {**SMALL, **{f"model.{key}": flow(value) for key, value in model_of("user_id", "item_id", "item_tags").items()}}
+
+#: Tables of the lake with one row for each event, or user and item.
+WITH_USERS = ("events", "scores", "published")
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +159,104 @@ def test_malformed_commands_exit_with_2(finished_day: tuple[Path, Run]) -> None:
         assert run.code == 2, f"{words}: {run.output}"
         assert message in run.output
         assert "Traceback" not in run.output
+
+
+def test_persons_are_forgotten_in_all_that_two_days_left(
+    two_days: tuple[Path, dict[str, Manifest]], spark: SparkSession, tmp_path: Path
+) -> None:
+    """By other means than the command's: every Parquet file, the logs, the models, PostgreSQL. The last test of this
+    workspace.
+    """
+    home, _ = two_days
+    ws = Workspace(home)
+    events = read_delta(spark, ws.table("clicks", "events"))
+    said = [
+        int(found.group(1))
+        for raw in read_delta(spark, ws.table("clicks", "quarantine"))["_raw"]
+        if (found := re.search(r'"?user_id"?\W+(\d+)', raw))
+    ]
+    users, served = events["user_id"], published(home)
+    said = [user for user in said if user in {row[1] for row in served}]
+    # The bounds of files' statistics have the first two; the third has most rows; the fourth has bad rows, too.
+    gone = sorted({int(users.min()), int(users.max()), int(users.value_counts().index[0]), *said[:1]})
+    before = {name: read_delta(spark, ws.table("clicks", name)) for name in WITH_USERS}
+    codes = read_delta(spark, ws.table("clicks", "vocabulary"), "name", "code")
+    mine = codes[(codes["name"] == "user_id") & codes["value"].isin(map(str, gone))]["code"].tolist()
+    assert len(mine) >= 2
+    models = {folder: embeddings(folder) for folder in models_of(home)}
+    assert {ds.name for ds in (home / "models" / "clicks").iterdir()} == {DAY, NEXT_DAY}
+    assert {row[1] for row in served} >= {*gone}
+    assert with_users(home, gone)
+
+    values = tmp_path / "persons.txt"
+    values.write_text("".join(f"{user}\n" for user in gone))
+    words = ("forget", "clicks", "--column", "user_id", "--values", str(values), "--delete")
+    done = headrace(home, *words)
+    assert done.code == 0, done.output
+
+    assert with_users(home, gone) == []
+    for name, rows in before.items():
+        kept = rows[~rows["user_id"].isin(gone)].reset_index(drop=True)
+        assert len(kept) < len(rows)
+        pd.testing.assert_frame_equal(read_delta(spark, ws.table("clicks", name)), kept, obj=name)
+    bad = read_delta(spark, ws.table("clicks", "quarantine"))
+    assert not [raw for raw in bad["_raw"] if {*re.findall(r"\d+", raw)} & {*map(str, gone)}]
+    now = read_delta(spark, ws.table("clicks", "vocabulary"), "name", "code")
+    assert now["code"].tolist() == codes["code"].tolist()
+    changed = now[now["value"] != codes["value"]]
+    assert (set(changed["name"]), changed["code"].tolist()) == ({"user_id"}, mine)
+    assert published(home) == [row for row in served if row[1] not in gone]
+    for folder, tables in models.items():
+        rows_gone = 0
+        for old, new in zip(tables, embeddings(folder), strict=True):
+            differ = np.flatnonzero((old != new).any(axis=1)).tolist()
+            assert {*differ} <= {*mine}, folder
+            assert not new[differ].any()
+            rows_gone += len(differ)
+        assert rows_gone, folder
+    assert not any(f.is_file() for f in (home / "datasets" / "clicks").rglob("*"))
+    (proof,) = (home / "forgotten" / "clicks").glob("*/proof.json")
+    (found,) = json.loads(proof.read_text())["runs"]
+    assert (found["second_look"], found["search"]["found"]) == ([], [])
+    assert {"events", "quarantine", "vocabulary", "warehouse", "model", "dataset"} <= {
+        p["kind"] for p in found["places"]
+    }
+
+
+def with_users(home: Path, users: list[int]) -> list[str]:
+    """Files that have one of the users: rows of Parquet files, bounds in logs of Delta tables. Landing files are left
+    out, which are not the pipeline's.
+    """
+    found = []
+    for file in sorted(home.rglob("*.parquet")):
+        if "landing" not in file.parts and "user_id" in pq.read_schema(file).names:
+            column = pq.ParquetFile(file).read(columns=["user_id"])["user_id"]
+            if "datasets" not in file.parts and pc.any(pc.is_in(column, pa.array(users, column.type))).as_py():
+                found.append(str(file))
+    for file in sorted(home.glob("lake/clicks/*/_delta_log/*.json")):
+        for line in file.read_text().splitlines():
+            action = json.loads(line)
+            stats = json.loads((action.get("add") or action.get("remove") or {}).get("stats") or "{}")
+            bounds = {stats.get(bound, {}).get("user_id") for bound in ("minValues", "maxValues")}
+            if bounds & {*users}:
+                found.append(str(file))
+    return found
+
+
+def models_of(home: Path) -> list[Path]:
+    """Saved models with embeddings."""
+    return sorted(f.parent.parent for f in home.glob("models/clicks/*/*/model/embeddings/index.json"))
+
+
+def embeddings(folder: Path) -> list[Any]:
+    """Each table of a saved model, all rows."""
+    card = read_card(local(folder))
+    model = ShardedModel(card.dataset_schema, card.model, LocalCollective(), 1)
+    restore(model, local(folder), with_optimizer=False)
+    return [weights.detach().numpy().copy() for weights in model.embeddings.weights]
+
+
+def published(home: Path) -> list[Any]:
+    with connect(Warehouse(), Workspace(home)) as db:
+        columns = "ds::text, user_id, item_id, rank, score"
+        return db.execute(f"SELECT {columns} FROM clicks_scores ORDER BY ds, user_id, rank").fetchall()
