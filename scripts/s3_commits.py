@@ -1,8 +1,9 @@
 """Two Spark applications append to one Delta table in S3 at once: no acknowledged commit may be lost.
 
-    PYTHONPATH=. python scripts/s3_commits.py [--commits N] [--delta]
+    PYTHONPATH=. python scripts/s3_commits.py [--commits N] [--put-seconds S] [--delta]
 
-Each makes N commits of one row. In the end the table must have as many rows and versions as commits were acknowledged.
+Each makes N commits of one row; the store takes S seconds to begin with a PUT. In the end the table must have as many
+rows and versions as commits were acknowledged.
 `--delta`: by Delta's own store of the log for S3, which loses some, for comparison. Wants `make s3 s3proxy`.
 """
 
@@ -13,12 +14,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from headrace.config import Spark
+from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.workspace import Workspace
 from tests.s3_server import BUCKET, s3_server
+from tests.slow_puts import slow_puts
 
 _DELTAS = {f"spark.delta.logStore.{s}.impl": "io.delta.storage.S3SingleDriverLogStore" for s in ("s3", "s3a")}
 
@@ -46,10 +50,10 @@ def append(home: Path, name: str, commits: int, delta: bool) -> None:
         print(done, flush=True)
 
 
-def both(folder: Path, commits: int, delta: bool) -> None:
+def both(folder: Path, commits: int, delta: bool, put_seconds: float) -> None:
     """Run two of them, and count."""
-    with s3_server(folder) as server:
-        os.environ.update({**server.environ, "HEADRACE_LAKE": f"s3://{BUCKET}/lake"})
+    with s3_server(folder) as server, slow_puts(server.endpoint, put_seconds) as slow:
+        os.environ.update({**server.environ, "AWS_ENDPOINT_URL": slow, "HEADRACE_LAKE": f"s3://{BUCKET}/lake"})
         more = ["--commits", str(commits), *(["--delta"] if delta else [])]
         line = [sys.executable, __file__, "--home", str(folder / "home"), *more, "--name"]
         writers: list[subprocess.Popen[str]] = []
@@ -57,11 +61,13 @@ def both(folder: Path, commits: int, delta: bool) -> None:
             writers.append(subprocess.Popen([*line, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
             # The first makes the table.
             _line(writers[-1])
+        began = time.perf_counter()
         for writer in writers:
             assert writer.stdin is not None
             writer.stdin.write("\n")
             writer.stdin.flush()
         done = [int(_line(writer)) for writer in writers]
+        seconds = time.perf_counter() - began
         for writer in writers:
             writer.wait()
         ws = Workspace.at(folder / "home", os.environ)
@@ -69,8 +75,11 @@ def both(folder: Path, commits: int, delta: bool) -> None:
             table = spark.read.format("delta").load(str(ws.table("clicks", "log")))
             rows = table.where("n >= 0").groupBy("who").count().collect()
         found = {r["who"]: r["count"] for r in rows}
+        newest = DeltaLog(ws.table("clicks", "log")).version
     print(f"acknowledged {done[0]} + {done[1]}, found {found.get('one', 0)} + {found.get('two', 0)} rows")
-    if [found.get("one", 0), found.get("two", 0)] != done:
+    # Of each writer the first commit is no row that is counted.
+    print(f"newest version {newest}, of {sum(done) + 1}; {seconds:,.0f} s, PUTs held back for {put_seconds:g} s each")
+    if [found.get("one", 0), found.get("two", 0)] != done or newest != sum(done) + 1:
         raise SystemExit("acknowledged commits were lost")
 
 
@@ -86,6 +95,7 @@ def main() -> None:
     """Run both writers, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commits", type=int, default=200)
+    parser.add_argument("--put-seconds", type=float, default=0.3, help="what the store waits before each PUT")
     parser.add_argument("--delta", action="store_true")
     parser.add_argument("--name", help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
@@ -94,7 +104,7 @@ def main() -> None:
         append(args.home, args.name, args.commits, args.delta)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        both(Path(temporary), args.commits, args.delta)
+        both(Path(temporary), args.commits, args.delta, args.put_seconds)
 
 
 if __name__ == "__main__":
