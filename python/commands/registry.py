@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -117,7 +118,7 @@ def override(
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
     name = _name(spec, None)
-    _tell(ws, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
+    _tell(ws, pipeline, spec, name, promote(ws, name, version, reason.strip(), allow_older=allow_older))
 
 
 def rollback(ws: Workspace, pipeline: str, to: str | None, reason: str, overrides: Sequence[str]) -> None:
@@ -129,10 +130,10 @@ def rollback(ws: Workspace, pipeline: str, to: str | None, reason: str, override
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
     name = _name(spec, None)
-    _tell(ws, spec, name, roll_back(ws, name, to, reason))
+    _tell(ws, pipeline, spec, name, roll_back(ws, name, to, reason))
 
 
-def _tell(ws: Workspace, spec: Spec, name: str, done: Promotion) -> None:
+def _tell(ws: Workspace, pipeline: str, spec: Spec, name: str, done: Promotion) -> None:
     found = {v.version: v for v in versions(ws, name)}
     before = "none" if done.before is None else f"version {done.before}, of {found[done.before].ds}"
     assert done.now is not None
@@ -143,7 +144,8 @@ def _tell(ws: Workspace, spec: Spec, name: str, done: Promotion) -> None:
     )
     out.print(f"logged in {ws.promotions(name)}", markup=False, soft_wrap=True)
     if spec.score is not None and spec.gate is not None:
-        out.print(f"To score a day anew with it: headrace run {spec.pipeline} --ds DATE --from score", markup=False)
+        again = f"headrace run {shlex.quote(pipeline)} --ds DATE --from score"
+        out.print(f"To score a day anew with it: {again}", markup=False, soft_wrap=True)
 
 
 def gate(pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], as_json: bool) -> int:
