@@ -18,7 +18,7 @@ def scratch_steps(state: WorkspaceState) -> Iterator[Step]:
     places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{mine}-")]
     others = (name for name in ws.pipelines() if name != mine)
     if not any(is_at_work(ws, name) for name in (*others, *(f"{n}-search" for n in ws.pipelines()))):
-        places += (temporary / "local").entries()
+        places += [*(temporary / "local").entries(), *(temporary / "vocabulary").entries()]
     yield from _idle(state, "unfinished", places, "a run that has ended left it")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -20,11 +21,11 @@ from headrace.storage import Location
 def append(
     spark: SparkSession,
     table: Location,
-    rows: pa.Table,
+    schema: pa.Schema,
+    write: Callable[[], list[dict[str, Any]]],
     read: int | None,
     application: tuple[str, int],
     metadata: str,
-    rows_a_file: int,
 ) -> int:
     """Append rows in one commit to a table without partitions, which is made where there is none.
 
@@ -33,12 +34,12 @@ def append(
     Args:
         spark: the session, which is asked only where others have given the table constraints, and for checkpoints.
         table: its folder.
-        rows: of the table's columns.
+        schema: of the table.
+        write: writes the rows into data files, or has done so: it gives what `data_file` did.
         read: the version of the table on which the rows rest; None: there was none.
         application: (its name, the last version that it had written then, -1 where none). The commit is its next one,
             and is refused where another of its commits came in between.
         metadata: the commit's userMetadata.
-        rows_a_file: most rows of a data file.
 
     Returns:
         The version that the commit made.
@@ -50,12 +51,12 @@ def append(
             not be written without Spark.
     """
     if read is None:
-        fields = from_arrow_schema(rows.schema).jsonValue()["fields"]
-        if not create_table(table, fields, (), _data_files(table, rows, rows_a_file), metadata, application):
+        fields = from_arrow_schema(schema).jsonValue()["fields"]
+        if not create_table(table, fields, (), write(), metadata, application):
             raise TransactionOvertaken(f"{table} was made by another process meanwhile")
         return 0
     transaction = Transaction(table, read)
-    adds = _data_files(table, rows, rows_a_file)
+    adds = write()
     if adds and transaction.constraints:
         frame = spark.read.parquet(*(str(table / add["path"]) for add in adds))
         for name, broken in broken_constraints(frame, transaction.constraints):
@@ -69,12 +70,8 @@ def append(
     return version
 
 
-def _data_files(table: Location, rows: pa.Table, rows_a_file: int) -> list[dict[str, Any]]:
-    """Write data files; their `add` actions."""
-    return [_data_file(table, rows.slice(start, rows_a_file)) for start in range(0, rows.num_rows, rows_a_file)]
-
-
-def _data_file(table: Location, rows: pa.Table) -> dict[str, Any]:
+def data_file(table: Location, rows: pa.Table) -> dict[str, Any]:
+    """Write a data file, which is not of the table yet; its `add` action."""
     path = table / f"part-{uuid.uuid4()}.c000.snappy.parquet"
     metadata: list[Any] = []
     # As Spark's writers: not waited for.

@@ -82,6 +82,12 @@ def gathered(
     return [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in streams]
 
 
+def streamed(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """The rows of a frame in its order; one partition at a time is in the driver."""
+    for (data,) in frame.mapInArrow(_packed, "rows binary").toLocalIterator():
+        yield from pa.ipc.open_stream(pa.py_buffer(bytes(data)))
+
+
 def small_batches(spark: SparkSession) -> AbstractContextManager[None]:
     """Within, Spark hands Python few rows at once: rows of an exchange have megabytes each."""
     return spark_settings(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_A_BATCH)})
@@ -89,6 +95,14 @@ def small_batches(spark: SparkSession) -> AbstractContextManager[None]:
 
 def _row(number: int) -> tuple[int]:
     return (number,)
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pa.RecordBatch.from_pydict({"rows": [sink.getvalue().to_pybytes()]})
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.dataset import native
 from headrace.features.engines.arrow import blocks as module
+from headrace.features.engines.arrow import part_rows
 from headrace.features.engines.arrow.aggregate_task import Name
 from headrace.features.engines.arrow.blocks import Sender, cut, packed, unpacked
 from headrace.features.engines.arrow.fit import LakeFit
@@ -228,3 +229,23 @@ def test_a_host_keeps_what_the_next_run_reads_and_no_more(tmp_path: Path, monkey
     assert HostScratch("x", local(tmp_path / "named")).here() == local(tmp_path / "named" / "x")
     monkeypatch.delenv("HEADRACE_SCRATCH")
     assert HostScratch("x").here() == local(tmp_path / "spark" / "x")
+
+
+@given(
+    sources=st.lists(st.lists(st.none() | st.text("aü", max_size=9), max_size=8), min_size=1, max_size=4),
+    most=st.integers(0, 40),
+    seed=st.integers(0, 9),
+)
+def test_texts_beyond_one_array(sources: list[list[str | None]], most: int, seed: int) -> None:
+    arrays = [pa.array(["-", *mine], pa.string()).slice(1) for mine in sources]
+    rows = [text for mine in sources for text in mine]
+    order = random.Random(seed).sample(range(len(rows)), len(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_rows, "MOST_TEXT", most)
+        found = part_rows.gathered(arrays, pa.array(order, pa.int64()))
+    assert found.type == pa.string()
+    assert found.to_pylist() == [rows[i] for i in order]
+    if isinstance(found, pa.ChunkedArray):
+        sizes = [[len((text or "").encode()) for text in chunk.to_pylist()] for chunk in found.chunks]
+        assert all(len(chunk) == 1 or sum(chunk) <= most for chunk in sizes)
+        assert len(found.chunks) > 1 or sum(map(sum, sizes)) <= most or len(rows) <= 1

@@ -24,10 +24,7 @@ def give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRu
     """
     first = rule.first_code
     if known.num_rows and (lowest := pc.min(known.column("code")).as_py()) != first:
-        raise UserError(
-            f"vocabulary '{name}' began with oov_buckets: {lowest - 1}, and its codes stay for ever; "
-            f"set oov_buckets to {lowest - 1} again, or begin another (vocabulary: NEW_NAME)"
-        )
+        raise began_otherwise(name, lowest)
     highest = pc.max(known.column("code")).as_py() if known.num_rows else first - 1
     new = counted.filter(pc.invert(pc.is_in(counted.column("value"), known.column("value"))))
     if rule.max_size is not None:
@@ -38,3 +35,11 @@ def give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRu
     new = new.sort_by([("day", "ascending"), ("count", "descending"), ("value", "ascending")])
     codes = pa.array(np.arange(highest + 1, highest + 1 + new.num_rows), pa.int64())
     return new.select(["value", "count"]).append_column("code", codes)
+
+
+def began_otherwise(name: str, lowest: int) -> UserError:
+    """What is wrong where a vocabulary's lowest code is that of other buckets."""
+    return UserError(
+        f"vocabulary '{name}' began with oov_buckets: {lowest - 1}, and its codes stay for ever; "
+        f"set oov_buckets to {lowest - 1} again, or begin another (vocabulary: NEW_NAME)"
+    )

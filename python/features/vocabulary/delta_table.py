@@ -6,21 +6,28 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import give_codes
+from headrace.features.vocabulary.frame_codes import codes_of
+from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.vocabulary.rule import VocabularyRule
-from headrace.lake.append import append
-from headrace.lake.delta.log import DeltaLog
+from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
+from headrace.lake.append import append, data_file
+from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.lake.delta.transaction import TransactionOvertaken
+from headrace.lake.exchange import streamed
 from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 
@@ -39,6 +46,8 @@ _ROWS = pa.schema(
 _ROWS_A_FILE = 2_000_000
 #: Vocabularies that are given codes at once.
 _THREADS = 4
+#: Values, known ones and counted ones, that this process takes into its memory: about 100 bytes each.
+MOST_IN_DRIVER = 5_000_000
 #: Commits that may come in between before a run gives up.
 _ATTEMPTS = 5
 #: In the table's log, Delta keeps the last version that an application wrote by its name.
@@ -68,11 +77,14 @@ def again_if_overtaken(work: Callable[[], T]) -> T:
 class Vocabularies(Protocol):
     """Where codes are kept from one fit to the next."""
 
-    def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
+    def update(
+        self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]
+    ) -> Mapping[str, pa.Table | Lookup]:
         """Give codes to the values that have none yet; return each vocabulary as (value, code), in order of code.
 
         Args:
-            counts: (name string, value string, count bigint, day), a row a value, those below min_count left out.
+            counts: (name string, value string, count bigint, day), a row a value, those below min_count left out. A
+                frame is looked at more than once.
             rules: of all vocabularies; one without any value comes out empty.
         """
         ...
@@ -92,8 +104,22 @@ class VocabularyTable:
     its manifest names: an older day may have been made since, and have added values of its own.
     """
 
-    def __init__(self, spark: SparkSession, path: Location, ds: str, version: int | None = None) -> None:
-        """`version`: that a finished fit of the same rows left; then nothing is added. None: the newest."""
+    def __init__(
+        self, spark: SparkSession, path: Location, ds: str, version: int | None = None, scratch: Location | None = None
+    ) -> None:
+        """Open it.
+
+        Args:
+            spark: the session.
+            path: of the table.
+            ds: the day that is fitted.
+            version: that a finished fit of the same rows left; then nothing is added. None: the newest.
+            scratch: a local folder for vocabularies that are too large for this process, as long as the table is used.
+                None: one for temporary files.
+        """
+        self._scratch = scratch
+        #: Of vocabularies that `update` left in files.
+        self._folder: TemporaryDirectory[str] | None = None
         self._spark, self._path, self._ds, self._pinned = spark, path, ds, version
         #: The last version that `_APPLICATION` had written when the table was read.
         self._written = -1
@@ -104,21 +130,28 @@ class VocabularyTable:
         self._pool: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
 
-    def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
+    def update(
+        self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]
+    ) -> Mapping[str, pa.Table | Lookup]:
         """See `Vocabularies.update`.
 
-        The tables end up in this process in any case, so codes are given out here, in Arrow: one Spark job to count,
-        one to read what there is, one to append.
+        Codes are given out here, in Arrow; where a frame and the table have many values, by Spark, and this process
+        sees them go by on their way to files (MOST_IN_DRIVER).
 
         Raises:
             UserError: the table holds a code or a value twice, a vocabulary began with other buckets, or the pinned
                 version is gone.
             CodesOvertaken: other runs came in between every time; in the background, the first time (see `wait`).
         """
-        counted = counts if isinstance(counts, pa.Table) else counts.toArrow()
-        if self._pool is None:
-            return again_if_overtaken(lambda: self._update(counted, rules))
-        return self._update(counted, rules)
+        if isinstance(counts, pa.Table):
+            return self._updated(lambda: self._update(counts, rules))
+        if counts.count() + self._known_rows() > MOST_IN_DRIVER:
+            return self._updated(lambda: self._update_by_spark(counts, rules))
+        counted = counts.toArrow()
+        return self._updated(lambda: self._update(counted, rules))
+
+    def _updated(self, work: Callable[[], T]) -> T:
+        return again_if_overtaken(work) if self._pool is None else work()
 
     def _update(self, counted: pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         there = self._read()
@@ -161,6 +194,57 @@ class VocabularyTable:
             self._pending = self._pool.submit(self._append, rows)
         return pinned
 
+    def _update_by_spark(self, counted: DataFrame, rules: Mapping[str, VocabularyRule]) -> Mapping[str, Lookup]:
+        """`_update` where no process holds all values: the same codes, the same rows, the same files of them."""
+        known = self._known_frame().where(F.col("name").isin(list(rules)))
+        self._check_unique_frame(known)
+        self._folder = TemporaryDirectory(
+            prefix="vocabulary-", dir=None if self._scratch is None else str(self._scratch.local_path())
+        )
+        folder, pinned = Path(self._folder.name), self._pinned is not None
+        with codes_of(counted, known, rules, self._ds, pinned=pinned) as codes:
+            written = VocabularyWriter(folder, list(rules), self._data_file, _ROWS_A_FILE)
+            for batch in streamed(codes.rows):
+                written.add(batch)
+            found, adds = written.finish()
+        for name in rules:
+            self.added[name] = codes.earlier.get(name, 0) + written.new.get(name, 0)
+            _LOG.info("vocabulary %s: %s values, %s new", name, f"{len(found[name]):,}", f"{self.added[name]:,}")
+        if pinned:
+            return found
+        if self._pool is None:
+            self._append_files(adds)
+        else:
+            self._pending = self._pool.submit(self._append_files, adds)
+        return found
+
+    def _data_file(self, rows: pa.Table) -> dict[str, Any]:
+        """New values (name, value, code, count) as a data file of the table, not committed yet."""
+        return data_file(self._path, rows.append_column("added_ds", pa.repeat(self._ds, rows.num_rows)).cast(_ROWS))
+
+    def _known_rows(self) -> int:
+        log = DeltaLog(self._path)
+        version = log.version if self._pinned is None else self._pinned
+        files = None if version is None else log.plain_files(version)
+        return sum(pq.read_metadata(f.path).num_rows for f in files or ())
+
+    def _known_frame(self) -> DataFrame:
+        """All rows of the version that is read."""
+        files = self._open()
+        if self.version is None or files == []:
+            return self._spark.createDataFrame(_ROWS.empty_table())
+        if files is not None:
+            return self._spark.read.parquet(*(f.path.spark_path for f in files)).select(_ROWS.names)
+        table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
+        return table.select(_ROWS.names)
+
+    def _check_unique_frame(self, known: DataFrame) -> None:
+        for column in ("code", "value"):
+            twice = known.groupBy("name", column).count().where(F.col("count") > 1).limit(1).collect()
+            for row in twice:
+                those = known.where((F.col("name") == row["name"]) & (F.col(column) == row[column]))
+                _check_unique(row["name"], those.toArrow(), str(self._path))
+
     @contextmanager
     def in_background(self) -> Iterator[None]:
         """Within, `update` commits while its caller goes on.
@@ -186,39 +270,53 @@ class VocabularyTable:
             pending.result()
 
     def _read(self) -> pa.Table:
-        log = DeltaLog(self._path)
-        self.version = log.version if self._pinned is None else self._pinned
+        files = self._open()
         if self.version is None:
             return _ROWS.empty_table()
-        written = log.application_version(_APPLICATION, self.version)
-        self._written = -1 if written is None else written
-        files = log.plain_files(self.version)
         if files is not None:
             # Without a Spark job: a day's fit is short.
             tables = [pq.ParquetFile(f.path).read(_ROWS.names).cast(_ROWS) for f in files]
             return pa.concat_tables(tables) if tables else _ROWS.empty_table()
-        if self._pinned is not None:
+        table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
+        return table.select(_ROWS.names).toArrow().cast(_ROWS)
+
+    def _open(self) -> list[DataFile] | None:
+        """The data files of the version that is read, which is `version` then; None: Spark must read it."""
+        log = DeltaLog(self._path)
+        self.version = log.version if self._pinned is None else self._pinned
+        if self.version is None:
+            return []
+        written = log.application_version(_APPLICATION, self.version)
+        self._written = -1 if written is None else written
+        files = log.plain_files(self.version)
+        if files is None and self._pinned is not None:
             raise UserError(
                 f"{self._path}: version {self._pinned}, with which the dataset of {self._ds} was made, is no longer "
                 f"there, so the same dataset cannot be made again. Delete the day's features manifest to make another "
                 f"from the vocabularies as they are"
             )
-        table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
-        return table.select(_ROWS.names).toArrow().cast(_ROWS)
+        return files
 
     def _append(self, rows: pa.Table) -> None:
-        """One commit; none where there is nothing to add to a table that is there.
+        if self.version is None or rows.num_rows:
+            starts = range(0, rows.num_rows, _ROWS_A_FILE)
+            self._commit(lambda: [data_file(self._path, rows.slice(start, _ROWS_A_FILE)) for start in starts])
+
+    def _append_files(self, adds: list[dict[str, Any]]) -> None:
+        if self.version is None or adds:
+            self._commit(lambda: adds)
+
+    def _commit(self, files: Callable[[], list[dict[str, Any]]]) -> None:
+        """One commit of data files. (There is none where there is nothing to add to a table that is there.)
 
         Raises:
             CodesOvertaken: the table has got codes since `version`.
         """
-        if self.version is not None and not rows.num_rows:
-            return
         # An append alone conflicts with nothing. One that is a version of an application does: it is refused where
         # another one's commit, or a removal of rows, came after the version that was read.
         application, said = (_APPLICATION, self._written), f"headrace vocabulary of {self._ds}"
         try:
-            self.version = append(self._spark, self._path, rows, self.version, application, said, _ROWS_A_FILE)
+            self.version = append(self._spark, self._path, _ROWS, files, self.version, application, said)
         except TransactionOvertaken as e:
             raise CodesOvertaken(
                 f"another run added to the vocabularies {self._path} while those of {self._ds} were counted"

@@ -91,6 +91,11 @@ class Lookup:
         return pd.Index(numbers, dtype="int64"), self._codes[rows]
 
 
+def lookup_of(found: pa.Table | Lookup) -> Lookup:
+    """A vocabulary that is given as its table or as one that is ready."""
+    return found if isinstance(found, Lookup) else Lookup(found)
+
+
 class FileLookup(Lookup):
     """A vocabulary too large for a worker's memory: looked up in its file, a row group at a time.
 
@@ -99,7 +104,7 @@ class FileLookup(Lookup):
 
     def __init__(self, path: Path) -> None:
         """`path`: as `FittedWorkflow.save` writes it, in order of code."""
-        self._path = path
+        self.path = path
         metadata = pq.read_metadata(path)
         self._rows, self._groups = metadata.num_rows, metadata.num_row_groups
         self._highest = FIRST_CODE - 1
@@ -113,7 +118,7 @@ class FileLookup(Lookup):
     @property
     def table(self) -> pa.Table:
         """All of it, read anew."""
-        return pq.read_table(self._path)
+        return pq.read_table(self.path)
 
     @property
     def cardinality(self) -> int:
@@ -121,7 +126,7 @@ class FileLookup(Lookup):
 
     def of_distinct(self, values: pa.StringArray) -> Codes:
         found = np.full(len(values), OOV_CODE, np.int32)
-        file = pq.ParquetFile(self._path)
+        file = pq.ParquetFile(self.path)
         for group in range(self._groups):
             mine = Lookup(file.read_row_group(group)).of_distinct(values)
             found = np.where(mine == OOV_CODE, found, mine)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from headrace.features.functions.arrays import one_batch
 from headrace.features.vocabulary.lookup import SCHEMA, Codes, Lookup
 from headrace.schema import FIRST_CODE, OOV_CODE
 from headrace.storage import Location
@@ -26,15 +28,18 @@ class MappedLookup(Lookup):
     @staticmethod
     def write(lookup: Lookup, folder: Location) -> None:
         """Put a vocabulary's files into a folder."""
-        table = lookup.table
-        with (folder / _VALUES).new_file() as path, pa.OSFile(str(path), "wb") as sink:
-            with pa.ipc.new_file(sink, SCHEMA) as writer:
-                writer.write_table(table, _CHUNK_ROWS)
-        hashes = xxhash64_strings(one_batch(table.select(["value"])).column(0))
-        order = np.argsort(hashes, kind="stable")
-        for name, numbers in ((_HASHES, hashes[order]), (_ROWS, order)):
-            with (folder / name).new_file() as path:
-                np.asarray(numbers, np.int64).tofile(path)
+        _write(lookup.table.to_batches(_CHUNK_ROWS), len(lookup), folder)
+
+    @staticmethod
+    def write_file(file: Path, folder: Location) -> None:
+        """The same of a file (value, code), a row group in memory at a time; 16 bytes a value are."""
+        parquet = pq.ParquetFile(file)
+        groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
+        if any(rows != _CHUNK_ROWS for rows in groups[:-1]) or max(groups, default=0) > _CHUNK_ROWS:
+            MappedLookup.write(Lookup(parquet.read()), folder)
+            return
+        tables = (parquet.read_row_group(i).cast(SCHEMA).combine_chunks() for i in range(len(groups)))
+        _write((b for table in tables for b in table.to_batches()), sum(groups), folder)
 
     def __init__(self, folder: Location) -> None:
         """`folder`: see `write`."""
@@ -102,3 +107,18 @@ def _numbers(file: Location, count: int) -> npt.NDArray[np.int64]:
     if not count:
         return np.empty(0, np.int64)
     return np.asarray(np.memmap(file.local_path(), np.int64, "r", shape=(count,)))
+
+
+def _write(batches: Iterable[pa.RecordBatch], count: int, folder: Location) -> None:
+    """`batches`: of _CHUNK_ROWS values each, but the last."""
+    hashes, start = np.empty(count, np.int64), 0
+    with (folder / _VALUES).new_file() as path, pa.OSFile(str(path), "wb") as sink:
+        with pa.ipc.new_file(sink, SCHEMA) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                hashes[start : start + batch.num_rows] = xxhash64_strings(batch.column(0))
+                start += batch.num_rows
+    order = np.argsort(hashes, kind="stable")
+    for name, numbers in ((_HASHES, hashes[order]), (_ROWS, order)):
+        with (folder / name).new_file() as path:
+            np.asarray(numbers, np.int64).tofile(path)

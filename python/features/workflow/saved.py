@@ -19,7 +19,7 @@ from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.mapped_lookup import MappedLookup
 from headrace.schema import DatasetSchema, TableColumn
-from headrace.storage import Location
+from headrace.storage import Location, local
 from headrace.storage.once import made_once
 
 #: Vocabularies with more values are mapped where that is asked for: a smaller one costs a process a few MB.
@@ -69,6 +69,9 @@ def write(
         with table_file(folder, name).new_file() as path:
             pq.write_table(keyed.table, path, compression="zstd")
     for name, vocabulary in vocabularies.items():
+        if isinstance(vocabulary, FileLookup):
+            vocabulary_file(folder, name).copy_from(local(vocabulary.path))
+            continue
         with vocabulary_file(folder, name).new_file() as path:
             pq.write_table(vocabulary.table, path, compression="zstd")
     file_of(folder).put_text(json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
@@ -118,14 +121,22 @@ def read(
 
 
 def _lookup(file: Location, rows: int, said_by: Location) -> Lookup:
-    table = _read(file)
-    if table.num_rows != rows or table.schema.names != ["value", "code"]:
+    _check(file, rows, said_by)
+    return Lookup(_read(file))
+
+
+def _check(file: Location, rows: int, said_by: Location) -> None:
+    try:
+        there = pq.read_metadata(file)
+    except (OSError, pa.ArrowException) as e:
+        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
+    if there.num_rows != rows or there.schema.names != ["value", "code"]:
         raise UserError(f"{file} does not hold the {rows} values (value, code) that {said_by} says")
-    return Lookup(table)
 
 
 def _write_mapped(file: Location, rows: int, said_by: Location, folder: Location) -> None:
-    MappedLookup.write(_lookup(file, rows, said_by), folder)
+    _check(file, rows, said_by)
+    MappedLookup.write_file(file.local_path(), folder)
 
 
 def _read(file: Location) -> pa.Table:

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable
-from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 
@@ -136,7 +137,9 @@ class LakeFit:
 
     def finish(self, vocabularies: Vocabularies) -> FittedWorkflow:
         """Give codes and put together what was learned."""
-        pinned = vocabularies.update(self._all_counts(), self._workflow.rules) if self._workflow.rules else {}
+        pinned: Mapping[str, pa.Table | Lookup] = {}
+        if self._workflow.rules:
+            pinned = vocabularies.update(self._all_counts(), self._workflow.rules)
         tables = {
             f"{i}.{j}.{name}": KeyedTable(table)
             for i, steps in enumerate(self._learned)
@@ -145,7 +148,7 @@ class LakeFit:
         }
         _LOG.info("fitted %d chains in %d passes over the lake files", len(self._learned), self._turn)
         states = [[learned.states for learned in steps] for steps in self._learned]
-        return FittedWorkflow(self._workflow, states, {n: Lookup(t) for n, t in pinned.items()}, tables)
+        return FittedWorkflow(self._workflow, states, {n: lookup_of(t) for n, t in pinned.items()}, tables)
 
     def _finish(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> FittedState:
         step = self._workflow.chains[at[0]].steps[at[1]]
@@ -165,8 +168,7 @@ class LakeFit:
             }
         )
 
-    def _all_counts(self) -> pa.Table:
-        found = [t for tables in self._values.values() for t in tables]
-        for frame in self._frames:
-            found.append(frame.toArrow())
-        return pa.concat_tables(found)
+    def _all_counts(self) -> pa.Table | DataFrame:
+        if self._frames:
+            return reduce(DataFrame.unionAll, self._frames)
+        return pa.concat_tables([t for tables in self._values.values() for t in tables])

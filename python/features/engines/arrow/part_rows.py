@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ Array = npt.NDArray[Any]
 #: begins and the last one ends, their hashes; rows that lack a value, of each of `source_sets` and by part; labels.
 ORDER, EDGES, HASHES, MISSING, LABEL = "order", "edges", "hashes", "missing", "label"
 
+#: Bytes of one array of texts, whose offsets have 32 bits; some room is left for them.
+MOST_TEXT = (1 << 31) - (1 << 27)
+
 
 def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array:
     """A column of the part: of each source its rows' values, each to its place."""
@@ -32,6 +36,19 @@ def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array
 def carried(values: pa.Array, type_: pa.DataType) -> pa.Array:
     """An input column's values as the dataset stores them: a timestamp becomes its microseconds."""
     return values.cast(type_)
+
+
+def gathered(sources: Sequence[pa.Array], order: pa.Array) -> pa.Array | pa.ChunkedArray:
+    """Rows of arrays that stand one behind the other; texts in several arrays where one cannot hold them (2 GiB)."""
+    if not pa.types.is_string(sources[0].type) or sum(a.nbytes for a in sources) <= MOST_TEXT:
+        return pa.concat_arrays(sources).take(order)
+    whole = pa.concat_arrays([a.cast(pa.large_string()) for a in sources]).take(order)
+    ends = np.frombuffer(whole.buffers()[1], np.int64, len(whole) + 1)
+    edges = [0]
+    while edges[-1] < len(whole):
+        fit = int(np.searchsorted(ends, ends[edges[-1]] + MOST_TEXT, "right")) - 1
+        edges.append(max(fit, edges[-1] + 1))
+    return pa.chunked_array([whole.slice(a, b - a).cast(pa.string()) for a, b in pairwise(edges)])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import FILE, HASH, LINE, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import FileTasks, LakeRows, Splitter
-from headrace.features.engines.arrow.part_rows import EDGES, PartRows, carried, placed
+from headrace.features.engines.arrow.part_rows import EDGES, PartRows, carried, gathered, placed
 from headrace.features.engines.arrow.row_order import row_order
 from headrace.features.engines.arrow.transform import transformed
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
@@ -158,5 +158,5 @@ def in_order(fitted: FittedWorkflow, tables: Sequence[pa.Table]) -> pa.Table:
     sources = [(_Sent(t), np.arange(t.num_rows, dtype=np.int32)) for t in tables]
     order = pa.array(row_order(hashes, sources).rows)
     stored = stored_schema(fitted.schema.features)
-    columns = [pa.concat_arrays([t.column(i).chunk(0) for t in tables]).take(order) for i in range(len(stored))]
+    columns = [gathered([t.column(i).chunk(0) for t in tables], order) for i in range(len(stored))]
     return pa.Table.from_arrays(columns, schema=stored)

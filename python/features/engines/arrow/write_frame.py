@@ -101,7 +101,6 @@ def write_part(
     Returns:
         What `written_dataset` puts together: JSON values.
     """
-    table = table.combine_chunks()  # where a column has several chunks Parquet may cut pages
     rows = table.num_rows
     groups = plan.groups_of(rows)
     edges = [rows * i // groups for i in range(groups + 1)]
@@ -113,7 +112,8 @@ def write_part(
             path.new_file() as partial,
             pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer,
         ):
-            writer.write_table(table.slice(start, end - start), row_group_size=end - start)
+            # Where a column has several chunks Parquet may cut pages.
+            writer.write_table(table.slice(start, end - start).combine_chunks(), row_group_size=end - start)
         path.start_writeback()
         files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": path.size()})
     counts = {name: asdict(c) for name, c in _count(schema, table, missing).items()}

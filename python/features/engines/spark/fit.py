@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -19,7 +20,7 @@ from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable
-from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -67,13 +68,15 @@ def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: C
         rest = iter(partials)
         for (chain, _), mine in zip(learning, names, strict=True):
             chain.learn({name: next(rest) for name in mine})
-    pinned: dict[str, pa.Table] = {}
+    pinned: Mapping[str, pa.Table | Lookup] = {}
     if values:
-        pinned = vocabularies.update(count_values(joins.apply(), values, workflow.rules, day), workflow.rules)
+        counted = count_values(joins.apply(), values, workflow.rules, day).persist(StorageLevel.DISK_ONLY)
+        pinned = vocabularies.update(counted, workflow.rules)
+        counted.unpersist()
         passes += 1
     _LOG.info("fitted %d chains in %d passes over the training rows", len(chains), passes)
     tables = {name: table for chain in chains for name, table in chain.tables.items()}
-    return FittedWorkflow(workflow, [c.states for c in chains], {n: Lookup(t) for n, t in pinned.items()}, tables)
+    return FittedWorkflow(workflow, [c.states for c in chains], {n: lookup_of(t) for n, t in pinned.items()}, tables)
 
 
 def _identity(train: DataFrame) -> Column | None:

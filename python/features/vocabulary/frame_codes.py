@@ -1,0 +1,125 @@
+"""Codes of vocabularies that no process holds: Spark compares, orders and numbers the values.
+
+The same codes as headrace.features.vocabulary.codes gives, in frames (name, value, ...), one row a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from headrace.features.vocabulary.codes import began_otherwise
+from headrace.features.vocabulary.rule import VocabularyRule
+
+#: Values of a partition: what the driver takes at once, and what a task sorts.
+PARTITION_VALUES = 1 << 18
+#: Which row of its partition a row is, in what `monotonically_increasing_id` gives.
+_ROW_BITS = 33
+
+
+@dataclass(frozen=True)
+class GivenCodes:
+    """What a fit of a day gives and sees."""
+
+    #: (name, value, code, count) of all that the day sees, in order of name and code; `count` null where the code was
+    #: given before.
+    rows: DataFrame
+    #: By vocabulary: values that this day's earlier fits added.
+    earlier: Mapping[str, int]
+
+
+@contextmanager
+def codes_of(
+    counted: DataFrame, known: DataFrame, rules: Mapping[str, VocabularyRule], ds: str, *, pinned: bool
+) -> Iterator[GivenCodes]:
+    """Codes for the counted values that have none, which go on after the highest known one.
+
+    Args:
+        counted: (name, value, count, day): those that the rules' `min_count` leaves.
+        known: (name, value, code, added_ds), of this and all other days.
+        rules: of all vocabularies; rows of others are not looked at.
+        ds: the day: of later days' values it sees those that it counted.
+        pinned: no new code is given.
+
+    Raises:
+        UserError: a vocabulary began with another number of out-of-vocabulary buckets.
+    """
+    kept: list[DataFrame] = []
+
+    def persisted(frame: DataFrame) -> DataFrame:
+        kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return kept[-1]
+
+    names = list(rules)
+    try:
+        known = known.where(F.col("name").isin(names))
+        found = known.groupBy("name").agg(F.min("code").alias("low"), F.max("code").alias("high")).collect()
+        ends = {r["name"]: r for r in found}
+        for name, end in ends.items():
+            if end.low != rules[name].first_code:
+                raise began_otherwise(name, end.low)
+        highest = {name: ends[name].high if name in ends else rules[name].first_code - 1 for name in names}
+        both = ["name", "value"]
+        new = counted.where(F.col("name").isin(names)).join(known.select(*both), both, "left_anti")
+        if pinned:
+            new = new.where(F.lit(False))
+        room = {
+            name: max(size - (highest[name] - rule.first_code + 1), 0)
+            for name, rule in rules.items()
+            if (size := rule.max_size) is not None
+        }
+        by_count = [F.col("count").desc(), F.col("value")]
+        if room:
+            ranks = ranked(persisted, new.where(F.col("name").isin(list(room))), by_count)
+            few = ranks.where(F.col("rank") < of_name(room)).drop("rank")
+            new = few.unionByName(new.where(~F.col("name").isin(list(room))))
+        first = {name: code + 1 for name, code in highest.items()}
+        given = ranked(persisted, new, [F.col("day"), *by_count])
+        given = given.select(*both, (F.col("rank") + of_name(first)).alias("code"), "count")
+        mine = counted.select(*both, F.lit(True).alias("counted"))
+        seen = known.join(mine, both, "left").where((F.col("added_ds") <= ds) | F.col("counted"))
+        seen = seen.select(*both, "code", F.lit(None).cast("bigint").alias("count"))
+        whole = persisted(ordered(seen.unionByName(given), ["name", "code"]))
+        earlier = known.where(F.col("added_ds") == ds).groupBy("name").count().collect()
+        yield GivenCodes(whole, {r["name"]: r["count"] for r in earlier})
+    finally:
+        for frame in kept:
+            frame.unpersist()
+
+
+def of_name(numbers: Mapping[str, int]) -> Column:
+    """The number of a row's vocabulary, `name`; null of others."""
+    pairs = [F.lit(x).cast("bigint") if i else F.lit(x) for pair in numbers.items() for i, x in enumerate(pair)]
+    return F.element_at(F.create_map(*pairs), F.col("name"))
+
+
+def ordered(frame: DataFrame, by: Sequence[str | Column]) -> DataFrame:
+    """The rows in order, in so many partitions that each is small."""
+    rows = frame.count()
+    frame = frame.repartitionByRange(max(1, -(-rows // PARTITION_VALUES)), *by)
+    return frame.sortWithinPartitions(*by)
+
+
+def ranked(persisted: Callable[[DataFrame], DataFrame], frame: DataFrame, by: Sequence[Column]) -> DataFrame:
+    """The rows with `rank`: where a row stands among those of its `name`, from 0, in the order of `by` (no ties)."""
+    # Looked at twice: partitions must be the same ones.
+    rows = persisted(ordered(frame, [F.col("name"), *by]))
+    place = rows.withColumn("partition", F.spark_partition_id()).withColumn(
+        "rank", F.monotonically_increasing_id().bitwiseAND((1 << _ROW_BITS) - 1)
+    )
+    cells = place.groupBy("partition", "name").agg(F.count(F.lit(1)).alias("rows")).collect()
+    # Rows of a partition are by name: its first row of a name has those of smaller names before it.
+    before, of_name_, starts = dict[int, int](), dict[str, int](), list[tuple[int, str, int]]()
+    for cell in sorted(cells, key=lambda c: (c.partition, c["name"].encode())):
+        name = cell["name"]
+        starts.append((cell.partition, name, of_name_.get(name, 0) - before.get(cell.partition, 0)))
+        before[cell.partition] = before.get(cell.partition, 0) + cell.rows
+        of_name_[name] = of_name_.get(name, 0) + cell.rows
+    shift = frame.sparkSession.createDataFrame(starts, "partition int, name string, shift bigint")
+    joined = place.join(F.broadcast(shift), ["partition", "name"])
+    return joined.withColumn("rank", F.col("rank") + F.col("shift")).drop("partition", "shift")

@@ -1,0 +1,104 @@
+"""Codes that Spark gives, and no process holds, are those that the driver gives of tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.errors import UserError
+from headrace.features.vocabulary import delta_table, frame_codes, mapped_lookup, vocabulary_writer
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.vocabulary.lookup import FileLookup, Lookup, lookup_of
+from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.lake.delta.log import DeltaLog
+from headrace.storage import Location, local
+
+RULES = {
+    "b": VocabularyRule(),
+    "a": VocabularyRule(max_size=9),
+    "é": VocabularyRule(oov_buckets=3),
+    "none": VocabularyRule(),
+}
+
+
+def counts(seed: int) -> pa.Table:
+    """Values of three vocabularies, most of them alike in count or day; and of one that nobody asks for."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for name in ("a", "b", "é", "other"):
+        values = sorted({f"{'xé'[int(v) % 2]}{v}" for v in rng.integers(0, 60, 25)})
+        rows += [
+            {"name": name, "value": v, "count": int(rng.integers(1, 4)), "day": int(rng.integers(0, 3))} for v in values
+        ]
+    order = rng.permutation(len(rows))
+    schema = pa.schema([("name", pa.string()), ("value", pa.string()), ("count", pa.int64()), ("day", pa.int64())])
+    return pa.Table.from_pylist([rows[i] for i in order], schema)
+
+
+def stored(path: Location) -> list[dict[str, object]]:
+    """All rows of the newest version."""
+    files = DeltaLog(path).plain_files(DeltaLog(path).version)
+    assert files is not None
+    rows = [row for f in files for row in pq.read_table(f.path.local_path()).to_pylist()]
+    return sorted(rows, key=lambda r: (r["name"], r["code"]))
+
+
+def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_codes, "PARTITION_VALUES", 4)
+    monkeypatch.setattr(vocabulary_writer, "_GROUP_ROWS", 5)
+    monkeypatch.setattr(delta_table, "_ROWS_A_FILE", 7)
+    here, there = local(tmp_path / "here"), local(tmp_path / "there")
+
+    def both(ds: str, seed: int, version: int | None = None) -> None:
+        counted = counts(seed)
+        expected = VocabularyTable(spark, here, ds, version)
+        tables = expected.update(counted, RULES)
+        monkeypatch.setattr(delta_table, "MOST_IN_DRIVER", -1)
+        found = VocabularyTable(spark, there, ds, version, local(tmp_path))
+        with found.in_background():
+            lookups = found.update(spark.createDataFrame(counted).repartition(3), RULES)
+            found.wait()
+        assert lookups.keys() == tables.keys()
+        for name, lookup in lookups.items():
+            table = lookup_of(tables[name])
+            assert isinstance(lookup, FileLookup)
+            assert lookup.table.equals(table.table), name
+            assert (len(lookup), lookup.cardinality) == (len(table), table.cardinality)
+            pq.write_table(table.table, tmp_path / "one", 5, compression="zstd")
+            assert lookup.path.read_bytes() == (tmp_path / "one").read_bytes()
+        assert (found.added, found.version) == (expected.added, expected.version)
+        assert stored(there) == stored(here)
+
+    both("2026-01-03", 1)
+    assert {r["name"] for r in stored(there)} == {"a", "b", "é"}
+    both("2026-01-03", 1)  # again: nothing is added
+    both("2026-01-05", 2)
+    both("2026-01-04", 3)  # an older day sees no more than it counted of the later one
+    both("2026-01-03", 1, version=0)
+    assert DeltaLog(there).version == 2
+
+    table = VocabularyTable(spark, there, "2026-01-06")
+    with pytest.raises(UserError, match="began with oov_buckets: 3"):
+        table.update(spark.createDataFrame(counts(4)), {"é": VocabularyRule()})
+    assert DeltaLog(there).version == 2
+
+
+def test_a_mapped_vocabulary_is_made_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_lookup, "_CHUNK_ROWS", 6)
+    table = pa.table({"value": [f"v{i * i}" for i in range(20)], "code": pa.array(range(2, 22), pa.int64())})
+    whole = Lookup(table)
+    for groups in (6, 4, 20):
+        pq.write_table(whole.table, tmp_path / "file", groups)
+        folder = local(tmp_path / str(groups))
+        folder.make_dir()
+        MappedLookup.write_file(tmp_path / "file", folder)
+        found = MappedLookup(folder)
+        asked = pa.array(["v4", "v5", "v361", None, "v0"])
+        assert found.codes(asked).tolist() == whole.codes(asked).tolist() == [4, 1, 21, 0, 2]
+        assert found.table.combine_chunks().equals(whole.table)
