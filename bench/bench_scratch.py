@@ -1,7 +1,7 @@
 """Features where hosts share no scratch folder (spark.scratch: own), beside the way with a folder in common.
 
     python -m bench.bench_scratch rows 2         # millions of Criteo-shaped rows, shared and own in turns, three times
-    python -m bench.bench_scratch ids 1 4        # the driver's memory with so many million distinct ids
+    python -m bench.bench_scratch ids 1 4 10     # the driver's memory with so many million distinct ids
 
 `rows` runs both in one session of local[*] over the same files, nothing decoded before; the datasets are compared byte
 by byte. `ids` runs `own` on an executor of its own (local-cluster), with a driver whose heap is 512 MiB, and a row for
