@@ -78,7 +78,9 @@ class Persons:
     @cached_property
     def long_texts(self) -> frozenset[str]:
         """Texts that are a value of theirs in whatever column: shorter ones are others' values by chance."""
-        return frozenset(b.decode() for b in self._bytes) if not self.integers else frozenset()
+        if self.integers:
+            return frozenset(t for t in self.texts if len(t.lstrip("-")) >= _LEAST_DIGITS)
+        return frozenset(b.decode() for b in self._bytes)
 
     @property
     def longest(self) -> int:

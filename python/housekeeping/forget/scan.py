@@ -1,8 +1,8 @@
 """A search of every file of ours, by other means than those that erase: what is left of a value is found here.
 
-Parquet files are decoded: a column of the same name has none of the values, and where these are texts, no column of
-texts has one of at least six bytes: a shorter one is another column's by chance. Of all other files the bytes are
-searched, for texts of at least six bytes and integers of twelve digits or more.
+Parquet files are decoded: a column of the same name has none of the values, and no column of texts, or of anything
+nested, has a text of at least six bytes or an integer of twelve digits or more: a shorter one is another column's by
+chance. Of all other files the bytes are searched, for the same.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _in_parquet(file: Location, persons: Persons) -> bool:
 
 def _is_searched(f: Any, persons: Persons) -> bool:
     text = pa.types.is_string(f.type) or pa.types.is_large_string(f.type) or pa.types.is_dictionary(f.type)
-    other = not persons.integers and (pa.types.is_nested(f.type) or (text and bool(persons.long_texts)))
+    nested = pa.types.is_nested(f.type)
+    other = (nested and not persons.integers) or ((nested or text) and bool(persons.long_texts))
     return f.name == persons.column or other
 
 

@@ -112,14 +112,13 @@ def _without_values(persons: Persons, names: Collection[str], rows: pa.Table) ->
 
 
 def _without_bins(spec: Spec, persons: Persons, rows: pa.Table) -> tuple[pa.Table, int]:
-    """The most frequent values of a column. A feature's are codes, which are numbers as integers are."""
-    sides = {"input"} if persons.integers else {"input", "feature"}
-    mine = {persons.column} | _features_of(spec, persons.column)
+    """The most frequent values of the column, and of the features that were made of it."""
+    mine = {("input", persons.column), *(("feature", name) for name in _features_of(spec, persons))}
     found, count = [], 0
     columns = (rows.column(name).to_pylist() for name in ("side", "column", "histogram"))
     for side, column, bins in zip(*columns, strict=True):
         new = bins
-        if side in sides and column in mine and bins is not None:
+        if (side, column) in mine and bins is not None:
             new = [
                 b | {"value": blanked([b["value"]], [True], [i])[0]} if b["value"] in persons.texts else b
                 for i, b in enumerate(bins)
@@ -132,6 +131,14 @@ def _without_bins(spec: Spec, persons: Persons, rows: pa.Table) -> tuple[pa.Tabl
     return rows.set_column(at, rows.schema.field(at), pa.array(found, rows.schema.field(at).type)), count
 
 
-def _features_of(spec: Spec, column: str) -> set[str]:
-    chains = Workflow.from_spec(spec).chains
-    return {name for chain in chains for name in chain.outputs if column in chain.sources[name]}
+def _features_of(spec: Spec, persons: Persons) -> set[str]:
+    """Features in whose statistics values of the column can be: by their names, where there is a vocabulary.
+
+    Without one a feature's categories are codes, which are numbers as integers are.
+    """
+    return {
+        name
+        for chain in Workflow.from_spec(spec).chains
+        for name, made in chain.outputs.items()
+        if persons.column in chain.sources[name] and (made.vocabulary or not persons.integers)
+    }
