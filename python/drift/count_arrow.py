@@ -116,7 +116,7 @@ def measure_dataset(
         return SplitStatistics(tuple(measured), bins, tuple(splits), count_frame(frame, measured, bins))
     task = _CountTask(tuple(measured), bins)
     groups = grouped(listed, lambda pair: pair[1].size(), cores_of(spark))
-    work = _CountDatasetTask(task, tuple(tuple((i, str(p.local_path())) for i, p in group) for group in groups))
+    work = _CountDatasetTask(task, tuple(map(tuple, groups)))
     return SplitStatistics(task.measured, bins, tuple(splits), task.merged(run_tasks(spark, len(groups), work)))
 
 
@@ -156,10 +156,10 @@ class _CountTask:
                 )
                 self.tally(tallies, s, i).add(values, missing, rows, times)
 
-    def file(self, tallies: StatisticsByColumn, split: int, path: str) -> None:
-        """A file of the dataset."""
+    def file(self, tallies: StatisticsByColumn, split: int, path: Location) -> None:
+        """A file of the dataset; where that is in a store, the host of the task fetches it."""
         names = [m.name for m in self.measured]
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path.local_path()) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
                 for i, measured in enumerate(self.measured):
                     values, missing = measured.values(_padded(measured, batch.column(measured.name)))
@@ -215,7 +215,7 @@ class _CountLakeTask:
 @dataclass(frozen=True)
 class _CountDatasetTask:
     task: _CountTask
-    groups: tuple[tuple[tuple[int, str], ...], ...]
+    groups: tuple[tuple[tuple[int, Location], ...], ...]
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         tallies: StatisticsByColumn = {}
