@@ -35,6 +35,7 @@ from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, Progre
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
+from headrace.train.launch.lost_hosts import notice_lost_hosts, silence
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import BEGIN, phase_seconds, show
 from headrace.train.launch.task_lifetime import counting_from_start
@@ -147,6 +148,7 @@ def _launch(
         ProgressReader(job.progress_file, ProgressBar(), on_event),
         _gloo_is_built(),
         _tasks_end_with_their_ranks(),
+        notice_lost_hosts(silence(job.train.deadline_seconds)),
         _silence_cancelled_job(),
         _signals(job) as received,
         _clean_partial_files(job),

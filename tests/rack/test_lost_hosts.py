@@ -1,0 +1,68 @@
+"""Horovod's driver notices a rank's host that is gone without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.rack.hosts import rack
+
+#: On the rank's host: Horovod's service, whose answer never comes.
+SERVICE = """
+import time
+from horovod.runner.common.util.network import BasicService, PingRequest
+class Late(BasicService):
+    def _handle(self, request, address):
+        if isinstance(request, PingRequest):
+            return super()._handle(request, address)
+        print("asked", flush=True)
+        time.sleep(1000)
+print(Late("late", b"key", {"eth0"}).get_port(), flush=True)
+time.sleep(1000)
+"""
+#: On the driver's: who waits for that answer.
+CLIENT = """
+import sys
+from contextlib import nullcontext
+from headrace.train.launch.lost_hosts import notice_lost_hosts
+from horovod.runner.common.util.network import BasicClient
+address, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+with notice_lost_hosts(seconds) if seconds else nullcontext():
+    client = BasicClient("late", {"eth0": [(address, port)]}, b"key", 0, attempts=1)
+    try:
+        client._send("the exit code")
+    except OSError as e:
+        print(type(e).__name__)
+"""
+
+
+def read(log: Path, wanted: int) -> list[str]:
+    """The lines of a log, when there are as many as wanted."""
+    end = time.monotonic() + 120
+    while len(lines := log.read_text().splitlines()) < wanted:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return lines
+
+
+@pytest.mark.parametrize("seconds", [2, 0])
+def test_who_waits_for_a_host_that_was_cut_off_is_told(tmp_path: Path, seconds: float) -> None:
+    """Without it (0) the wait goes on."""
+    with rack(tmp_path / "rack", 2) as hosts:
+        said = tmp_path / "service"
+        hosts[1].start([sys.executable, "-c", SERVICE], said)
+        (port,) = read(said, 1)
+        log = tmp_path / "client"
+        client = hosts[0].start([sys.executable, "-c", CLIENT, hosts[1].address, port, str(seconds)], log)
+        assert read(said, 2)[1] == "asked"
+        hosts[1].cut()
+        if seconds:
+            assert client.wait(60) == 0
+            assert log.read_text().split()[-1] == "TimeoutError"
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                client.wait(6)
