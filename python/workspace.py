@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 import headrace
+from headrace.errors import UserError
 from headrace.stages import LEASES
 from headrace.storage import Location, local, local_folder, location_of
 from headrace.storage.objects.copies import VARIABLE as CACHE
+from headrace.storage.uri import server_fault
 
 #: First parts of the names of what is in the lake; all else that manifests name is in the store.
 _LAKE = ("lake", "landing")
@@ -29,6 +31,9 @@ class Roots(Protocol):
     @property
     def scratch(self) -> str | None: ...
 
+    @property
+    def registry(self) -> str | None: ...
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -45,22 +50,30 @@ class Workspace:
     lake_uri: str | None = None
     store_uri: str | None = None
     scratch_folder: str | None = None
+    #: A tracking server of MLflow, http://HOST:PORT; None: an SQLite file below `home`.
+    registry_server: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(os.path.abspath(self.home)))
+        if self.registry_server is not None and (fault := server_fault(self.registry_server)):
+            raise UserError(f"registry: {fault}")
         if not self.is_local:
             os.environ.setdefault(CACHE, str(self._scratch_root / "cache"))
 
     @staticmethod
     def at(home: Path, environ: Mapping[str, str]) -> Workspace:
-        """That of a process, by its environment: HEADRACE_LAKE, HEADRACE_STORE, HEADRACE_SCRATCH."""
-        lake, store, scratch = (environ.get(f"HEADRACE_{root}") or None for root in ("LAKE", "STORE", "SCRATCH"))
-        return Workspace(home, lake, store, scratch)
+        """That of a process, by its environment: HEADRACE_LAKE, HEADRACE_STORE, HEADRACE_SCRATCH, HEADRACE_REGISTRY."""
+        names = ("LAKE", "STORE", "SCRATCH", "REGISTRY")
+        return Workspace(home, *(environ.get(f"HEADRACE_{name}") or None for name in names))
 
     def of(self, spec: Roots) -> Workspace:
         """The same with a pipeline's own roots, where it has some."""
         return Workspace(
-            self.home, spec.lake or self.lake_uri, spec.store or self.store_uri, spec.scratch or self.scratch_folder
+            self.home,
+            spec.lake or self.lake_uri,
+            spec.store or self.store_uri,
+            spec.scratch or self.scratch_folder,
+            spec.registry or self.registry_server,
         )
 
     @property
@@ -186,8 +199,8 @@ class Workspace:
 
     @property
     def registry_uri(self) -> str:
-        """MLflow's store: an SQLite file."""
-        return f"sqlite:///{self.home / 'mlflow.db'}"
+        """MLflow's store: a tracking server, or an SQLite file."""
+        return self.registry_server or f"sqlite:///{self.home / 'mlflow.db'}"
 
     @property
     def postgres(self) -> Path:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from headrace.errors import UserError
 from headrace.storage import uri_fault
-from headrace.storage.uri import parse_uri
+from headrace.storage.uri import parse_uri, server_fault
 
 #: Names that become part of paths and table names.
 #: Asked with `fullmatch`: `match` with a `$` lets a newline at the end pass.
@@ -38,6 +38,16 @@ def _place(text: str) -> str:
 
 #: A place that headrace keeps things in, as a path or a URI.
 StoreText = Annotated[str, AfterValidator(_place)]
+
+
+def _server(text: str) -> str:
+    if fault := server_fault(text):
+        raise ValueError(fault)
+    return text.rstrip("/")
+
+
+#: The address of an HTTP server, without credentials.
+ServerText = Annotated[str, AfterValidator(_server)]
 
 
 class Section(BaseModel):

@@ -38,7 +38,7 @@ from headrace.config.retrain_checks import check_retrain
 from headrace.config.score import Score
 from headrace.config.search_checks import check_search
 from headrace.config.second_stage import SecondStage
-from headrace.config.section import NAME, PathText, Section, StoreText, parse_ds
+from headrace.config.section import NAME, PathText, Section, ServerText, StoreText, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
 from headrace.config.table import Table
@@ -64,6 +64,9 @@ class Spec(Section):
     store: StoreText | None = None
     #: A folder of each host for what may vanish; else `--home`.
     scratch: PathText | None = None
+    #: MLflow's tracking server, `http://HOST:PORT`; credentials are read from MLflow's own variables. Else an SQLite
+    #: file below `--home`.
+    registry: ServerText | None = None
     #: Where rows come from.
     source: Source
     #: What a row is, and what must hold for a day of them.

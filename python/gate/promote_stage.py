@@ -11,7 +11,7 @@ from headrace.gate.models import model_of_day, section
 from headrace.gate.rules import PASSED
 from headrace.manifest import Input, Manifest
 from headrace.registry.promotion import Promotion, settle
-from headrace.registry.store import store_file
+from headrace.registry.store import is_there
 from headrace.stage import Context, Result, Stage
 from headrace.workspace import Workspace
 
@@ -43,7 +43,7 @@ class Promote(Stage):
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The registry is there."""
-        return None if store_file(ctx.ws).is_file() else "the model registry is gone"
+        return None if is_there(ctx.ws) else "the model registry is gone"
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError where the registry cannot be used."""

@@ -42,6 +42,11 @@ class Client:
 
     def _explained(self, e: BaseException) -> UserError:
         first_line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        if self._ws.registry_server is not None:
+            return UserError(
+                f"the model registry {self._ws.registry_uri} cannot be used ({first_line}). See whether the server "
+                f"answers, and whether MLflow's own variables (MLFLOW_TRACKING_TOKEN, ...) let you in"
+            )
         return UserError(
             f"the model registry {self._ws.registry_uri} cannot be used ({first_line}). Free its disk or file "
             f"permissions; if the file is damaged, move it away: finished models stay where they are"

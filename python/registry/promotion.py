@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.account import user_name
 from headrace.errors import UserError
 from headrace.registry.client import Client, alias_holder, quoted
-from headrace.registry.store import store_file
+from headrace.registry.store import is_there
 from headrace.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, version_of
 from headrace.workspace import Workspace
 
@@ -224,7 +224,7 @@ def champion_of_day(ws: Workspace, name: str, ds: str | None, besides: Collectio
         What the alias says; where that is of a later day, or one of `besides`, the newest version up to the day that
         was champion of its day. None where there is none.
     """
-    if not store_file(ws).is_file():
+    if not is_there(ws):
         return None
     with Client(ws) as client:
         holder = alias_holder(client, name, CHAMPION)

@@ -1,4 +1,4 @@
-"""MLflow's store of a workspace: an SQLite file that is there with all its tables, or not at all.
+"""MLflow's store of a workspace: a tracking server, or an SQLite file that is there with all its tables, or not at all.
 
 MLflow makes its tables by some fifty migrations, none of them in a transaction that SQLite could undo: a store whose
 making was killed cannot be opened ever after. So a new one is made under another name, and renamed when it is whole.
@@ -32,13 +32,20 @@ def store_file(ws: Workspace) -> Location:
     return local(ws.registry_uri.removeprefix("sqlite:///"))
 
 
+def is_there(ws: Workspace) -> bool:
+    """Whether anything can have been registered: a server may hold it, a file that is not there does not."""
+    return ws.registry_server is not None or store_file(ws).is_file()
+
+
 def open_store(ws: Workspace) -> MlflowClient:
-    """A client of the workspace's store, which is made where there is none.
+    """A client of the workspace's store; a file is made where there is none.
 
     Raises:
         mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
         TimeoutError: another process has been making it for too long.
     """
+    if ws.registry_server is not None:
+        return _client_of(ws.registry_server)
     file = store_file(ws)
     if not file.is_file():
         _make(file)
@@ -58,9 +65,12 @@ def open_store(ws: Workspace) -> MlflowClient:
 
 
 def _client(file: Location) -> MlflowClient:
+    return _client_of(f"sqlite:///{file}")
+
+
+def _client_of(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
-    uri = f"sqlite:///{file}"
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

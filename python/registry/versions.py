@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace.registry.artifact import log_model
 from headrace.registry.client import Client, alias_holder, quietly_import, quoted
-from headrace.registry.store import store_file
+from headrace.registry.store import is_there
 from headrace.storage import Location, location_of
 from headrace.workspace import Workspace
 
@@ -29,6 +30,8 @@ DS = "headrace.ds"
 #: was this tag were given the alias when they were registered.
 STATUS = "headrace.status"
 REGISTERED = "registered"
+#: Where the saved model is, as headrace opens it. Versions without it have it as their source.
+SOURCE = "headrace.source"
 #: MLflow refuses longer values of parameters.
 _PARAM_CHARS = 500
 #: Metrics that MLflow takes at once.
@@ -75,7 +78,8 @@ def register(
 ) -> str:
     """Make `model_dir` a version of the registered model `name`, return the version's number.
 
-    No alias moves. Idempotent by `key`: a killed or repeated registration ends with one version.
+    No alias moves. Idempotent by `key`: a killed or repeated registration ends with one version. On a tracking server
+    the version has the model as its artifact (headrace.registry.artifact).
 
     Args:
         metrics: numbers; None and NaN (undefined for this data) are left out.
@@ -98,14 +102,17 @@ def register(
             start = (lineage or {}).get("warm_start")
             if start is not None and (before := _by_key(client, name, start)) is not None:
                 tags["headrace.warm_start_version"] = str(before.version)
-            found = client.create_model_version(name, source=str(model_dir), run_id=run_id, tags=tags)
+            source = str(model_dir)
+            if ws.registry_server is not None:
+                tags[SOURCE], source = source, log_model(ws, client, run_id, key, model_dir)
+            found = client.create_model_version(name, source=source, run_id=run_id, tags=tags)
             log.info("registered %s version %s", name, found.version)
         return str(found.version)
 
 
 def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
     """The version that has the alias; None where the model or the store is not there."""
-    if not store_file(ws).is_file():
+    if not is_there(ws):
         return None
     with Client(ws) as client:
         found = alias_holder(client, name, alias)
@@ -114,7 +121,7 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
 
 def numbered(ws: Workspace, name: str, version: str) -> Version | None:
     """The version of that number; None where the model, the version or the store is not there."""
-    if not store_file(ws).is_file():
+    if not is_there(ws):
         return None
     with Client(ws) as client:
         found = next(
@@ -125,7 +132,7 @@ def numbered(ws: Workspace, name: str, version: str) -> Version | None:
 
 def by_key(ws: Workspace, name: str, key: str) -> Version | None:
     """The version of that training run; None where the model, the version or the store is not there."""
-    if not store_file(ws).is_file():
+    if not is_there(ws):
         return None
     with Client(ws) as client:
         found = _by_key(client, name, key)
@@ -134,7 +141,7 @@ def by_key(ws: Workspace, name: str, key: str) -> Version | None:
 
 def versions(ws: Workspace, name: str) -> list[Version]:
     """All versions of a model, oldest number first; none where the model or the store is not there."""
-    if not store_file(ws).is_file():
+    if not is_there(ws):
         return []
     with Client(ws) as client:
         found = client.search_model_versions(f"name = '{quoted(name)}'")
@@ -143,7 +150,7 @@ def versions(ws: Workspace, name: str) -> list[Version]:
 
 def aliases(ws: Workspace, name: str) -> dict[str, str]:
     """The number of the version that each alias of a model has; none where the model or the store is not there."""
-    if not store_file(ws).is_file():
+    if not is_there(ws):
         return {}
     with Client(ws) as client:
         found = client.search_registered_models(filter_string=f"name = '{quoted(name)}'")
@@ -155,7 +162,7 @@ def version_of(client: MlflowClient, name: str, found: Any) -> Version:
     return Version(
         name=name,
         version=str(found.version),
-        source=location_of(found.source),
+        source=location_of(found.tags.get(SOURCE, found.source)),
         key=found.tags.get(KEY, ""),
         ds=found.tags.get(DS),
         metrics=client.get_run(found.run_id).data.metrics if found.run_id else {},
@@ -200,11 +207,9 @@ def _finished_run(
     from mlflow.entities import Metric, Param, RunTag
 
     experiment = client.get_experiment_by_name(name)
-    experiment_id = (
-        experiment.experiment_id
-        if experiment
-        else client.create_experiment(name, artifact_location=(ws.store / "mlflow").uri)
-    )
+    # A server knows where its artifacts are.
+    place = None if ws.registry_server is not None else (ws.store / "mlflow").uri
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artifact_location=place)
     runs = client.search_runs([experiment_id], filter_string=f"tags.`{KEY}` = '{quoted(key)}'", max_results=1)
     run = runs[0] if runs else client.create_run(experiment_id, tags={KEY: key}, run_name=ds or key)
     now = run.info.start_time

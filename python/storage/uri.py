@@ -77,3 +77,13 @@ def uri_fault(text: str) -> str | None:
     if found[1].lower() == "file":
         return f"'{text}' is a URI: write it as a path"
     return f"'{text}': headrace cannot keep or read files in {found[1]}: stores yet; {_PATHS_WORK}"
+
+
+def server_fault(text: str) -> str | None:
+    """What is wrong with the address of an HTTP server; None: nothing."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "write http://HOST:PORT or https://HOST:PORT"
+    if parts.username is not None or parts.password is not None:
+        return "credentials are no part of an address: MLflow reads them from its own variables"
+    return None

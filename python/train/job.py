@@ -29,6 +29,7 @@ class Job(BaseModel):
     lake: str | None = None
     store: str | None = None
     scratch: str | None = None
+    registry: str | None = None
     pipeline: str
     ds: str
     key: str

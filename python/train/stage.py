@@ -19,6 +19,7 @@ from headrace.errors import UserError
 from headrace.lake.session import session, with_slots
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.models.predictor import read_meta
+from headrace.registry.store import is_there
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
@@ -93,7 +94,7 @@ class Train(Stage):
             read_meta(ctx.ws.locate(manifest.output("model").name))
         except UserError as e:
             return str(e)
-        if not (ctx.ws.home / "mlflow.db").is_file():
+        if not is_there(ctx.ws):
             return "the model registry is gone"
         return None
 
@@ -122,6 +123,7 @@ class Train(Stage):
                         "best_step",
                         "resumed_from_step",
                         "data_wait_seconds",
+                        "checkpoint_wait_seconds",
                         "profile",
                         "dynamic",
                         "cached",

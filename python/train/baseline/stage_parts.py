@@ -8,6 +8,7 @@ from headrace.config import Evaluation, Spec, Trees
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
+from headrace.registry.store import is_there
 from headrace.stage import Context
 
 
@@ -51,6 +52,6 @@ def verify_trees(ctx: Context, manifest: Manifest) -> str | None:
         read_meta(ctx.ws.locate(manifest.output("model").name))
     except UserError as e:
         return str(e)
-    if not (ctx.ws.home / "mlflow.db").is_file():
+    if not is_there(ctx.ws):
         return "the model registry is gone"
     return None

@@ -1,0 +1,71 @@
+"""A saved model as an artifact of a tracking server: what `mlflow.pyfunc.load_model("models:/NAME@champion")` opens.
+
+MLmodel             the flavor python_function: its loader is headrace.library.pyfunc
+requirements.txt    what an environment needs that loads it: headrace's wheel and what that imports
+models/DAY/KEY/...  the saved model, and those that its rows lie upon or that come before it, as in the store
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from headrace import __version__
+from headrace.models.predictor import needed_models
+from headrace.storage import Location
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+#: The module that opens it where headrace's wheel is installed (docs/storage.md).
+LOADER = "headrace.library.pyfunc"
+#: Below the run's artifacts.
+FOLDER = "model"
+_MODELS = "models"
+#: What the loader imports, besides the wheel.
+_NEEDS = ("numpy", "pandas", "pyarrow", "pydantic", "PyYAML", "safetensors", "torch", "xgboost")
+
+
+def log_model(ws: Workspace, client: MlflowClient, run_id: str, key: str, model: Location) -> str:
+    """Upload a saved model, with those without which it cannot be opened, to a run; the artifact's URI.
+
+    A repeated upload writes the same files.
+
+    Args:
+        ws: its scratch holds the files meanwhile: links of a store on the same file system, else copies.
+        key: the training run's.
+        model: the saved model's folder.
+
+    Raises:
+        UserError: the model, or one that it needs, is not whole.
+    """
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    needed = needed_models(model)
+    # As far apart as in the store: one names another by its path from its own folder.
+    above = os.path.commonpath([str(m.path.parent.parent.parent) for m in needed])
+    with (ws.scratch / "registry" / key).new_folder() as folder:
+        for one in needed:
+            (folder / _MODELS / os.path.relpath(one.path, above)).copy_from(one, share=True)
+        described = Model(artifact_path=FOLDER, run_id=run_id)
+        mlflow.pyfunc.add_to_model(
+            described, loader_module=LOADER, data=f"{_MODELS}/{os.path.relpath(model.path, above)}"
+        )
+        (folder / "MLmodel").put_text(described.to_yaml())
+        (folder / "requirements.txt").put_text("".join(f"{line}\n" for line in _requirements()))
+        client.log_artifacts(run_id, str(folder.local_path()), FOLDER)
+    (ws.scratch / "registry" / key).remove_quietly()
+    return f"{client.get_run(run_id).info.artifact_uri}/{FOLDER}"
+
+
+def _requirements() -> list[str]:
+    found = [f"headrace=={__version__}"]
+    for name in _NEEDS:
+        try:
+            found.append(f"{name}=={version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,153 @@
+"""A tracking server of MLflow as the registry, and its models in programs that know no more than headrace's wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+import headrace as hr
+from headrace import registry
+from headrace.comm.base import LocalCollective
+from headrace.config import Model
+from headrace.config.section import ServerText
+from headrace.errors import UserError
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.models.saved import Changes, save_model
+from headrace.models.sharded_model import ShardedModel
+from headrace.registry.promotion import promote
+from headrace.registry.versions import aliases, numbered, versions
+from headrace.storage import Location, local
+from headrace.workspace import Workspace, checkout
+
+
+@contextmanager
+def tracking_server(folder: Path) -> Iterator[str]:
+    """`mlflow server` on this machine, with artifacts of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    line += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "files")]
+    env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (
+        open(folder / "server.log", "wb") as log,
+        subprocess.Popen(line, stdout=log, stderr=log, env=env, cwd=folder, start_new_session=True) as process,
+    ):
+        try:
+            for _ in range(1200):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except OSError:
+                    assert process.poll() is None, (folder / "server.log").read_text()[-4000:]
+                    time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, 9)
+
+
+def rows() -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    return pd.DataFrame(
+        {
+            "user": [f"u{i}" for i in rng.integers(0, 20, 300)],
+            "price": rng.uniform(0.1, 9, 300),
+            "click": rng.integers(0, 2, 300).astype("f4"),
+        }
+    )
+
+
+def save_models(store: Path) -> tuple[Location, Location]:
+    """One of a day, and one of the next day whose rows lie upon it."""
+    fitted = hr.Workflow(
+        (["user"] >> hr.Categorify()) + (["price"] >> hr.FillMissing() >> hr.Log()), label="click"
+    ).fit(rows())
+    workflow = local(store / "workflow")
+    fitted.save(workflow.local_path())
+    schema = FittedWorkflow.load(workflow).schema
+    model = ShardedModel(schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 1)
+    first, second = (local(store) / "models" / "clicks" / day / key / "model" for day, key in (("1", "a"), ("2", "b")))
+    about = {"workflow": workflow, "pipeline": "clicks", "metrics": {}}
+    save_model(first, model, ds="2026-01-01", key="a", **about)
+    for weight in model.embeddings.weights:
+        weight.data[1:4] += 0.5
+    save_model(second, model, ds="2026-01-02", key="b", changes=Changes(first, 1.0), **about)
+    return first, second
+
+
+def test_a_champion_on_a_server_is_loaded_where_the_wheel_alone_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    first, second = save_models(store)
+    wanted = hr.Predictor(second.local_path()).predict(rows())
+    assert not np.array_equal(wanted, hr.Predictor(first.local_path()).predict(rows()))
+    with tracking_server(tmp_path) as url:
+        ws = Workspace.at(tmp_path / "home", {"HEADRACE_REGISTRY": url, "HEADRACE_STORE": str(store)})
+        assert ws.registry_uri == url
+        assert (registry.champion(ws, "clicks"), versions(ws, "clicks"), aliases(ws, "clicks")) == (None, [], {})
+        for key, model in (("a", first), ("b", second), ("b", second)):
+            number = registry.register(ws, "clicks", model, {"auc": 0.7}, key, ds=model.path.parts[-3])
+        assert number == "2"
+        promote(ws, "clicks", "2", reason="because")
+        champion = registry.champion(ws, "clicks")
+        assert champion == numbered(ws, "clicks", "2")
+        assert (champion.source, champion.key, champion.metrics) == (second, "b", {"auc": 0.7})  # type: ignore[union-attr]
+        assert not (tmp_path / "home" / "mlflow.db").exists()
+        assert list((ws.scratch / "registry").files()) == []
+
+        shutil.rmtree(store)  # the server has all that is needed
+        subprocess.run([checkout() / "scripts" / "wheel.sh", tmp_path / "dist", sys.executable], check=True)
+        (wheel,) = (tmp_path / "dist").glob("headrace-*.whl")
+        with zipfile.ZipFile(wheel) as files:
+            files.extractall(tmp_path / "site")
+        path = f"{tmp_path / 'site'}:{Path(np.__file__).parents[1]}"
+        done = subprocess.run(
+            # -S: nothing that this environment has installed in place, which is the checkout.
+            [sys.executable, "-S", "-P", Path(__file__).with_name("pyfunc_side.py"), "models:/clicks@champion"],
+            input=rows().drop(columns="click").to_json(orient="split", double_precision=15),
+            env={**os.environ, "PYTHONPATH": path, "MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["headrace"].startswith(f"{tmp_path}/site/headrace/")
+    assert said["dtype"] == "float32"
+    np.testing.assert_array_equal(np.array(said["scores"], "f4"), wanted)
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(UserError, match=rf"the model registry {url} cannot be used .* whether the server answers"):
+        registry.champion(ws, "clicks")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("sqlite:///mlflow.db", "write http://HOST:PORT"),
+        ("http://", "write http://HOST:PORT"),
+        ("http://me:secret@host:5000", "credentials are no part of an address"),
+    ],
+)
+def test_addresses_of_servers(given: str, message: str) -> None:
+    adapter = TypeAdapter(ServerText)
+    assert adapter.validate_python("https://mlflow.example:5000/") == "https://mlflow.example:5000"
+    with pytest.raises(ValidationError, match=message):
+        adapter.validate_python(given)
