@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.errors import UserError
+from headrace.errors import EXIT_FAILURE, UserError
 
 
 class Report(BaseModel):
@@ -42,6 +42,8 @@ class Report(BaseModel):
     cached: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     #: Seconds for which the chief's loop waited for data in this run.
     data_wait_seconds: float
+    #: Seconds for which it waited for checkpoints: for writing them, or for the upload of the one before.
+    checkpoint_wait_seconds: float = 0.0
     #: Profile mode: milliseconds of a step by part, and `step`, their sum.
     profile: dict[str, float] = Field(default_factory=dict)
     #: Seconds of each part of the start of the attempt that finished, and `total` (headrace.train.launch.startup).
@@ -60,11 +62,14 @@ class RankError(BaseModel):
     message: str
     diverged_at: int | None = None
     full_disk: bool = False
+    store_failed: bool = False
 
     def exception(self) -> UserError:
         """As the driver raises it."""
         if self.diverged_at is not None:
             return Diverged(self.message, self.diverged_at)
+        if self.store_failed:
+            return StoreFailed(self.message)
         return DiskFull(self.message) if self.full_disk else UserError(self.message)
 
 
@@ -85,6 +90,12 @@ class RankResult(BaseModel):
 
 class DiskFull(UserError):
     """There is no room for what must be written. Another attempt may find some."""
+
+
+class StoreFailed(UserError):
+    """A store of objects did not do as asked, after its client tried again. Another attempt may be answered."""
+
+    exit_code = EXIT_FAILURE
 
 
 def is_full(e: OSError) -> bool:

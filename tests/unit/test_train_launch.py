@@ -20,7 +20,7 @@ from horovod.spark.task.task_service import SparkTaskService
 from pyspark.sql import SparkSession
 
 from headrace.config import Model, Train
-from headrace.errors import UserError
+from headrace.errors import EXIT_FAILURE, UserError
 from headrace.manifest import Manifest
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
@@ -29,7 +29,7 @@ from headrace.train.launch.horovod_spark import launch
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import PHASES, driver_phase_ends, end_phase, phase_seconds, show
 from headrace.train.launch.task_lifetime import count_from_start, counting_from_start
-from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report
+from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, StoreFailed
 from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(
@@ -111,6 +111,20 @@ def test_a_disk_that_stays_full_is_the_users_to_mend(job: Job, run: Callable[...
         launch(job, SPARK, ranks=2, retries=2)
     assert ranks.launches == 3
     assert list(job.folder.local_path().rglob(".*.partial")) == []
+
+
+def test_a_store_that_does_not_answer_is_asked_again(
+    job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the end it is no mistake of the user's: whoever runs the stage may try it again."""
+    message = "the store does not answer as it should: store/part-0001.parquet: 503"
+    failed = RankResult(error=RankError(rank=1, message=message, store_failed=True))
+    ranks = run([LOST, failed], [failed, LOST])
+    with pytest.raises(StoreFailed, match=r"store/part-0001\.parquet: 503") as raised:
+        launch(job, SPARK, ranks=2, retries=1)
+    assert ranks.launches == 2
+    assert "part-0001.parquet: 503; attempt 2 of 2 resumes from the start" in caplog.text
+    assert raised.value.exit_code == EXIT_FAILURE
 
 
 def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
@@ -233,6 +247,32 @@ def test_a_rank_computes_on_the_gpu_that_spark_assigned_to_its_task(job: Job, tm
         env=environ,
     )
     assert done.stdout == "5 PCI_BUS_ID\n", done.stderr
+
+
+UNANSWERED = """
+import sys
+from pathlib import Path
+import headrace.train.loop.run as loop
+from headrace.storage.objects.calls import StoreError
+from headrace.train.launch.worker import rank_main
+
+def train(*args, **more):
+    raise StoreError("store/part-0001.parquet: HTTP error: 503 Slow Down")
+
+loop.train = train
+print(rank_main(Path(sys.argv[1]).read_text()))
+"""
+
+
+def test_a_rank_whose_store_does_not_answer_names_the_object(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    line = [sys.executable, "-c", UNANSWERED, str(tmp_path / "job.json")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
+    assert answer.error is not None
+    assert answer.error.message.endswith("should: store/part-0001.parquet: HTTP error: 503 Slow Down")
+    assert isinstance(answer.error.exception(), StoreFailed)
 
 
 def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:

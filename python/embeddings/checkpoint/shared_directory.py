@@ -9,7 +9,7 @@ from headrace.comm.base import Collective
 from headrace.storage import Location
 
 #: Names the place that all ranks fill; one save at a time goes on in a folder.
-_TOKEN = "shared"
+TOKEN = "shared"
 
 
 @contextmanager
@@ -21,10 +21,10 @@ def shared_directory(final: Location, collective: Collective) -> Iterator[Locati
     The ranks must share a file system.
     """
     if collective.world.is_chief:
-        final.begin(_TOKEN)
+        final.begin(TOKEN)
     collective.barrier()
-    yield final.building(_TOKEN)
+    yield final.building(TOKEN)
     collective.barrier()
     if collective.world.is_chief:
-        final.commit(_TOKEN)
+        final.commit(TOKEN)
     collective.barrier()

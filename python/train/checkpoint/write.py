@@ -1,11 +1,18 @@
-"""Checkpoints are written: now, or by a thread of each rank while training goes on."""
+"""Checkpoints are written: now, or by a thread of each rank while training goes on.
+
+In a store of objects they always go up while training goes on: a rank writes its files to its host's disk, and a thread
+uploads them. When all ranks have, a thread of the chief writes the record and, last, the list that publishes them.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -13,15 +20,21 @@ from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import save_dynamic
 from headrace.embeddings.checkpoint.index import write_index
 from headrace.embeddings.checkpoint.shards import save_shards
-from headrace.embeddings.checkpoint.shared_directory import shared_directory
+from headrace.embeddings.checkpoint.shared_directory import TOKEN, shared_directory
 from headrace.embeddings.checkpoint.tensors import FileRecord, save_tensors
 from headrace.embeddings.lookup.finite import bad_rows
-from headrace.storage import Location
+from headrace.storage import Location, local
+from headrace.storage.objects import copies
+from headrace.storage.objects.calls import StoreError
 from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.record import DENSE, DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
 from headrace.train.optim.dense import DenseOptimizer
 from headrace.train.result import Diverged
+
+T = TypeVar("T")
+#: Files of a rank that are uploaded at once.
+_UPLOADS = 4
 
 
 class CheckpointWriter:
@@ -30,6 +43,9 @@ class CheckpointWriter:
     In the background, `save` copies what is to be written (a second time the memory of the rank's rows) and returns; a
     thread of each rank writes it; `poll`, called after each step, makes it visible `lag` steps later, or `finish` at
     once. Between, a kill leaves the checkpoints there were.
+
+    In a store of objects `poll` waits for nothing: each `lag` steps it asks whether all ranks have uploaded. One
+    checkpoint is on its way at a time; the next `save` waits for it.
     """
 
     def __init__(
@@ -47,7 +63,7 @@ class CheckpointWriter:
 
         Args:
             folder: of all checkpoints of a run.
-            collective: the ranks; they share the file system.
+            collective: the ranks; they share the file system, or the store.
             config: fingerprint of what must not change between a run and its continuation.
             keep: the newest so many stay.
             check_fence: called by the chief before the rename; raises where another launch has taken over.
@@ -56,7 +72,10 @@ class CheckpointWriter:
         """
         self._folder, self._collective, self._config, self._keep = folder, collective, config, keep
         self._check_fence, self._background, self._lag = check_fence, background, lag
+        self._uploads = folder.scheme != "file"
         self._pending: _Pending | None = None
+        #: Seconds for which training waited for checkpoints.
+        self.wait_seconds = 0.0
 
     def save(self, model: Model, dense: DenseOptimizer, progress: Progress, keep_step: int | None = None) -> None:
         """Begin the checkpoint of `progress.step`, after finishing the one before. `keep_step` outlives the others.
@@ -64,28 +83,71 @@ class CheckpointWriter:
         Raises:
             Diverged: what would be saved is NaN or infinite somewhere; all ranks raise it, and nothing is written.
         """
-        self.finish()
+        with self._timed():
+            self._save(model, dense, progress, keep_step)
+
+    def _save(self, model: Model, dense: DenseOptimizer, progress: Progress, keep_step: int | None) -> None:
+        self._finish()
         self._check_finite(model, dense, progress.step)
         final = self._folder / step_name(progress.step)
         tensors = {f"model/{k}": v for k, v in model.dense_state().items()}
         tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}
         embeddings, dynamic = model.embeddings, model.dynamic
         if self._background:
-            embeddings, progress = embeddings.snapshot(), progress.model_copy(deep=True)
+            embeddings = embeddings.snapshot()
             dynamic = None if dynamic is None else dynamic.snapshot()
             tensors = {k: v.clone() for k, v in tensors.items()}
+        progress = progress.model_copy(deep=True)  # the loop's goes on
         stack = ExitStack()
-        partial = stack.enter_context(shared_directory(final, self._collective))
+        if self._uploads:
+            if self._collective.world.is_chief:
+                final.begin(TOKEN)
+            self._collective.barrier()
+            partial = final.building(TOKEN)
+        else:
+            partial = stack.enter_context(shared_directory(final, self._collective))
 
-        def write() -> FileRecord | None:
-            save_shards(embeddings, partial / EMBEDDINGS, with_optimizer=True)
+        def write(folder: Location) -> FileRecord | None:
+            save_shards(embeddings, folder / EMBEDDINGS, with_optimizer=True)
             if dynamic is not None:
-                save_dynamic(dynamic, partial / DYNAMIC)
-            return save_tensors(partial / DENSE, tensors) if self._collective.world.is_chief else None
+                save_dynamic(dynamic, folder / DYNAMIC)
+            return save_tensors(folder / DENSE, tensors) if self._collective.world.is_chief else None
 
-        self._pending = _Pending(stack, partial, progress, keep_step, _Write(write, self._background))
-        if not self._background:
-            self.finish()
+        if self._uploads:
+            work = self._uploading(write, partial, progress.step)
+        else:
+            work = _Work(lambda: write(partial), self._background)
+        self._pending = _Pending(final, stack, partial, progress, keep_step, work, progress.step + self._lag)
+        if not (self._background or self._uploads):
+            self._finish()
+
+    def _uploading(
+        self, write: Callable[[Location], FileRecord | None], partial: Location, step: int
+    ) -> _Work[FileRecord | None]:
+        """Write a rank's files to this host's disk, now or in the background; in the background upload them."""
+        place = copies.new_path("checkpoint")
+        stage = local(place).transient()
+
+        def upload(written: FileRecord | None) -> FileRecord | None:
+            def send(file: Location) -> None:
+                with (partial / file.below(stage)).new_file() as path:
+                    file.move_to(local(path))
+
+            try:
+                with ThreadPoolExecutor(_UPLOADS, "upload") as pool:
+                    list(pool.map(send, list(stage.files())))
+            finally:
+                copies.drop(place)
+            return written
+
+        if self._background:
+            return _Work(lambda: upload(write(stage)), True)
+        try:
+            written = write(stage)
+        except OSError as e:
+            copies.drop(place)
+            raise self._unwritten(e, step, stage) from e
+        return _Work(lambda: upload(written), True)
 
     def _check_finite(self, model: Model, dense: DenseOptimizer, step: int) -> None:
         """Raise Diverged, on all ranks, where a number that would be saved is NaN or infinite on one of them."""
@@ -99,9 +161,19 @@ class CheckpointWriter:
             raise Diverged(f"training diverged: {here} holds NaN or infinite numbers after step {step}", step)
 
     def poll(self, step: int) -> None:
-        """Finish what was begun `lag` steps ago."""
-        if self._pending is not None and step >= self._pending.progress.step + self._lag:
-            self.finish()
+        """Finish what was begun `lag` steps ago; in a store of objects, what all ranks have uploaded since."""
+        pending = self._pending
+        if pending is None or step < pending.due:
+            return
+        with self._timed():
+            if not self._uploads:
+                self._finish()
+                return
+            pending.due = step + self._lag
+            if pending.publication is None:
+                self._publish_if_uploaded(pending)
+            elif pending.publication.is_done:
+                pending.publication.result()
 
     def finish(self) -> None:
         """Wait for what was begun, and make it visible; then remove all but the newest up to it.
@@ -109,51 +181,114 @@ class CheckpointWriter:
         Raises:
             OSError: this rank could not write (and whatever else stopped it).
         """
-        pending, self._pending = self._pending, None
+        with self._timed():
+            self._finish()
+
+    def _finish(self) -> None:
+        pending = self._pending
         if pending is None:
             return
+        if self._uploads:
+            if pending.publication is None:
+                pending.work.wait()
+                self._publish_if_uploaded(pending)
+            if pending.publication is not None:
+                pending.publication.result()
+            self._collective.barrier()
+            self._pending = None
+            return
+        self._pending = None
         with pending.stack:
             try:
                 written = pending.work.result()
             except OSError as e:
-                free = self._folder.free()
-                room = "" if free is None else f"; {free / 2**30:.1f} GiB free in {self._folder}"
-                raise OSError(
-                    e.errno, f"the checkpoint of step {pending.progress.step} could not be written ({e.strerror}{room})"
-                ) from e
+                raise self._unwritten(e, pending.progress.step, self._folder) from e
             self._collective.barrier()
-            if written is not None:
-                write_index(pending.partial / EMBEDDINGS)
-                record = CheckpointRecord(config=self._config, progress=pending.progress, dense=written)
-                record = record.model_copy(update={"sha256": record.digest()})
-                (pending.partial / RECORD).put_text(record.model_dump_json() + "\n")
-                self._check_fence()
-        if self._collective.world.is_chief:
-            step, steps = pending.progress.step, list_steps(self._folder)
-            # Those of later steps were refused when the run resumed: they are damaged, and count for nothing.
-            kept = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
-            for other in steps:
-                if other not in kept:
-                    (self._folder / step_name(other)).remove()
+            self._complete(pending, written)
+        self._remove_older(pending)
+
+    def _publish_if_uploaded(self, pending: _Pending) -> None:
+        """Where all ranks have uploaded, let the chief's thread publish; else nothing. Collective.
+
+        Raises:
+            OSError: this rank could not upload. The others go on until they miss it.
+        """
+        votes = torch.tensor([float(pending.work.is_done and not pending.work.has_failed)])
+        self._collective.all_reduce_sum([votes])
+        if pending.work.has_failed:
+            try:
+                pending.work.result()
+            except OSError as e:
+                raise self._unwritten(e, pending.progress.step, self._folder) from e
+        if int(votes) < self._collective.world.size:
+            return
+        written = pending.work.result()
+
+        def publish() -> None:
+            if self._collective.world.is_chief:
+                self._complete(pending, written)
+                pending.final.commit(TOKEN)
+                self._remove_older(pending)
+
+        pending.publication = _Work(publish, True)
+
+    def _complete(self, pending: _Pending, written: FileRecord | None) -> None:
+        """The chief's last files, when all ranks have written theirs."""
+        if written is None:
+            return
+        write_index(pending.partial / EMBEDDINGS)
+        record = CheckpointRecord(config=self._config, progress=pending.progress, dense=written)
+        record = record.model_copy(update={"sha256": record.digest()})
+        (pending.partial / RECORD).put_text(record.model_dump_json() + "\n")
+        self._check_fence()
+
+    def _remove_older(self, pending: _Pending) -> None:
+        if not self._collective.world.is_chief:
+            return
+        step, steps = pending.progress.step, list_steps(self._folder)
+        # Those of later steps were refused when the run resumed: they are damaged, and count for nothing.
+        kept = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
+        for other in steps:
+            if other not in kept:
+                (self._folder / step_name(other)).remove()
+
+    def _unwritten(self, e: OSError, step: int, folder: Location) -> OSError:
+        free = folder.free()
+        room = "" if free is None else f"; {free / 2**30:.1f} GiB free in {folder}"
+        said = f"the checkpoint of step {step} could not be written ({e.strerror or e}{room})"
+        return StoreError(said) if isinstance(e, StoreError) else OSError(e.errno, said)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.wait_seconds += time.perf_counter() - began
 
 
 @dataclass
 class _Pending:
     """A checkpoint that is being written."""
 
+    final: Location
     stack: ExitStack
     partial: Location
     progress: Progress
     keep_step: int | None
-    work: _Write
+    work: _Work[FileRecord | None]
+    #: The step at which it is looked at again.
+    due: int
+    #: Of what is uploaded.
+    publication: _Work[None] | None = None
 
 
-class _Write:
+class _Work(Generic[T]):
     """A call, now or in a thread; its result, or its error, is had later."""
 
-    def __init__(self, call: Callable[[], FileRecord | None], background: bool) -> None:
+    def __init__(self, call: Callable[[], T], background: bool) -> None:
         self._call = call
-        self._result: FileRecord | None = None
+        self._results: list[T] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True) if background else None
         if self._thread is None:
@@ -163,13 +298,26 @@ class _Write:
 
     def _run(self) -> None:
         try:
-            self._result = self._call()
+            self._results.append(self._call())
         except BaseException as e:
             self._error = e
 
-    def result(self) -> FileRecord | None:
+    @property
+    def is_done(self) -> bool:
+        return self._error is not None or bool(self._results)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Until it is done."""
         if self._thread is not None:
             self._thread.join()
+
+    def result(self) -> T:
+        """What it gave, when it is done; raises what it raised."""
+        self.wait()
         if self._error is not None:
             raise self._error
-        return self._result
+        return self._results[0]

@@ -40,7 +40,7 @@ from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import BEGIN, phase_seconds, show
 from headrace.train.launch.task_lifetime import counting_from_start
 from headrace.train.launch.worker import rank_main
-from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, Stopped, is_full
+from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, Stopped, StoreFailed, is_full
 
 log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
@@ -78,6 +78,7 @@ def launch(
     Raises:
         UserError: what a rank has to say to the user (not attempted again), or fewer slots than ranks.
         DiskFull: no room for a checkpoint or the model, in the last attempt.
+        StoreFailed: the store of objects does not answer, in the last attempt.
         Diverged: a loss or gradient is not finite, in the last attempt or twice at the same step.
         SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
         RuntimeError: all attempts failed.
@@ -94,7 +95,7 @@ def launch(
                 raise
             diverged_at.add(e.step)
             reason = f"training diverged at step {e.step}"
-        except (RuntimeError, Stopped, DiskFull) as e:
+        except (RuntimeError, Stopped, DiskFull, StoreFailed) as e:
             if attempt == retries:
                 raise
             # Stopped: by a signal to a rank, not to this process.

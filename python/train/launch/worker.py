@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from headrace import logs
 from headrace.errors import UserError
+from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
 from headrace.train.launch.startup import end_phase, process_began
 from headrace.train.result import Diverged, RankError, RankResult, Stopped, is_full
@@ -74,6 +75,9 @@ def rank_main(job_json: str) -> str:
     except UserError as e:
         at = e.step if isinstance(e, Diverged) else None
         result.error = RankError(rank=collective.world.rank, message=str(e), diverged_at=at)
+    except StoreError as e:
+        message = f"the store does not answer as it should: {e}"
+        result.error = RankError(rank=collective.world.rank, message=message, store_failed=True)
     except OSError as e:
         if not is_full(e):
             raise

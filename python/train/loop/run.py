@@ -167,6 +167,7 @@ def train(
         calibration_bins=found["valid"].calibration_bins,
         evaluation={} if evaluations.is_basic and TEST not in found else {s: of.record() for s, of in found.items()},
         data_wait_seconds=round(source.wait_seconds, 3),
+        checkpoint_wait_seconds=round(trainer.checkpoint_wait_seconds, 3),
         profile=profile,
         forgetting=forgetting,
         saved=saved_bytes(job),

@@ -93,6 +93,11 @@ class Trainer:
             lag=max(1, train.checkpoint_steps // 4),
         )
 
+    @property
+    def checkpoint_wait_seconds(self) -> float:
+        """Seconds for which the loop waited for checkpoints."""
+        return self._writer.wait_seconds
+
     def fit(self) -> Evaluation | None:
         """Take the steps. Returns the last evaluation, where it is of the last step.
 

@@ -1,0 +1,146 @@
+"""What training waits for where dataset, checkpoints and model are in a store of objects.
+
+    PYTHONPATH=. python -m bench.bench_store
+
+One rank trains on rows of Criteo's shape: from local files, from S3Proxy on this machine, and over links of 1 Gbit/s
+and 100 Mbit/s to it (a proxy of TCP), each time with an empty cache. A checkpoint each 32 steps of 96.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.peers.torchrec_step import Step
+from bench.report import Figure, publish
+from bench.train_ranks import model_of, schema_of, train_of
+from headrace.manifest import Manifest, Output
+from headrace.storage import local, location_of
+from headrace.train.job import Job
+from headrace.workspace import Workspace
+from tests.s3_server import BUCKET, s3_server
+from tests.slow_link import slow_link
+
+#: Rows of a file, 5 MB.
+_ROWS = 32_768
+_FILES = 12
+_NAME = "datasets/bench/2026-01-01/k"
+
+
+def step() -> Step:
+    """26 tables of 20,000 rows: a checkpoint is 35 MB."""
+    return Step((20_000,) * 26, ids=1, dim=16, batch=4_096, world=1, dense=13, bottom=(512, 256, 16), top=(512, 256))
+
+
+def write_dataset(folder: Path) -> None:
+    """A dataset as the features stage writes it, with its listing."""
+    made, listed = step(), []
+    for split, files in (("train", _FILES), ("valid", 1)):
+        (folder / split).mkdir(parents=True)
+        for number in range(files):
+            rng = np.random.default_rng([files, number])
+            columns = {f"c{i}": rng.random(_ROWS, np.float32) for i in range(made.dense)}
+            columns |= {f"t{i}": rng.integers(1, n, _ROWS, dtype=np.int32) for i, n in enumerate(made.rows)}
+            columns["label"] = rng.integers(0, 2, _ROWS).astype(np.float32)
+            file = folder / split / f"part-{number:04d}.parquet"
+            pq.write_table(pa.table(columns), file, compression="none", use_dictionary=False)
+            size = file.stat().st_size
+            listed.append({"name": f"{split}/{file.name}", "size": size, "rows": _ROWS, "row_groups": 1})
+    (folder / "_files.json").write_text(json.dumps(listed))
+    (folder / "workflow").mkdir()
+    (folder / "workflow" / "workflow.json").write_text("{}\n")
+
+
+def train(home: Path, store: str | None) -> dict[str, float]:
+    """Train in this process; seconds of it all, and of what the loop waited for."""
+    from headrace.train.loop.run import train_local
+
+    manifest = Manifest(
+        stage="features",
+        pipeline="bench",
+        ds="2026-01-01",
+        key="k",
+        spec_hash="bench",
+        dataset_schema=schema_of(step()),
+        outputs=(Output(kind="dataset", name=_NAME, version="k", rows=_ROWS * _FILES),),
+    )
+    job = Job(
+        home=home,
+        store=store,
+        pipeline="bench",
+        ds="2026-01-01",
+        key="k",
+        features=manifest,
+        model=model_of(step()),
+        train=train_of(step(), streams=4, checkpoint_steps=32),
+        threads=1,
+    )
+    began: list[float] = []
+    ended: list[float] = []
+
+    def on_progress(event: object) -> None:
+        if getattr(event, "phase", "") == "train":
+            ended[:] = [time.perf_counter()]
+            began.extend(ended if not began else [])
+
+    report = train_local(job, on_progress)
+    return {
+        "steps": report.steps,
+        "seconds": ended[0] - began[0],
+        "data_wait": report.data_wait_seconds,
+        "checkpoint_wait": report.checkpoint_wait_seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--train", nargs=2, metavar=("HOME", "STORE"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.train:
+        home, store = given.train
+        print(json.dumps(train(Path(home), store or None)))
+        return
+    figures = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        root = Path(folder)
+        write_dataset(root / "local" / _NAME)
+        (root / "s3").mkdir()
+        server = stack.enter_context(s3_server(root / "s3"))
+        os.environ.update(server.environ)
+        os.environ["HEADRACE_CACHE"] = str(root / "cache")
+        ways = {"local files": None, "S3Proxy": server.endpoint}
+        for name, rate in (("1 Gbit/s", 1e9), ("100 Mbit/s", 1e8)):
+            ways[name] = stack.enter_context(slow_link(server.endpoint, rate))
+        for number, (name, endpoint) in enumerate(ways.items()):
+            store = "" if endpoint is None else f"s3://{BUCKET}/{number}"
+            if store:
+                with Workspace(root / "up", store_uri=store).locate(_NAME).new_folder() as there:
+                    there.copy_from(local(root / "local" / _NAME))
+            env = {**os.environ, "HEADRACE_CACHE": str(root / f"cache-{number}"), "AWS_ENDPOINT_URL": endpoint or ""}
+            home = root / "local" if endpoint is None else root / f"home-{number}"
+            line = [sys.executable, "-m", "bench.bench_store", "--train", str(home), store]
+            done = subprocess.run(line, env=env, stdout=subprocess.PIPE, check=True, text=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            figures += [
+                Figure(f"{name}: training", found["seconds"], "s"),
+                Figure(f"{name}: share waited for data", found["data_wait"] / found["seconds"], ""),
+                Figure(f"{name}: share waited for checkpoints", found["checkpoint_wait"] / found["seconds"], ""),
+            ]
+            if store:
+                location_of(store).remove()
+    publish("store", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Training from and to a store of objects: checkpoints go up while steps are taken, and a kill leaves the older one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.manifest import Manifest
+from headrace.storage.objects import calls
+from headrace.train.callbacks.progress import ProgressEvent
+from headrace.train.checkpoint.folders import list_steps
+from headrace.train.job import Job
+from headrace.train.loop.run import train_local
+from headrace.workspace import Workspace
+from tests.storage_homes import left_over, memory_home
+from tests.train_support import TRAIN, assert_same_weights, job_of
+
+#: Twelve steps, all of one epoch.
+ONE_EPOCH = TRAIN.model_copy(update={"epochs": 1, "max_steps": 12, "checkpoint_steps": 4, "keep": 2})
+
+
+@pytest.fixture
+def jobs(
+    tmp_path: Path, make_dataset: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[Job, Job]]:
+    """A job in a store of objects, and the same on local files."""
+    ws = Workspace(tmp_path / "home")
+    manifest = make_dataset(ws, train=2400, valid=300)
+    memory_home(monkeypatch, tmp_path / "cache", ("s3",))
+    there = Workspace(tmp_path / "elsewhere", store_uri="s3://bucket/store")
+    name = manifest.output("dataset").name
+    with there.locate(name).new_folder() as folder:
+        folder.copy_from(ws.locate(name))
+
+    def make(key: str, **more: Any) -> tuple[Job, Job]:
+        train = ONE_EPOCH.model_copy(update=more)
+        return (
+            job_of(there, manifest, key, train, store="s3://bucket/store", threads=1),
+            job_of(ws, manifest, key, train, threads=1),
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_steps_go_on_while_one_checkpoint_goes_up(
+    background: bool, jobs: Callable[..., tuple[Job, Job]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upload of the first waits for a step behind the next one's `lag`; that of the second begins after it."""
+    stored, local = jobs("k", background_checkpoints=background)
+    later, real, going = threading.Event(), calls.upload, set()
+
+    def upload(bucket: Any, key: str, file: Path) -> None:
+        if "/checkpoints/" in key:
+            step = key[key.index("step-") :][: len("step-00000004")]
+            going.add(step)
+            if step == "step-00000004":
+                assert later.wait(timeout=100)
+                assert going == {step}
+        real(bucket, key, file)
+
+    monkeypatch.setattr(calls, "upload", upload)
+
+    def on_progress(event: ProgressEvent) -> None:
+        if event.phase == "train" and event.step == 7:
+            assert list_steps(stored.checkpoints) == []
+            later.set()
+
+    report = train_local(stored, on_progress)
+    assert later.is_set()
+    assert going == {f"step-{n:08d}" for n in (4, 8, 12)}
+    assert report.checkpoint_wait_seconds > 0
+    train_local(local)
+    assert list_steps(stored.checkpoints) == list_steps(local.checkpoints) == [12, 8]
+    assert_same_weights(stored, local)
+    assert left_over(stored.folder) == []
+    assert list((tmp_path / "cache" / "new").iterdir()) == []
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+#: A call that is the last one, and of which key.
+_CALLS = {"upload": ("upload", "/data/step-00000008/"), "list": ("put_new", "/lists/step-00000008")}
+
+
+@pytest.mark.parametrize("at", _CALLS)
+def test_a_kill_while_a_checkpoint_goes_up_leaves_the_one_before(
+    at: str, jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, local = jobs("k")
+    seen = []
+    name, where = _CALLS[at]
+    with monkeypatch.context() as patch:
+        real = getattr(calls, name)
+
+        def call(bucket: Any, key: str, *more: Any) -> Any:
+            if where in key:
+                seen.append(key)
+                raise Killed
+            return real(bucket, key, *more)
+
+        patch.setattr(calls, name, call)
+        with pytest.raises(Killed):
+            train_local(stored)
+    assert seen
+    assert list_steps(stored.checkpoints) == [4]
+    assert train_local(stored).resumed_from_step == 4
+    train_local(local)
+    assert_same_weights(stored, local)
+    assert left_over(stored.folder) == []
+
+
+def test_an_upload_that_fails_ends_training_with_the_step(
+    jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, _ = jobs("k")
+    real = calls.upload
+
+    def upload(bucket: Any, key: str, file: Path) -> None:
+        if "step-00000008" in key:
+            raise calls.StoreError(f"{key}: HTTP error: 503 Slow Down")
+        real(bucket, key, file)
+
+    monkeypatch.setattr(calls, "upload", upload)
+    with pytest.raises(
+        calls.StoreError, match=r"checkpoint of step 8 could not be written \(.*step-00000008.* 503 Slow Down"
+    ):
+        train_local(stored)
+    assert list_steps(stored.checkpoints) == [4]
