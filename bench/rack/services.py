@@ -70,7 +70,7 @@ def warehouse_settings(postgres: Host) -> Mapping[str, str]:
     return {f"publish.warehouse.{key}": value for key, value in given.items()}
 
 
-def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 1, memory: str = "2g") -> None:
+def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 1, memory: str = "4g") -> None:
     """A standalone cluster. Executors inherit their worker's environment, and so its host's.
 
     Args:
