@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from bench.simulated_days import day
 from headrace.cli import app
 from headrace.comm.base import LocalCollective
-from headrace.config import EmbeddingOptimizer, Spec
+from headrace.config import EmbeddingOptimizer, Spec, load_spec
 from headrace.errors import BusyError, UserError
 from headrace.housekeeping.forget import tables as tables_module
 from headrace.housekeeping.forget.erase import forget, found_places
@@ -333,6 +333,40 @@ def test_the_search_trusts_short_values_in_their_own_column_alone(tmp_path: Path
     found = scan(state, persons)
     assert sorted(found.found) == [f"lake/clicks/{name}/x.parquet" for name in ("nested", "other", "user_id")]
     assert found.unread == ["spark/ingest/clicks/half.parquet"]
+
+
+def test_the_search_finds_long_integers_in_texts_and_lists(tmp_path: Path) -> None:
+    ws, persons = Workspace(tmp_path), Persons("user_id", True, frozenset({"17", "123456789012"}))
+    columns: dict[str, list[Any]] = {
+        "bins": [[{"value": "123456789012", "count": 3}]],
+        "text": ["123456789012"],
+        "short": [[{"value": "17", "count": 17}]],
+        "item_id": [17],
+        "user_id": [17],
+    }
+    for name, values in columns.items():
+        with (ws.table("clicks", name) / "x.parquet").new_file() as file:
+            pq.write_table(pa.table({name: values}), file)
+    found = scan(WorkspaceState(SPEC, ws, NOW), persons).found
+    assert sorted(found) == [f"lake/clicks/{name}/x.parquet" for name in ("bins", "text", "user_id")]
+
+
+def test_the_most_frequent_values_in_statistics() -> None:
+    """Of the column as it came in, and of features with a vocabulary, whose categories have their values' names."""
+    sides = [("input", "user_id"), ("feature", "user_id"), ("feature", "item_id"), ("input", "item_id")]
+    bins = [{"value": v, "count": n} for n, v in enumerate(["7", "8", None])]
+    rows = pa.table({"side": [s for s, _ in sides], "column": [c for _, c in sides], "histogram": [bins] * 3 + [None]})
+    for spec, persons in (
+        (load_spec("clicks"), Persons("user_id", True, frozenset({"7"}))),
+        (SPEC, Persons("user_id", False, frozenset({"7"}))),
+    ):
+        kind, change, _ = tables_module.change_of(spec, "statistics", persons)
+        new, count = change.apply(rows)
+        assert (kind, count) == ("statistics", 2)
+        left = [None if h is None else [b["value"] for b in h] for h in new["histogram"].to_pylist()]
+        assert left[2:] == [["7", "8", None], None]
+        assert all(h is not None and "7" not in h and h[1:] == ["8", None] for h in left[:2])
+        assert new["histogram"].type == rows["histogram"].type
 
 
 def test_values_of_integers(tmp_path: Path) -> None:
