@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from headrace import __version__
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema
-from headrace.storage import Location
+from headrace.storage import Fence, LeaseLost, Location
 
 
 class Input(BaseModel):
@@ -93,6 +93,8 @@ class Manifest(BaseModel):
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
     #: None: of a run before it was measured, or of a machine that does not tell.
     resources: Resources | None = None
+    #: By lease (headrace.storage.Fence): the token of who wrote this. An earlier holder does not write over it.
+    fences: dict[str, int] = Field(default_factory=dict)
     #: Outputs that were removed since. Written before the first of their files goes.
     removed: tuple[Removal, ...] = ()
 
@@ -100,7 +102,7 @@ class Manifest(BaseModel):
     def _without_what_is_not_known(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Manifests whose outputs are there are written as before any could go."""
         found: dict[str, Any] = serialize(self)
-        for name in ("resources", "removed"):
+        for name in ("resources", "removed", "fences"):
             if not getattr(self, name):
                 found.pop(name, None)
         return found
@@ -123,9 +125,33 @@ class Manifest(BaseModel):
         new = tuple(Removal(name=o.name, by=by) for o in self.outputs if o.name in names and o.name not in noted)
         return self.model_copy(update={"removed": (*self.removed, *new)}) if new else self
 
-    def save(self, file: Location) -> None:
-        """Write in one step: a reader sees the old manifest or this one."""
-        file.put_text(self.model_dump_json(indent=1) + "\n")
+    def save(self, file: Location, fences: Sequence[Fence] = ()) -> Manifest:
+        """Write in one step: a reader sees the old manifest or this one.
+
+        Args:
+            file: its place.
+            fences: of the leases that the process holds; none: nobody else writes there.
+
+        Returns:
+            it as it is there.
+
+        Raises:
+            LeaseLost: what is there was written by a later holder of one of the leases, also where that was a moment
+                ago: the file is written on the condition that it is still the one that was looked at.
+        """
+        tokens = {fence.lease: fence.token for fence in fences}
+        fenced = self.model_copy(update={"fences": tokens})
+        text = fenced.model_dump_json(indent=1) + "\n"
+        if not fences:
+            file.put_text(text)
+            return fenced
+        while True:
+            found = file.read_tagged()
+            there = None if found is None else Manifest._parsed(found[0].decode(), file)
+            if there is not None and any(there.fences.get(lease, 0) > token for lease, token in tokens.items()):
+                raise LeaseLost(f"{file} was written by a later run; this one's manifest is not. Run it again")
+            if file.put_if(text.encode(), None if found is None else found[1]):
+                return fenced
 
     @staticmethod
     def load(file: Location) -> Manifest | None:
@@ -138,6 +164,10 @@ class Manifest(BaseModel):
             text = file.read_text()
         except FileNotFoundError:
             return None
+        return Manifest._parsed(text, file)
+
+    @staticmethod
+    def _parsed(text: str, file: Location) -> Manifest:
         try:
             return Manifest.model_validate_json(text)
         except ValidationError as e:

@@ -16,7 +16,7 @@ from headrace.memory import PeakMemory
 from headrace.resources import ResourceUse
 from headrace.schema import DatasetSchema
 from headrace.stages import STAGES
-from headrace.storage import Lease
+from headrace.storage import Fence, Lease
 from headrace.storage.lease import Held
 from headrace.workspace import Workspace
 
@@ -36,6 +36,8 @@ class Context:
     inputs: tuple[Input, ...] = ()
     #: When its turn came (seconds since 1970) in a process that has served other stages; None: it is the first in its.
     began: float | None = None
+    #: What its commits carry: those of the process that held the lease before are refused after them.
+    fence: Fence | None = None
     #: Whether a model that it trains becomes a version of the registry: not one that is tried beside the day's.
     registers: bool = True
 
@@ -124,10 +126,10 @@ def run_stage(
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
-        manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began)))
+        manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began, fence=lock.fence)))
         lock.check()
-        manifest.save(ws.manifest(spec.pipeline, ds, stage.name))
-        return Outcome(manifest, skipped=False, reason=plan.reason)
+        saved = manifest.save(ws.manifest(spec.pipeline, ds, stage.name), lock.fences)
+        return Outcome(saved, skipped=False, reason=plan.reason)
 
 
 def execute(stage: Stage, plan: RunPlan) -> Manifest:
@@ -246,6 +248,16 @@ class RunLock:
     """That this process is at work on a pipeline."""
 
     leases: tuple[Lease, ...]
+
+    @property
+    def fence(self) -> Fence:
+        """What commits to tables carry: the token of the pipeline's lease, or of the stage's own."""
+        return self.leases[0].fence
+
+    @property
+    def fences(self) -> tuple[Fence, ...]:
+        """What manifests carry: the tokens of all of them."""
+        return tuple(lease.fence for lease in self.leases)
 
     def check(self) -> None:
         """As `Lease.check`, of each lease."""

@@ -37,7 +37,7 @@ def count_day(ctx: Context, day: BuiltDay, spark: SparkSession) -> tuple[Output,
     records = [r for part in (raw, made) for r in part.rows(fitted.vocabularies)]
     path = ctx.ws.table(ctx.spec.pipeline, "statistics")
     counted = time.perf_counter()
-    version = write_statistics(spark, path, ctx.ds, ctx.key, records, rows.ranges)
+    version = write_statistics(spark, path, ctx.ds, ctx.key, records, rows.ranges, ctx.fence)
     _LOG.info(
         "counted %d columns and features in %.1f s, wrote their statistics in %.1f s",
         len(records) // len(splits),

@@ -13,8 +13,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.lake.arrow_frame import arrow_frame
+from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 
 _BIN = pa.struct(
     [
@@ -64,6 +65,7 @@ def write_statistics(
     key: str,
     rows: Sequence[Mapping[str, Any]],
     ranges: Mapping[str, tuple[str, str] | None],
+    fence: Fence | None = None,
 ) -> int:
     """Replace a day's statistics in one commit; returns the table's version.
 
@@ -77,6 +79,7 @@ def write_statistics(
         key: of the run: same key, same statistics.
         rows: from `SplitStatistics.rows`.
         ranges: first and last day by split.
+        fence: of the holder of the lease under which the table is written.
     """
     said = {"stage": "statistics", "ds": ds, "key": key}
     for version, text in DeltaLog(path).user_metadata():
@@ -87,15 +90,14 @@ def write_statistics(
             break
     full = [{**r, "ds": ds, **_range(ranges.get(str(r["split"])))} for r in rows]
     with arrow_frame(spark, pa.Table.from_pylist(full, SCHEMA)) as frame:
-        (
+        writer = (
             frame.write.format("delta")
             .mode("overwrite")
             .partitionBy("ds")
             .option("replaceWhere", f"ds = '{ds}'")
             .option("userMetadata", json.dumps(said))
-            .save(str(path))
         )
-    return next(version for version, text in DeltaLog(path).user_metadata() if _said(text) == said)
+        return save_delta(writer, path, fence)
 
 
 def _range(days: tuple[str, str] | None) -> dict[str, str | None]:

@@ -108,8 +108,8 @@ def _rows_step(state: WorkspaceState, table: Location, first: str, days: list[st
             if _holds(state.spec, manifest, table.name, name, first):
                 noted = manifest.without({name})
                 if noted is not manifest:
-                    noted.save(file)
-        remove_days_before(table, first)
+                    state.save(noted, file)
+        remove_days_before(table, first, state.lock.fence if state.lock else None)
 
     return Step("rows", f"{name} of {len(days)} days up to {days[-1]}", f"before {first}", size, act)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from headrace.config import Housekeeping, Spec
 from headrace.manifest import Manifest
+from headrace.stage import RunLock
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -21,6 +22,8 @@ class WorkspaceState:
     ws: Workspace
     #: The clock, for ages of files.
     now: datetime
+    #: That nobody else is at work; None: nothing is changed.
+    lock: RunLock | None = None
 
     @property
     def pipeline(self) -> str:
@@ -54,7 +57,11 @@ class WorkspaceState:
         for file, manifest in manifests_of(self.ws, self.pipeline, [day]):
             noted = manifest.without(names, by)
             if noted is not manifest:
-                noted.save(file)
+                self.save(noted, file)
+
+    def save(self, manifest: Manifest, file: Location) -> None:
+        """Write a manifest that is there anew. Raises LeaseLost where another process is at work by now."""
+        manifest.save(file, self.lock.fences if self.lock else ())
 
     def before_ns(self, days: float) -> int:
         """The moment so many days ago, nanoseconds since 1970."""

@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
 from headrace.lake.delta.with_spark import broken_constraints, write_checkpoint
 from headrace.lake.ingest.data_file import ROW_GROUP_ROWS, statistics
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 
 
 def append(
@@ -26,6 +26,7 @@ def append(
     read: int | None,
     application: tuple[str, int],
     metadata: str,
+    fence: Fence | None = None,
 ) -> int:
     """Append rows in one commit to a table without partitions, which is made where there is none.
 
@@ -40,6 +41,7 @@ def append(
         application: (its name, the last version that it had written then, -1 where none). The commit is its next one,
             and is refused where another of its commits came in between.
         metadata: the commit's userMetadata.
+        fence: of the holder of the lease under which the table is written.
 
     Returns:
         The version that the commit made.
@@ -49,13 +51,14 @@ def append(
             of it were removed.
         UserError: rows break a constraint that others have given the table; a table with partitions, or one that must
             not be written without Spark.
+        LeaseLost: a later holder of the lease has committed.
     """
     if read is None:
         fields = from_arrow_schema(schema).jsonValue()["fields"]
-        if not create_table(table, fields, (), write(), metadata, application):
+        if not create_table(table, fields, (), write(), metadata, application, fence):
             raise TransactionOvertaken(f"{table} was made by another process meanwhile")
         return 0
-    transaction = Transaction(table, read)
+    transaction = Transaction(table, read, fence)
     adds = write()
     if adds and transaction.constraints:
         frame = spark.read.parquet(*(str(table / add["path"]) for add in adds))

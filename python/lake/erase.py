@@ -27,7 +27,7 @@ from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.ingest.data_file import statistics
 from headrace.lake.redact import remove_checksum
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 
 _LOG = "_delta_log"
 
@@ -61,7 +61,7 @@ class Erased:
         return bool(self.rows or self.rewritten or self.removed or self.left)
 
 
-def erase(table: Location, change: Change, request: str, delete: bool) -> Erased:
+def erase(table: Location, change: Change, request: str, delete: bool, fence: Fence | None = None) -> Erased:
     """Take rows from a table and from all of its history that is on the disk.
 
     Args:
@@ -69,6 +69,7 @@ def erase(table: Location, change: Change, request: str, delete: bool) -> Erased
         change: what becomes of rows; applied to its own result it changes nothing.
         request: noted in the commit.
         delete: do it; else what would be done is counted.
+        fence: of the holder of the lease under which the table is written.
 
     Raises:
         UserError: a table that headrace does not read or write, or that another writer changes.
@@ -119,7 +120,7 @@ def erase(table: Location, change: Change, request: str, delete: bool) -> Erased
         instead = _flattened(instead)
         save_replacements(table, instead)
         if changed:
-            _commit(table, live, {path: instead[path].add for path in changed}, request)
+            _commit(table, live, {path: instead[path].add for path in changed}, request, fence)
         for file in old:
             remove_checksum(file)
             file.remove()
@@ -127,7 +128,11 @@ def erase(table: Location, change: Change, request: str, delete: bool) -> Erased
 
 
 def _commit(
-    table: Location, live: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]], request: str
+    table: Location,
+    live: Mapping[str, Mapping[str, Any]],
+    new: Mapping[str, Mapping[str, Any]],
+    request: str,
+    fence: Fence | None,
 ) -> None:
     """Make the newest version of files that were written again, by the paths of those that they replace."""
     by_day: dict[str, int] = {}
@@ -135,7 +140,7 @@ def _commit(
         day = str(dict(live[path]["partitionValues"] or {}).get("ds"))
         by_day[day] = by_day.get(day, 0) + _rows_of(live[path]) - _rows_of(add)
     swaps = {path: add if _rows_of(add) else None for path, add in new.items()}
-    Transaction(table).rewrite(swaps, erasure_text(request, by_day))
+    Transaction(table, fence=fence).rewrite(swaps, erasure_text(request, by_day))
 
 
 def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:

@@ -101,7 +101,7 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
             f"outcomes of {ctx.ds} cannot be joined ({str(e).splitlines()[0]}): look at outcomes.slices and the columns"
         ) from None
     table = ctx.ws.table(spec.pipeline, "outcomes")
-    version = write_day(rows, table, stage="outcomes", ds=ctx.ds, key=ctx.key)
+    version = write_day(rows, table, ctx, "outcomes")
     written = Output(
         kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows_of_day(table, version, ctx.ds)
     )
@@ -111,7 +111,7 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     ripe = {name: spec.last_ripe_day(name, ctx.ds) for name in outcomes.labels}
     alerts = judge(found, outcomes, ripe, {day.ds for day in days})
     metrics = ctx.ws.table(spec.pipeline, "outcome_metrics")
-    metrics_version = write_day(_frame(spark, ctx.ds, found), metrics, stage="outcomes", ds=ctx.ds, key=ctx.key)
+    metrics_version = write_day(_frame(spark, ctx.ds, found), metrics, ctx, "outcomes")
     for alert in alerts:
         log.warning("outcomes: %s", alert)
     if stops := [alert for alert in alerts if alert.action == "stop"]:

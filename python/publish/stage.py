@@ -181,11 +181,13 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
     """The same rows into the Delta table: one commit that replaces the day. Returns its version."""
     from pyspark.sql import functions as F
 
+    from headrace.lake.delta.fenced_write import save_delta
+
     log = DeltaLog(ctx.ws.table(ctx.spec.pipeline, "published"))
     last = next(log.commits(), None)
     if last is not None and last.user_metadata == ctx.key:  # killed between this commit and the manifest
         return last.version
-    (
+    writer = (
         df.withColumn("published_key", F.lit(ctx.key))
         .write.format("delta")
         .mode("overwrite")
@@ -193,11 +195,8 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
         .option("mergeSchema", "true")
         .option("userMetadata", ctx.key)
         .partitionBy("ds")
-        .save(str(log.folder))
     )
-    version = log.version
-    assert version is not None, "written just now, under the pipeline's lock"
-    return version
+    return save_delta(writer, log.folder, ctx.fence)
 
 
 def _sections(spec: Spec) -> tuple[PublishSpec, Score]:

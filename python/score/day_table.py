@@ -11,8 +11,10 @@ from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
+from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Output
+from headrace.stage import Context
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -52,20 +54,18 @@ def _array(type_: str) -> str:
     return f"array<{nested['elementType']}>" if nested.get("type") == "array" else type_
 
 
-def write_day(frame: DataFrame, table: Location, *, stage: str, ds: str, key: str) -> int:
-    """Replace the rows of a day (column `ds`) in one commit; the version of the commit."""
-    # Names the run in the table's history; the newest commit that has it is this one.
-    metadata = json.dumps({"stage": stage, "ds": ds, "key": key})
-    (
+def write_day(frame: DataFrame, table: Location, ctx: Context, stage: str) -> int:
+    """Replace the rows of the run's day (column `ds`) in one commit, which names the run; the version of the commit."""
+    metadata = json.dumps({"stage": stage, "ds": ctx.ds, "key": ctx.key})
+    writer = (
         frame.write.format("delta")
         .mode("overwrite")
         .partitionBy("ds")
-        .option("replaceWhere", f"ds = '{ds}'")
+        .option("replaceWhere", f"ds = '{ctx.ds}'")
         .option("mergeSchema", "true")  # columns that earlier days did not have
         .option("userMetadata", metadata)
-        .save(str(table))
     )
-    return next(version for version, text in DeltaLog(table).user_metadata() if text == metadata)
+    return save_delta(writer, table, ctx.fence)
 
 
 def rows_of_day(table: Location, version: int, ds: str) -> int:

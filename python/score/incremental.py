@@ -241,7 +241,7 @@ def write_hashes(ctx: Context, users: DataFrame) -> Output:
     assert ctx.spec.score is not None
     table = ctx.ws.table(ctx.spec.pipeline, TABLE)
     frame = users.select(F.lit(ctx.ds).alias("ds"), col(ctx.spec.score.user.key), *OF_USER)
-    number = write_day(frame, table, stage=TABLE, ds=ctx.ds, key=ctx.key)
+    number = write_day(frame, table, ctx, TABLE)
     return Output(kind=KIND, name=ctx.ws.name_of(table), version=str(number), rows=rows_of_day(table, number, ctx.ds))
 
 

@@ -139,7 +139,7 @@ def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live]
                 columns = [col(c) for c in written.columns]
                 written = written.select(*columns[:at], dealt.arms.alias("arms"), *columns[at:])
             table = ctx.ws.table(spec.pipeline, "scores")
-            version = write_day(written, table, stage="score", ds=ctx.ds, key=ctx.key)
+            version = write_day(written, table, ctx, "score")
             hashed = [of.part.hashed for of in lists if of.part.hashed is not None]
             hashes = (write_hashes(ctx, reduce(DataFrame.unionByName, hashed)),) if hashed else ()
             seconds = time.perf_counter() - tick + sum(of.seconds for of in lists)

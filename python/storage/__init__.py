@@ -16,9 +16,19 @@ What is private to one process or one host does not come here, and uses pathlib:
 libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's local folders.
 """
 
-from headrace.storage.lease import Lease, LeaseLost
+from headrace.storage.lease import Fence, Lease, LeaseLost
 from headrace.storage.location import Location, local, location_of
 from headrace.storage.objects.copies import release as release_copy
 from headrace.storage.uri import local_folder, uri_fault
 
-__all__ = ["Lease", "LeaseLost", "Location", "local", "local_folder", "location_of", "release_copy", "uri_fault"]
+__all__ = [
+    "Fence",
+    "Lease",
+    "LeaseLost",
+    "Location",
+    "local",
+    "local_folder",
+    "location_of",
+    "release_copy",
+    "uri_fault",
+]

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from headrace.storage import system
-from headrace.storage.lease import Held, Holder, Lease
+from headrace.storage.lease import Held, Holder, Lease, holder_after
 
 #: A line is never longer.
 _BYTES = 4096
@@ -35,9 +35,8 @@ def lease(path: Path) -> Iterator[Lease]:
         except BlockingIOError:
             raise Held(before or _UNKNOWN) from None
         before = _written(fd)
-        # The clock alone would do, but for one that was set back.
-        token = max(time.time_ns() // 1000, before.token + 1 if before else 0)
-        mine = Holder(token=token)
+        # A lease whose file was lost goes on behind the tokens that it had, unless the clock was set back.
+        mine = holder_after(before, time.time_ns() // 1_000_000)
         line = mine.model_dump_json().encode() + b"\n"
         os.pwrite(fd, line, 0)
         os.ftruncate(fd, len(line))
@@ -48,9 +47,12 @@ def lease(path: Path) -> Iterator[Lease]:
 
 @contextmanager
 def turn(path: Path) -> Iterator[None]:
-    """Hold the lock while the block runs; wait for it where another thread or process of this host has it."""
+    """Hold the lock while the block runs; wait for it where another thread or process of this host has it.
+
+    Of a folder that is there, or of a file, which is made.
+    """
     system.make_folder(path.parent)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

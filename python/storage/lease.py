@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,8 +22,10 @@ class Holder(BaseModel):
     since: datetime = Field(default_factory=lambda: datetime.now(UTC))
     #: After this the lease is void unless it was renewed; None: it ends with its holder's process.
     expires: datetime | None = None
-    #: Larger than that of every earlier holder: a store refuses a commit with an older one.
+    #: Larger than that of every earlier holder of the same `lease`.
     token: int = 0
+    #: What all holders have in common, the next one taking it from the one before. Empty: written before there was one.
+    lease: str = ""
     #: The kernel that knows the process by its number: others cannot tell whether it is alive. Empty: not said.
     machine: str = ""
 
@@ -29,6 +33,23 @@ class Holder(BaseModel):
         if not self.process:
             return "an unknown process"
         return f"process {self.process} on {self.host} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def holder_after(before: Holder | None, least: int, expires: datetime | None = None, machine: str = "") -> Holder:
+    """This process as the holder of a lease after `before`, with a token of at least `least`."""
+    if before is None or not before.lease:
+        return Holder(token=least, lease=uuid.uuid4().hex, expires=expires, machine=machine)
+    return Holder(token=max(least, before.token + 1), lease=before.lease, expires=expires, machine=machine)
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What the holder of a lease writes into each of its commits: those of an earlier holder are refused after it."""
+
+    #: Of the lease (`Holder.lease`): tokens of different leases say nothing of each other.
+    lease: str
+    #: Of its holder.
+    token: int
 
 
 class Held(Exception):
@@ -48,6 +69,11 @@ class Lease:
 
     def __init__(self, holder: Holder, still_held: Callable[[], bool]) -> None:
         self.holder, self._still_held = holder, still_held
+
+    @property
+    def fence(self) -> Fence:
+        """What commits that only the holder may make carry."""
+        return Fence(self.holder.lease, self.holder.token)
 
     def check(self) -> None:
         """Call it before a commit that only the holder may make.

@@ -14,10 +14,13 @@ A reader, and a rerun after a kill between any two lines, sees:
 
 from __future__ import annotations
 
+import functools
 import glob
+import hashlib
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +30,7 @@ from typing import BinaryIO
 
 from headrace.storage import flock, system
 from headrace.storage.lease import Holder, Lease
-from headrace.storage.store import Info
+from headrace.storage.store import Info, Unfinished
 
 #: What unfinished writes are named; no glob of a landing folder finds it, and no list shows it.
 _PARTIAL = ".partial"
@@ -121,6 +124,25 @@ class LocalStore:
             raise
         if durable:
             system.fsync(final.parent)
+        return True
+
+    def get_tagged(self, path: PurePosixPath) -> tuple[bytes, str] | None:
+        """See Store."""
+        try:
+            data = Path(path).read_bytes()
+        except FileNotFoundError:
+            return None
+        return data, hashlib.sha256(data).hexdigest()
+
+    def put_if(self, path: PurePosixPath, data: bytes, tag: str | None, durable: bool) -> bool:
+        """See Store. Nothing is between the look and the rename: all who put on a condition wait for each other."""
+        if tag is None:
+            return self.put_new(path, data, durable)
+        with flock.turn(Path(path).parent):
+            found = self.get_tagged(path)
+            if found is None or found[1] != tag:
+                return False
+            self.put(path, data, durable)
         return True
 
     @contextmanager
@@ -221,11 +243,24 @@ class LocalStore:
             raise
         return old
 
+    def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
+        """See Store."""
+        found: list[Unfinished] = []
+        for entry in sorted(Path(path).iterdir()) if Path(path).is_dir() else ():
+            if _is_partial(entry.name):
+                with suppress(FileNotFoundError):  # its writer was done just now
+                    stats = [p.stat() for p in (entry, *entry.rglob("*"))]
+                    size = sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
+                    newest = max(s.st_mtime_ns for s in stats)
+                    found.append(
+                        Unfinished(path / _final_name(entry.name), size, newest, functools.partial(_clear, entry))
+                    )
+        return found
+
     def discard_unfinished(self, path: PurePosixPath) -> None:
         """See Store."""
-        for entry in Path(path).iterdir() if Path(path).is_dir() else ():
-            if _is_partial(entry.name):
-                _clear(entry)
+        for left in self.unfinished(path):
+            left.remove()
 
     def lease(self, path: PurePosixPath) -> AbstractContextManager[Lease]:
         """An advisory lock of the kernel, which frees it when the holder dies. Of one machine, or of NFS."""
@@ -242,6 +277,11 @@ def _partial(final: Path) -> Path:
 
 def _is_partial(name: str) -> bool:
     return name.startswith(".") and name.endswith(_PARTIAL)
+
+
+def _final_name(name: str) -> str:
+    """The NAME of `.NAME.TOKEN.partial` and `.NAME.TOKEN.old.partial`."""
+    return name[1:].removesuffix(_PARTIAL).removesuffix(".old").rpartition(".")[0]
 
 
 def _clear(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
 from headrace.storage.objects.store import ObjectStore
-from headrace.storage.store import Info, Store
+from headrace.storage.store import Info, Store, Unfinished
 from headrace.storage.uri import parse_uri
 
 #: By the scheme of their URIs.
@@ -166,6 +166,17 @@ class Location:
         """Write a file in one step where there is none; False, and nothing done, where there is one."""
         return self._store.put_new(self.path, text.encode(), self.durable)
 
+    def read_tagged(self) -> tuple[bytes, str] | None:
+        """All of a file that is in no published folder, and a tag for `put_if`; None where there is no file."""
+        return self._store.get_tagged(self.path)
+
+    def put_if(self, data: bytes, tag: str | None) -> bool:
+        """Replace a file in one step where it still has the tag, or (None) write it where there is none.
+
+        False, and nothing done, where another writer was first.
+        """
+        return self._store.put_if(self.path, data, tag, self.durable)
+
     def new_file(self) -> AbstractContextManager[Path]:
         """Give a local path for a library to write to; the file appears here when the block ends well, in one step.
 
@@ -259,6 +270,10 @@ class Location:
             self.remove()
         except OSError:
             return
+
+    def unfinished(self) -> list[Unfinished]:
+        """What killed or failed writers left in this folder, and what is being written there; no list has it."""
+        return self._store.unfinished(self.path)
 
     def discard_unfinished(self) -> None:
         """Remove what killed or failed writers left in this folder. No other writer may be at work in it."""

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from headrace.storage.lease import Holder, Lease
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What a writer that was killed, or is at work, has written of a file or a folder that is not published."""
+
+    #: What it would have become.
+    path: PurePosixPath
+    #: Bytes.
+    size: int
+    #: When it was last written to: nanoseconds since 1970.
+    modified_ns: int
+    #: Removes it. A writer that is at work after all cannot publish it then.
+    remove: Callable[[], None] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,17 @@ class Store(Protocol):
         """
         ...
 
+    def get_tagged(self, path: PurePosixPath) -> tuple[bytes, str] | None:
+        """A file's bytes and a tag of them, which another content does not have; None where there is no file."""
+        ...
+
+    def put_if(self, path: PurePosixPath, data: bytes, tag: str | None, durable: bool) -> bool:
+        """Replace a file in one step where it still has the tag, or (None) write it where there is none.
+
+        Of several who do so at once, one does, if no two write the same; to the others it is False, and nothing done.
+        """
+        ...
+
     def new_file(self, path: PurePosixPath, durable: bool) -> AbstractContextManager[Path]:
         """The same for what a library writes: give it a local path that is not there; the file appears at the end."""
         ...
@@ -125,6 +151,10 @@ class Store(Protocol):
         Raises:
             headrace.storage.lease.LeaseLost: others have published it since, or have begun anew (a store of objects).
         """
+        ...
+
+    def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
+        """What killed or failed writers left in a folder, and what is being written there, each attempt by itself."""
         ...
 
     def discard_unfinished(self, path: PurePosixPath) -> None:

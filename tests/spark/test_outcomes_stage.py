@@ -19,7 +19,7 @@ from headrace.lake.ingest.stage import Ingest
 from headrace.manifest import Manifest, Output
 from headrace.outcomes.stage import MeasureOutcomes
 from headrace.score.day_table import rows_of_day, write_day
-from headrace.stage import run_stage
+from headrace.stage import Context, run_stage
 from headrace.workspace import Workspace
 
 #: Lists that are published by now are there before these days are.
@@ -135,7 +135,7 @@ class Shop:
             types = "ds string, user bigint, item string, rank int, score float, model_version string, arms string"
             rows = [tuple(None if v is None else v for v in r) for r in mine.itertuples(index=False)]
             frame = spark.createDataFrame([(*r[:4], float(r[4]), *r[5:]) for r in rows], types)
-            version = write_day(frame, table, stage="score", ds=day(number), key=f"k{number}")
+            version = write_day(frame, table, Context(spec, ws, day(number), key=f"k{number}"), "score")
             output = Output(
                 kind="delta",
                 name="lake/shop/scores",

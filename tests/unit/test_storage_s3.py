@@ -15,6 +15,8 @@ import pytest
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import create_table
+from headrace.manifest import Manifest
 from headrace.storage import Location, location
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
@@ -90,6 +92,8 @@ def test_keys_of_a_profile(home: Location, monkeypatch: pytest.MonkeyPatch, tmp_
 _HOLD = """
 import sys
 from pathlib import PurePosixPath
+from headrace.lake.delta.transaction import Transaction
+from headrace.manifest import Manifest
 from headrace.storage import LeaseLost, Location
 from headrace.storage.lease import Held
 from headrace.storage.objects import lease as leases
@@ -100,12 +104,20 @@ while True:
     try:
         with lock.lease() as lease:
             print(lease.holder.token, flush=True)
-            sys.stdin.readline()
-            try:
-                lease.check()
-                print("commits", flush=True)
-            except LeaseLost:
-                print("lost", flush=True)
+            lease.check()
+            sys.stdin.readline()  # it is here that it stands still
+            transaction = Transaction(lock.parent / "table", fence=lease.fence)
+            manifest = Manifest(stage="train", pipeline="p", ds="d", key=sys.argv[2], spec_hash="s")
+            for commit in (
+                lease.check,
+                lambda: transaction.replace("ds", ["d1"], [], sys.argv[2]),
+                lambda: manifest.save(lock.parent / "train.json", [lease.fence]),
+            ):
+                try:
+                    commit()
+                    print("done", flush=True)
+                except LeaseLost:
+                    print("lost", flush=True)
         break
     except Held as e:
         print(f"waits for {e}", flush=True)
@@ -114,10 +126,11 @@ while True:
 
 
 def test_a_holder_that_is_paused_and_one_that_takes_over(home: Location) -> None:
-    """Two processes, as on two hosts: one stands still past the end of its lease, and wakes up."""
+    """Two processes, as on two hosts: one stands still between its look at the lease and its commits, and wakes up."""
+    create_table(home / "table", [{"name": "ds", "type": "string", "nullable": True, "metadata": {}}], ["ds"])
 
-    def start() -> subprocess.Popen[str]:
-        line = [sys.executable, "-c", _HOLD, str(home.path / "lock")]
+    def start(name: str) -> subprocess.Popen[str]:
+        line = [sys.executable, "-c", _HOLD, str(home.path / "lock"), name]
         return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(process: subprocess.Popen[str]) -> None:
@@ -129,9 +142,9 @@ def test_a_holder_that_is_paused_and_one_that_takes_over(home: Location) -> None
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
-    one = start()
+    one = start("one")
     first = int(told(one))
-    other = start()
+    other = start("other")
     try:
         assert told(other).startswith(f"waits for process {one.pid} on ")
         one.send_signal(signal.SIGSTOP)
@@ -141,12 +154,17 @@ def test_a_holder_that_is_paused_and_one_that_takes_over(home: Location) -> None
             if not answer.startswith("waits for"):
                 break
         assert int(answer) == first + 1
+        ask(other)
+        assert [told(other) for _ in range(3)] == ["done"] * 3
+        assert other.wait() == 0
         one.send_signal(signal.SIGCONT)
         ask(one)
-        assert told(one) == "lost"
-        ask(other)
-        assert told(other) == "commits"
-        assert one.wait() == other.wait() == 0
+        assert [told(one) for _ in range(3)] == ["lost"] * 3
+        assert one.wait() == 0
+        assert [text for _, text in DeltaLog(home / "table").user_metadata()] == ["other"]
+        manifest = Manifest.load(home / "train.json")
+        assert manifest is not None
+        assert manifest.key == "other"
     finally:
         for process in (one, other):
             process.kill()

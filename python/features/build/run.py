@@ -71,7 +71,8 @@ def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
     version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
     scratch = ctx.ws.spark_local / "vocabulary"
     scratch.make_dir()
-    return VocabularyTable(spark, ctx.ws.table(ctx.spec.pipeline, "vocabulary"), ctx.ds, version, scratch)
+    table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
+    return VocabularyTable(spark, table, ctx.ds, version, scratch, ctx.fence)
 
 
 def write_dataset(

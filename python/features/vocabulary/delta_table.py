@@ -28,7 +28,7 @@ from headrace.lake.append import append, data_file
 from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.lake.delta.transaction import TransactionOvertaken
 from headrace.lake.exchange import streamed
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 
 _LOG = logging.getLogger("headrace.features")
@@ -105,7 +105,13 @@ class VocabularyTable:
     """
 
     def __init__(
-        self, spark: SparkSession, path: Location, ds: str, version: int | None = None, scratch: Location | None = None
+        self,
+        spark: SparkSession,
+        path: Location,
+        ds: str,
+        version: int | None = None,
+        scratch: Location | None = None,
+        fence: Fence | None = None,
     ) -> None:
         """Open it.
 
@@ -116,11 +122,12 @@ class VocabularyTable:
             version: that a finished fit of the same rows left; then nothing is added. None: the newest.
             scratch: a local folder for vocabularies that are too large for this process, as long as the table is used.
                 None: one for temporary files.
+            fence: of the holder of the lease under which the table is written.
         """
         self._scratch = scratch
         #: Of vocabularies that `update` left in files.
         self._folder: TemporaryDirectory[str] | None = None
-        self._spark, self._path, self._ds, self._pinned = spark, path, ds, version
+        self._spark, self._path, self._ds, self._pinned, self._fence = spark, path, ds, version, fence
         #: The last version that `_APPLICATION` had written when the table was read.
         self._written = -1
         #: The table's version that the last `update` read, or made.
@@ -316,7 +323,7 @@ class VocabularyTable:
         # another one's commit, or a removal of rows, came after the version that was read.
         application, said = (_APPLICATION, self._written), f"headrace vocabulary of {self._ds}"
         try:
-            self.version = append(self._spark, self._path, _ROWS, files, self.version, application, said)
+            self.version = append(self._spark, self._path, _ROWS, files, self.version, application, said, self._fence)
         except TransactionOvertaken as e:
             raise CodesOvertaken(
                 f"another run added to the vocabularies {self._path} while those of {self._ds} were counted"

@@ -74,13 +74,13 @@ def text_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
             yield Place("log", ws.name_of(file), removed=1, size=file.size(), act=partial(remove_all, [file]))
     # After the reports, which are found by them.
     for file, _ in found:
-        yield Place("manifest", ws.name_of(file), rewritten=1, act=partial(_redact, file, persons))
+        yield Place("manifest", ws.name_of(file), rewritten=1, act=partial(_redact, state, file, persons))
 
 
-def _redact(file: Location, persons: Persons) -> None:
+def _redact(state: WorkspaceState, file: Location, persons: Persons) -> None:
     manifest = Manifest.load(file)
     assert manifest is not None, "under the pipeline's lock"
-    manifest.model_copy(update={"facts": _without(manifest.facts, persons)}).save(file)
+    state.save(manifest.model_copy(update={"facts": _without(manifest.facts, persons)}), file)
 
 
 def _without(value: Any, persons: Persons) -> Any:

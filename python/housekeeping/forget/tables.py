@@ -68,7 +68,7 @@ def _erase(state: WorkspaceState, table: Location, change: Change, request: str,
     if _has_vectors(table):
         _purge(state, table)
     # What is left of rows is known afterwards: deletion vectors are gone by now.
-    found = erase(table, change, request, delete=True)
+    found = erase(table, change, request, delete=True, fence=state.lock.fence if state.lock else None)
     redact_log(table, values, delete=True)
     return "; ".join(found.left)
 

@@ -54,6 +54,8 @@ class TableState:
     adds: list[Mapping[str, Any]]
     metadata: Mapping[str, Any]
     protocol: Mapping[str, Any]
+    #: The last version that each application has written by its name (`txnAppId`).
+    applications: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def configuration(self) -> dict[str, str]:
@@ -105,6 +107,7 @@ class _Snapshot:
     adds: dict[FileKey, Mapping[str, Any]] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
     protocol: Mapping[str, Any] | None = None
+    applications: dict[str, int] = field(default_factory=dict)
 
     def apply(self, action: Mapping[str, Any]) -> None:
         """Replay one action."""
@@ -116,6 +119,8 @@ class _Snapshot:
             self.metadata = metadata
         elif protocol := action.get("protocol"):
             self.protocol = protocol
+        elif txn := action.get("txn"):
+            self.applications[txn["appId"]] = int(txn["version"])
 
     def check(self, folder: Location) -> None:
         """Raises UserError where the table would be read wrongly."""
@@ -164,11 +169,12 @@ class DeltaLog:
 
         None where it has written none, or so long ago that the log does not say.
         """
-        for at in sorted((v for v in self.versions() if v <= version), reverse=True):
+        checkpoint = newest_checkpoint(self._log, version)
+        after = -1 if checkpoint is None else checkpoint.version
+        for at in sorted((v for v in self.versions() if after < v <= version), reverse=True):
             for action in self.actions(at):
                 if (txn := action.get("txn")) and txn["appId"] == application:
                     return int(txn["version"])
-        checkpoint = newest_checkpoint(self._log, version)
         found = (a["txn"] for a in checkpoint.actions("txn")) if checkpoint is not None else ()
         return max((int(txn["version"]) for txn in found if txn["appId"] == application), default=None)
 
@@ -212,10 +218,10 @@ class DeltaLog:
 
         `current`: with the files that have taken the place of others since (headrace.lake.delta.erased).
         """
-        found = self._replay(version, "add", "metaData", "protocol", current=current)
+        found = self._replay(version, "add", "metaData", "protocol", "txn", current=current)
         if found is None or found.metadata is None:
             return None
-        return TableState(list(found.adds.values()), found.metadata, found.protocol or {})
+        return TableState(list(found.adds.values()), found.metadata, found.protocol or {}, found.applications)
 
     def files(self, version: int) -> list[DataFile] | None:
         """The live data files at `version`; None where the log no longer reaches back that far.

@@ -7,7 +7,7 @@ import json
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.delta.user_metadata import said_by
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 
 _MARK = "headrace.retention"
 
@@ -20,17 +20,18 @@ def days_before(table: Location, first: str) -> list[str]:
     return sorted({ds for f in files or [] if (ds := f.partition.get("ds")) is not None and ds < first})
 
 
-def remove_days_before(table: Location, first: str) -> int | None:
+def remove_days_before(table: Location, first: str, fence: Fence | None = None) -> int | None:
     """Remove them, in one commit; its version, None where there are none. Files stay until they are vacuumed.
 
     Raises:
         UserError: another writer changes these days, or the table must not be written without Spark.
+        LeaseLost: a later holder of the lease (`fence`: of this one) has committed.
     """
     days = days_before(table, first)
     if not days:
         return None
     metadata = json.dumps({_MARK: {"first": first}})
-    return Transaction(table).replace("ds", days, [], metadata)
+    return Transaction(table, fence=fence).replace("ds", days, [], metadata)
 
 
 def first_kept(user_metadata: str | None) -> str | None:

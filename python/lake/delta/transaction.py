@@ -3,7 +3,8 @@
 Written to Delta's protocol document (PROTOCOL.md of delta-io/delta). A commit is one file of the log that appears whole
 or not at all, and only under a version that nobody has taken; where others have taken it first, the commit goes after
 theirs if they have changed nothing that it rests on, and is refused else. A table with features of which a writer must
-know more than is here is refused by name.
+know more than is here is refused by name. Under a lease a commit carries its holder's token
+(headrace.lake.delta.fencing), and is refused after a commit of a later holder.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import UserError
 from headrace.lake.delta.checkpoint import newest_checkpoint
+from headrace.lake.delta.fencing import application_of, check, next_version, version_in
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 
 #: Writer features that ask nothing of a commit that adds and removes whole files of a table with these settings.
 #: `invariants`, `checkConstraints`: the caller's to check (`Transaction.constraints`).
@@ -67,6 +69,7 @@ def create_table(
     adds: Sequence[Mapping[str, Any]] = (),
     user_metadata: str | None = None,
     application: tuple[str, int] | None = None,
+    fence: Fence | None = None,
 ) -> bool:
     """Make a table, where there is none.
 
@@ -77,6 +80,7 @@ def create_table(
         adds: the `add` actions of its first data files.
         user_metadata: the commit's userMetadata.
         application: see `Transaction.append`.
+        fence: see `Transaction`.
 
     Returns:
         Whether it was made; False where another process has made it meanwhile.
@@ -110,18 +114,26 @@ def create_table(
     if user_metadata is not None:
         info |= {"userMetadata": user_metadata}
     actions: list[Mapping[str, Any]] = [{"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol}]
-    return _put(folder, 0, [*actions, *({"add": add} for add in adds), *_applications(application)])
+    mine = _applications(application) + _token(folder, fence, None)
+    return _put(folder, 0, [*actions, *({"add": add} for add in adds), *mine])
 
 
 class Transaction:
     """One commit to a table, which rests on one version of it."""
 
-    def __init__(self, folder: Location, version: int | None = None) -> None:
+    def __init__(self, folder: Location, version: int | None = None, fence: Fence | None = None) -> None:
         """Begin at a version of the table; None: the newest.
 
-        Raises UserError for a table that is not there, or that must not be written from here.
+        Args:
+            folder: of the table.
+            version: on which the commit rests.
+            fence: of the holder of the lease under which the table is written; None: there is no lease. Each commit
+                then raises LeaseLost, and nothing is committed, where a later holder has committed before.
+
+        Raises:
+            UserError: a table that is not there, or that must not be written from here.
         """
-        self.folder = folder
+        self.folder, self._fence = folder, fence
         self._log = DeltaLog(folder)
         version = self._log.version if version is None else version
         state = self._log.state(version, current=False) if version is not None else None
@@ -181,11 +193,7 @@ class Transaction:
         listed = ", ".join(f"'{v}'" for v in sorted(values))
         parameters = {"mode": "Overwrite", "predicate": f"{column} IN ({listed})"}
         info = _info("WRITE", parameters, self._version, is_append=False) | {"userMetadata": user_metadata}
-        at = self._version + 1
-        while not _put(self.folder, at, [{"commitInfo": info}, *actions]):
-            self._allow(at, column, values)
-            at += 1
-        return at
+        return self._commit([{"commitInfo": info}, *actions], lambda at: self._allow(at, column, values))
 
     def append(self, adds: Sequence[Mapping[str, Any]], user_metadata: str, application: tuple[str, int]) -> int:
         """Add data files to a table without partitions, in one commit.
@@ -210,16 +218,16 @@ class Transaction:
         info = _info("WRITE", {"mode": "Append", "partitionBy": "[]"}, self._version, is_append=True)
         actions: list[Mapping[str, Any]] = [{"commitInfo": info | {"userMetadata": user_metadata}}]
         actions += [*({"add": add} for add in adds), *_applications(application)]
-        at = self._version + 1
-        while not _put(self.folder, at, actions):
+
+        def allow(at: int) -> None:
             for action in self._log.actions(at):
                 mine = action.get("txn", {}).get("appId") == name
                 # Not where files are only rewritten (OPTIMIZE).
                 removed = "remove" in action and action["remove"].get("dataChange", True)
                 if mine or removed or "metaData" in action or "protocol" in action:
                     raise TransactionOvertaken(f"{self.folder} was changed at version {at} since it was read")
-            at += 1
-        return at
+
+        return self._commit(actions, allow)
 
     def rewrite(self, files: Mapping[str, Mapping[str, Any] | None], user_metadata: str) -> int:
         """Put data files in the places of others that have fewer rows, in one commit.
@@ -248,13 +256,13 @@ class Transaction:
         actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
         actions += [{"remove": _removal(live[path], now)} for path in files]
         actions += [{"add": add} for add in files.values() if add is not None]
-        at = self._version + 1
-        while not _put(self.folder, at, actions):
+
+        def allow(at: int) -> None:
             for action in self._log.actions(at):
                 if action.get("remove", {}).get("path") in files or "metaData" in action or "protocol" in action:
                     raise UserError(f"{self.folder} was changed at version {at} meanwhile; run again")
-            at += 1
-        return at
+
+        return self._commit(actions, allow)
 
     def wants_checkpoint(self, version: int) -> bool:
         """Whether a checkpoint is due after a commit: the last is as many commits ago as the interval, whoever made
@@ -263,6 +271,20 @@ class Transaction:
         interval = int(self._state.configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
         last = newest_checkpoint(self.folder / "_delta_log", version)
         return version - (0 if last is None else last.version) >= interval
+
+    def _commit(self, actions: Sequence[Mapping[str, Any]], allow: Callable[[int], None]) -> int:
+        """Commit after those of others; `allow` raises where this one may not follow that of a version."""
+        last = None if self._fence is None else self._state.applications.get(application_of(self._fence))
+        at = self._version + 1
+        while not _put(self.folder, at, [*actions, *_token(self.folder, self._fence, last)]):
+            if self._fence is not None:
+                for action in self._log.actions(at):
+                    found = version_in(action, self._fence)
+                    last = last if found is None else found
+                check(self.folder, self._fence, last)
+            allow(at)
+            at += 1
+        return at
 
     def _allow(self, version: int, column: str, values: Collection[str]) -> None:
         """Raises UserError where a commit of another writer is one that this one may not follow."""
@@ -333,6 +355,14 @@ def _applications(application: tuple[str, int] | None) -> list[Mapping[str, Any]
         return []
     name, last = application
     return [{"txn": {"appId": name, "version": last + 1, "lastUpdated": _now()}}]
+
+
+def _token(folder: Location, fence: Fence | None, last: int | None) -> list[Mapping[str, Any]]:
+    """The `txn` action of a lease's holder; `last`: see `next_version`."""
+    if fence is None:
+        return []
+    version = next_version(folder, fence, last)
+    return [{"txn": {"appId": application_of(fence), "version": version, "lastUpdated": _now()}}]
 
 
 def _info(operation: str, parameters: Mapping[str, Any], read: int | None, is_append: bool) -> dict[str, Any]:

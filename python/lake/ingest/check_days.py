@@ -260,7 +260,7 @@ class DaysCheck:
                 out = to_quarantine(rows.where(F.col("_ds").isin(days)), self.table, repeated)
                 files = frame_files(out, self.ctx.quarantine, QUARANTINE, staging / "quarantine")
             facts = metadata(records, self.seen.place.facts(), stored.types)
-            commit_files(spark, self.ctx.quarantine, days, files, facts)
+            commit_files(spark, self.ctx.quarantine, days, files, facts, fence=self.ctx.run.fence)
             files = []
         finally:
             remove_files(self.ctx.quarantine, files)

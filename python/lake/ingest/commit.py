@@ -12,7 +12,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.delta.with_spark import broken_constraints, write_checkpoint
 from headrace.lake.ingest.data_file import WrittenFile, ddl_fields
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 
 
 def commit_files(
@@ -22,6 +22,7 @@ def commit_files(
     files: Sequence[WrittenFile],
     metadata: str,
     columns: str = "",
+    fence: Fence | None = None,
 ) -> None:
     """Replace the days' partitions by data files, in one commit: also where there are none, and were none.
 
@@ -32,12 +33,14 @@ def commit_files(
         files: of these days, in the table's folder.
         metadata: the commit's userMetadata.
         columns: that the table has afterwards, in Spark's DDL; those that it lacks are added.
+        fence: of the holder of the lease under which the table is written.
 
     Raises:
         UserError: rows break a constraint that others have given the table; another writer has changed these days, or
             the table itself, meanwhile; a table that must not be written without Spark.
+        LeaseLost: a later holder of the lease has committed.
     """
-    transaction = Transaction(table)
+    transaction = Transaction(table, fence=fence)
     _check(spark, table, transaction.constraints, files)
     values = [date.fromisoformat(ds).isoformat() for ds in days]
     fields = [f.jsonValue() for f in ddl_fields(columns)] if columns else []

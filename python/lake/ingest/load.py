@@ -194,7 +194,7 @@ class Load:
             return
         if any_bad:
             written.quarantine = rows.write_typed(names, table, QUARANTINE, Dropped(None), [], bad=True)
-        commit_files(self.spark, table, names, written.quarantine, "")
+        commit_files(self.spark, table, names, written.quarantine, "", fence=self.ctx.run.fence)
         written.quarantine = []
 
     def _commit_events(self, rows: BatchRows, checked: _CheckedDay, dropped: Dropped, written: _Written) -> None:
@@ -206,7 +206,7 @@ class Load:
         written.events += rows.write_typed([day.ds], self.ctx.events, schema, dropped, checked.extra)
         mine = [f for f in written.events if f.ds == day.ds]
         record = replace(checked.record, quarantine=_newest(self.ctx.quarantine))
-        commit_files(self.spark, self.ctx.events, [day.ds], mine, record.metadata(), columns)
+        commit_files(self.spark, self.ctx.events, [day.ds], mine, record.metadata(), columns, self.ctx.run.fence)
         written.events = [f for f in written.events if f.ds != day.ds]
         counts = ", ".join(f"{name} {n:,}" for name, n in record.rows.items())
         _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)

@@ -147,7 +147,7 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
             table = _table(ctx, side)
             # Rows of tables come in long messages.
             with worker_errors(), bounded_batches(spark) if joined else nullcontext():
-                version = write_day(found, table, stage=f"{side}_vectors", ds=ctx.ds, key=ctx.key)
+                version = write_day(found, table, ctx, f"{side}_vectors")
             shared.unpersist()
             rows[f"{side}s"] = rows_of_day(table, version, ctx.ds)
             if not rows[f"{side}s"]:

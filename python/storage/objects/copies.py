@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 import uuid
@@ -55,13 +56,21 @@ def drop(path: Path) -> None:
     _remove(path.parent)
 
 
-def remove_abandoned() -> None:
-    """Remove what `new_path` gave writers that were killed: what nobody has written to for a day."""
-    before = time.time() - _WRITTEN_SECONDS
-    for place in (folder() / "new").glob("*"):
+def abandoned() -> dict[Path, int]:
+    """What `new_path` gave writers that were killed, and its bytes: what nobody has written to for a day."""
+    before, found = time.time() - _WRITTEN_SECONDS, dict[Path, int]()
+    for place in sorted((folder() / "new").glob("*")):
         with suppress(FileNotFoundError):  # its writer was done just now
-            if max(p.stat().st_mtime for p in (place, *place.rglob("*"))) < before:
-                _remove(place)
+            stats = [p.stat() for p in (place, *place.rglob("*"))]
+            if max(s.st_mtime for s in stats) < before:
+                found[place] = sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
+    return found
+
+
+def remove_abandoned() -> None:
+    """Remove them."""
+    for place in abandoned():
+        _remove(place)
 
 
 def file(bucket: Any, store: str, stored: Stored) -> Path:
@@ -159,14 +168,14 @@ def _make_room(path: Path, size: int) -> None:
         with suppress(FileNotFoundError):  # another process was first
             if old.stat().st_mtime < before:
                 _take_away(old)
-    found = [(stat, p) for stat, p in _files(root) if p != path]
-    for stat, old in sorted(found, key=lambda f: f[0].st_mtime):
-        if wanted <= 0 or stat.st_mtime > before:
+    found = [(info, p) for info, p in _files(root) if p != path]
+    for info, old in sorted(found, key=lambda f: f[0].st_mtime):
+        if wanted <= 0 or info.st_mtime > before:
             return
-        if stat.st_nlink > 1:  # a folder that stays has it: there is nothing to gain
+        if info.st_nlink > 1:  # a folder that stays has it: there is nothing to gain
             continue
         system.unlink(old)
-        wanted -= stat.st_size
+        wanted -= info.st_size
 
 
 def _files(root: Path) -> Iterator[tuple[os.stat_result, Path]]:

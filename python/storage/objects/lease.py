@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headrace.errors import UserError
-from headrace.storage.lease import Held, Holder, Lease
+from headrace.storage.lease import Held, Holder, Lease, holder_after
 from headrace.storage.objects import calls
 
 #: How long a lease holds unless it is renewed; a test's may be shorter.
@@ -86,8 +86,8 @@ class _Held:
         if before is not None and not _is_free(before):
             raise Held(before)
         asked = _clock()
-        token = before.token + 1 if before else 1
-        mine = Holder(token=token, expires=self._end(), machine=_machine())
+        mine = holder_after(before, before.token + 1 if before else 1, self._end(), _machine())
+        token = mine.token
         data = _encoded(mine)
         written = calls.put_new(self._bucket, _key(self._path, token), data)
         numbers = _numbers(self._bucket, self._path)

@@ -88,19 +88,27 @@ def replace_in(tree: Tree, folder: str, new: dict[str, ListedFile], gone: Collec
         _drop(tree, old, changed(dict(old.list.files)))
 
 
-def unfinished(tree: Tree, above: str) -> dict[str, list[Stored]]:
-    """What no list names of the folders in a folder, by folder: what dead writers left, and what is being written."""
+def unfinished(tree: Tree, above: str) -> dict[tuple[str, str], list[Stored]]:
+    """What no list names of the folders in a folder, by folder and token: of dead writers and of live ones."""
     prefix = f"{above}/{DATA}" if above else DATA
     by_folder: dict[str, list[Stored]] = {}
     for stored in calls.list_below(tree.bucket, prefix):
         name = stored.key[len(prefix) + 1 :].partition("/")[0]
         by_folder.setdefault(f"{above}/{name}" if above else name, []).append(stored)
-    found: dict[str, list[Stored]] = {}
+    found: dict[tuple[str, str], list[Stored]] = {}
     for folder, objects in by_folder.items():
-        named = _named(tree.published(folder))
-        if left := [o for o in objects if o.key not in named]:
-            found[folder] = left
+        named, start = _named(tree.published(folder)), len(data_prefix(folder)) + 1
+        for left in objects:
+            if left.key not in named:
+                found.setdefault((folder, left.key[start:].partition("/")[0]), []).append(left)
     return found
+
+
+def discard(tree: Tree, objects: Collection[Stored]) -> None:
+    """Remove what `unfinished` found of an attempt: first that it goes on, so that its writer cannot publish it."""
+    keys = [o.key for o in objects]
+    calls.delete(tree.bucket, [key for key in keys if key.endswith(f"/{BEGUN}")])
+    calls.delete(tree.bucket, [key for key in keys if not key.endswith(f"/{BEGUN}")])
 
 
 def remove(tree: Tree, key: str) -> None:

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -19,7 +20,7 @@ from headrace.storage.objects.calls import Stored
 from headrace.storage.objects.file_list import data_prefix
 from headrace.storage.objects.reader import BLOCK, ObjectReader
 from headrace.storage.objects.tree import Published, Tree
-from headrace.storage.store import Info
+from headrace.storage.store import Info, Unfinished
 
 #: Files up to so many bytes are read by one request.
 _SMALL = 16 << 20
@@ -169,6 +170,19 @@ class ObjectStore:
         tree.is_plain(key)
         return written
 
+    def get_tagged(self, path: PurePosixPath) -> tuple[bytes, str] | None:
+        """The store's own tag."""
+        tree, key = self._at(path)
+        found = calls.get(tree.bucket, key)
+        return None if found is None else (found[0], found[1].tag)
+
+    def put_if(self, path: PurePosixPath, data: bytes, tag: str | None, durable: bool) -> bool:
+        """By a PUT on that condition."""
+        if tag is None:
+            return self.put_new(path, data, durable)
+        tree, key = self._at(path)
+        return calls.put_if(tree.bucket, key, data, tag) is not None or calls.is_there(tree.bucket, key, data)
+
     @contextmanager
     def new_file(self, path: PurePosixPath, durable: bool) -> Iterator[Path]:
         """A file of this host, which is uploaded at the end."""
@@ -246,11 +260,23 @@ class ObjectStore:
         tree, key = self._at(path)
         publish.commit(tree, key, token)
 
+    def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
+        """See Store. Parts of multipart uploads are in no listing."""
+        tree, key = self._at(path)
+        return [
+            Unfinished(
+                path / folder[len(key) :].lstrip("/"),
+                sum(o.size for o in objects),
+                max(o.modified_ns for o in objects),
+                partial(publish.discard, tree, objects),
+            )
+            for (folder, _), objects in sorted(publish.unfinished(tree, key).items())
+        ]
+
     def discard_unfinished(self, path: PurePosixPath) -> None:
         """See Store."""
-        tree, key = self._at(path)
-        for objects in publish.unfinished(tree, key).values():
-            calls.delete(tree.bucket, [o.key for o in objects])
+        for left in self.unfinished(path):
+            left.remove()
 
     def lease(self, path: PurePosixPath) -> AbstractContextManager[Lease]:
         """A file that says who holds it and until when, renewed while the block runs."""

@@ -1,0 +1,83 @@
+"""Commits by Spark under a lease: a later holder's refuse those of an earlier one, also in the middle of a write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+from headrace.lake.delta.fenced_write import save_delta
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import Transaction
+from headrace.storage import Fence, LeaseLost, local
+
+
+def writer(rows: DataFrame) -> DataFrameWriter:
+    return rows.write.format("delta").mode("overwrite").partitionBy("ds").option("replaceWhere", "ds = 'd1'")
+
+
+def rows(spark: SparkSession, n: int) -> DataFrame:
+    return spark.range(n, n + 1).selectExpr("id", "'d1' AS ds")
+
+
+def test_of_two_holders_the_later_one_commits(spark: SparkSession, tmp_path: Path) -> None:
+    table = local(tmp_path / "table")
+    old, new = Fence("l", 1), Fence("l", 2)
+
+    def there() -> list[int]:
+        return [r["id"] for r in spark.read.format("delta").load(str(table)).collect()]
+
+    # Several commits of one holder: none is taken for one that was made before. Others' say nothing.
+    for n, fence in enumerate((old, old, Fence("other", 9), None, old)):
+        assert save_delta(writer(rows(spark, n)), table, fence) == n
+        assert there() == [n]
+
+    began, go = tmp_path / "began", tmp_path / "go"
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began.touch()
+        while not go.exists():
+            time.sleep(0.02)
+        yield from batches
+
+    slow = rows(spark, 7).mapInArrow(wait, "id long, ds string")
+    with ThreadPoolExecutor(1) as pool:
+        paused = pool.submit(save_delta, writer(slow), table, old)
+        while not began.exists():
+            assert not paused.done(), paused.result()
+            time.sleep(0.02)
+        # Of another day: by its rows alone it would stand in nobody's way.
+        Transaction(table, fence=new).replace("ds", ["d2"], [], "theirs")
+        go.touch()
+        with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
+            paused.result()
+    assert there() == [4]
+    with pytest.raises(LeaseLost):
+        save_delta(writer(rows(spark, 8)), table, old)
+    assert DeltaLog(table).version == 5
+    assert save_delta(writer(rows(spark, 9)), table, new) == 6
+    assert there() == [9]
+
+
+def test_a_commit_that_delta_passes_over_is_noticed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later holder commits between the look at the log and the beginning of the write."""
+    table = local(tmp_path / "table")
+    save_delta(writer(rows(spark, 0)), table, Fence("l", 1))
+    real = DataFrameWriter.save
+
+    def save(self: DataFrameWriter, path: str) -> None:
+        monkeypatch.setattr(DataFrameWriter, "save", real)
+        Transaction(table, fence=Fence("l", 2)).replace("ds", ["d2"], [], "theirs")
+        real(self, path)
+
+    monkeypatch.setattr(DataFrameWriter, "save", save)
+    with pytest.raises(LeaseLost):
+        save_delta(writer(rows(spark, 1)), table, Fence("l", 1))
+    assert DeltaLog(table).version == 1

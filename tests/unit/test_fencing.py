@@ -1,0 +1,252 @@
+"""Holders of a lease that were paused and wake up: what they commit after a later holder has is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config import Spec, load_spec
+from headrace.errors import UserError
+from headrace.lake.delta import transaction
+from headrace.lake.delta.fencing import application_of
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
+from headrace.manifest import Input, Manifest, Output
+from headrace.stage import Context, Result, RunLock, run_stage
+from headrace.storage import Fence, LeaseLost, Location, flock, local
+from headrace.storage.objects import lease as leases
+from headrace.workspace import Workspace
+from tests.storage_homes import home_of, memory_home
+
+DS = "2026-01-03"
+FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("id", "long"), ("ds", "string"))]
+
+
+def add(ds: str, name: str) -> dict[str, Any]:
+    file = {"path": f"ds={ds}/{name}", "partitionValues": {"ds": ds}, "size": 9, "modificationTime": 1}
+    return file | {"dataChange": True, "stats": json.dumps({"numRecords": 1})}
+
+
+def live(table: Location) -> list[str]:
+    log = DeltaLog(table)
+    assert log.version is not None
+    return sorted(f.path.name for f in log.files(log.version) or ())
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.sampled_from("abc")), max_size=10))
+def test_a_commit_stands_unless_a_later_holder_has_committed(
+    tmp_path_factory: pytest.TempPathFactory, commits: list[tuple[int, bool, str]]
+) -> None:
+    """`early`: the transaction began on the table as it was made. Those of another lease, or of none, mean nothing."""
+    table = local(tmp_path_factory.mktemp("table"))
+    create_table(table, FIELDS, ["ds"])
+    newest, expected = 0, dict[str, str]()
+    touched: set[str] = set()
+    for n, (token, early, day) in enumerate(commits):
+        began = Transaction(table, 0 if early else None, Fence("mine", token))
+        for other in (Fence("other", n), None):
+            Transaction(table, fence=other).replace("ds", ["z"], [], "")
+        try:
+            began.replace("ds", [day], [add(day, str(n))], "")
+        except LeaseLost:
+            assert token < newest
+        except UserError:
+            assert early
+            assert day in touched
+        else:
+            assert token >= newest
+            newest, expected[day] = token, str(n)
+            touched.add(day)
+    assert live(table) == sorted(expected.values())
+
+
+@pytest.mark.parametrize("how", ["replace", "append", "rewrite"])
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_who_is_paused_before_the_put(how: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = home_of(kind, tmp_path, monkeypatch) / "table"
+    create_table(table, FIELDS, () if how == "append" else ["ds"], [add("d1", "a")], fence=Fence("l", 1))
+    commit: Mapping[str, Callable[[Transaction, str], int]] = {
+        "replace": lambda t, name: t.replace("ds", [name], [add(name, name)], ""),
+        "append": lambda t, name: t.append([add("d1", name)], "", (name, -1)),
+        "rewrite": lambda t, name: t.rewrite({"ds=d1/a": add("d1", name)}, ""),
+    }
+    mine, real = Transaction(table, fence=Fence("l", 1)), transaction._put
+
+    def paused(*arguments: Any) -> bool:
+        monkeypatch.setattr(transaction, "_put", real)
+        commit[how](Transaction(table, fence=Fence("l", 2)), "theirs")
+        return real(*arguments)
+
+    monkeypatch.setattr(transaction, "_put", paused)
+    with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
+        commit[how](mine, "mine")
+    assert "mine" not in live(table)
+    assert "theirs" in live(table)
+    if how == "rewrite":  # the file is no more
+        return
+    # Also where it begins only now.
+    with pytest.raises(LeaseLost):
+        commit[how](Transaction(table, fence=Fence("l", 1)), "mine")
+    commit[how](Transaction(table, fence=Fence("l", 2)), "again")
+    assert "again" in live(table)
+
+
+def test_of_two_that_make_a_table_the_holder_of_the_older_lease_is_refused_afterwards(tmp_path: Path) -> None:
+    table = local(tmp_path / "table")
+    assert create_table(table, FIELDS, (), [add("d1", "a")], fence=Fence("l", 2))
+    assert not create_table(table, FIELDS, (), [add("d1", "b")], fence=Fence("l", 1))
+    with pytest.raises(LeaseLost):
+        Transaction(table, fence=Fence("l", 1)).append([add("d1", "b")], "", ("app", -1))
+    # What an older one did before stays a conflict of its own.
+    began = Transaction(table, fence=Fence("l", 3))
+    Transaction(table, fence=Fence("l", 2)).append([add("d1", "c")], "", ("app", -1))
+    with pytest.raises(TransactionOvertaken):
+        began.append([add("d1", "d")], "", ("app", -1))
+
+
+def test_application_versions_grow_within_what_delta_can_say(tmp_path: Path) -> None:
+    """Also with tokens of a lease by flock, which begin at the clock's milliseconds."""
+    table = local(tmp_path / "table")
+    create_table(table, FIELDS, ["ds"])
+    with (local(tmp_path) / "lock").lease() as lease:
+        for _ in range(3):
+            Transaction(table, fence=lease.fence).replace("ds", ["d1"], [], "")
+        log = DeltaLog(table)
+        found = [log.application_version(application_of(lease.fence), version) for version in (1, 2, 3)]
+    assert found == sorted({v for v in found if v is not None})
+    assert found[0] == lease.fence.token << 20
+    later = replace(lease.fence, token=lease.fence.token + 100 * 365 * 86_400_000)
+    Transaction(table, fence=later).replace("ds", ["d1"], [], "")
+    newest = log.application_version(application_of(later), 4)
+    assert newest is not None
+    assert newest < 2**63
+
+
+# --- manifests -------------------------------------------------------------------------------------------------------
+
+
+def manifest(note: str) -> Manifest:
+    return Manifest(stage="train", pipeline="clicks", ds=DS, key="k", spec_hash="s", facts={"note": note})
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+@pytest.mark.parametrize("there", [True, False], ids=["replaced", "new"])
+def test_a_manifest_is_written_on_the_condition_that_nobody_has_since(
+    there: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = home_of(kind, tmp_path, monkeypatch) / "train.json"
+    old, new, other = ((Fence(lease, token), Fence("x", 7)) for lease, token in (("l", 1), ("l", 2), ("m", 1)))
+    if there:
+        manifest("before").save(file, old)
+    real = Location.put_if
+
+    def save(note: str, fences: tuple[Fence, ...], theirs: tuple[Fence, ...]) -> str:
+        """What is there in the end, where another one writes between the look and the PUT."""
+
+        def paused(self: Location, data: bytes, tag: str | None) -> bool:
+            monkeypatch.setattr(Location, "put_if", real)
+            manifest("theirs").save(file, theirs)
+            return real(self, data, tag)
+
+        monkeypatch.setattr(Location, "put_if", paused)
+        saved = manifest(note).save(file, fences)
+        assert Manifest.load(file) == saved
+        return str(saved.facts["note"])
+
+    with pytest.raises(LeaseLost, match="written by a later run"):
+        save("mine", old, new)
+    found = Manifest.load(file)
+    assert found is not None
+    assert (found.facts["note"], found.fences) == ("theirs", {"l": 2, "x": 7})
+    # A later one, the same one and one of another lease go on behind it.
+    assert save("later", new, new) == "later"
+    assert save("of another lease", other, new) == "of another lease"
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Commits:
+    """A stage that replaces a day of a table."""
+
+    word: str
+    name: str = "features"
+    version: int = 1
+    needs: tuple[str, ...] = ()
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        return {}
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        return ()
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        table = ctx.ws.events("clicks")
+        if DeltaLog(table).version is None:
+            create_table(table, FIELDS, ["ds"], fence=ctx.fence)
+        version = Transaction(table, fence=ctx.fence).replace("ds", [DS], [add(DS, self.word)], "")
+        return Result(outputs=(Output(kind="delta", name="events", version=str(version)),))
+
+
+@pytest.mark.parametrize("at", ["the table's PUT", "the manifest's PUT"])
+@pytest.mark.parametrize("kind", ["objects", "a lock that a network file system has lost"])
+def test_a_run_that_is_paused_after_it_asked_for_its_lease(
+    kind: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "objects":
+        # Two hosts, each with what a process of its own would know of the same objects.
+        memory_home(monkeypatch, tmp_path / "cache", readers=("s3", "gs"))
+        mine, theirs = (Workspace(tmp_path, f"{s}://bucket/lake", f"{s}://bucket/store") for s in ("s3", "gs"))
+        # The holder stands still, and its thread with it; the other host's clock has gone on.
+        monkeypatch.setattr(leases, "_RENEWED_AFTER", 1000)
+        monkeypatch.setattr(leases, "SKEW_SECONDS", -2 * leases.SECONDS)
+    else:
+        mine = theirs = Workspace(tmp_path)
+        monkeypatch.setattr(flock.fcntl, "flock", lambda fd, how: None)
+    spec = load_spec("clicks")
+
+    def overtake() -> None:
+        outcome = run_stage(Commits("theirs"), spec, theirs, DS)
+        assert not outcome.skipped
+
+    if at == "the table's PUT":
+        real_put = transaction._put
+
+        def put(folder: Location, version: int, actions: Any) -> bool:
+            if version:
+                monkeypatch.setattr(transaction, "_put", real_put)
+                overtake()
+            return real_put(folder, version, actions)
+
+        monkeypatch.setattr(transaction, "_put", put)
+    else:
+        real_check = RunLock.check
+
+        def check(self: RunLock) -> None:
+            real_check(self)
+            monkeypatch.setattr(RunLock, "check", real_check)
+            overtake()
+
+        monkeypatch.setattr(RunLock, "check", check)
+    with pytest.raises(LeaseLost):
+        run_stage(Commits("mine"), spec, mine, DS)
+    assert live(theirs.events("clicks")) == ["theirs"]
+    found = Manifest.load(theirs.manifest("clicks", DS, "features"))
+    assert found is not None
+    assert found.output("delta").version == str(DeltaLog(theirs.events("clicks")).version)
+    assert run_stage(Commits("mine"), spec, mine, DS).skipped
