@@ -1,6 +1,7 @@
 """`headrace serve`: latency against offered load, rows a second, and what Python costs beside onnxruntime.
 
     make bench-serve
+    python -m bench.bench_serve 64 256       # requests of so many rows alone
 
 The server has one core and one thread of onnxruntime, the generator of requests (bench.serve_load, an open loop)
 another core. The model is a DLRM of Criteo's shape (bench.serve_models), asked over HTTP with raw tensors.
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,8 @@ from bench.serve_process import Served, served
 from headrace.workspace import checkout
 
 BATCHES = (16, 64, 256, 1024)
+#: Of which the curve, the overhead of Python and the best that onnxruntime does are.
+_ALWAYS = (16, 64, 1024)
 #: Shares of the floor that are offered.
 LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 CURVE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -45,19 +49,19 @@ SERVER_CORE, LOAD_CORE = 0, 1
 HOME = checkout() / "build" / "bench" / "serve"
 
 
-def main() -> None:
+def main(batches: Sequence[int]) -> None:
     model = HOME / "models" / "dlrm" / "1"
     if not model.is_dir():
         model.parent.mkdir(parents=True, exist_ok=True)
         # In a process of its own, which frees torch's memory.
         subprocess.run([sys.executable, "-m", "bench.bench_serve", "--write", str(model)], check=True)
     os.sched_setaffinity(0, {LOAD_CORE})
-    floors = {rows: floor(model, rows) for rows in BATCHES}
+    floors = {rows: floor(model, rows) for rows in {*batches, *_ALWAYS}}
     figures = []
     with served(HOME / "models", HOME / "server.log", [SERVER_CORE]) as server:
-        requests = {rows: [request_of("dlrm", dlrm_inputs(rows, seed)) for seed in range(16)] for rows in BATCHES}
+        requests = {rows: [request_of("dlrm", dlrm_inputs(rows, seed)) for seed in range(16)] for rows in floors}
         run(server.port, requests[64], 500, 2)  # warm
-        for rows in BATCHES:
+        for rows in batches:
             figures.append(saturated(server, requests[rows], rows, model))
             figures.append(highest(server, requests[rows], rows, floors[rows]))
         figures += overhead(server, requests)
@@ -213,4 +217,4 @@ if __name__ == "__main__":
             print(measure_grpc(int(port)))
         case _:
             np.seterr(all="raise")
-            main()
+            main([int(rows) for rows in sys.argv[1:]] or BATCHES)
