@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pandas as pd
 import psycopg
@@ -18,26 +15,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from delta.tables import DeltaTable
-from deltalake import DeltaTable as DeltaRs
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, load_spec
 from headrace.errors import RefusedError, UserError
-from headrace.lake.iceberg.manifests import snapshot_files
-from headrace.lake.iceberg.metadata import newest_metadata
-from headrace.lake.session import iceberg_jars, spark_settings
+from headrace.lake.session import spark_settings
 from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.stage import Publish
+from headrace.publish.tables.delta import DeltaTarget
+from headrace.publish.tables.iceberg import IcebergTarget
+from headrace.publish.tables.parquet import ParquetTarget
+from headrace.publish.tables.records import Records
 from headrace.publish.warehouses import open_target
 from headrace.stage import Outcome, run_stage
-from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.publish_support import redis_server, served
+from tests.warehouses import Warehouses, in_warehouse
 
 DS = "2026-01-10"
 NEXT = "2026-01-11"
@@ -110,17 +108,6 @@ def land(spark: SparkSession, ws: Workspace, frame: pd.DataFrame, ds: str = DS, 
 def publish(ws: Workspace, ds: str = DS, overrides: Sequence[str] = ()) -> Outcome:
     spec: Spec = load_spec("clicks", ["score.top_k=4", *overrides])
     return run_stage(Publish(), spec, ws, ds)
-
-
-def in_warehouse(ws: Workspace, table: str = "clicks_scores", ds: str | None = DS) -> pd.DataFrame:
-    with warehouse.connect(SPEC.publish.warehouse, ws) as conn:  # type: ignore[union-attr]
-        cursor = conn.execute(
-            f"SELECT ds::text, user_id, item_id, rank, score, model_version FROM {table} "
-            f"WHERE ds = %s ORDER BY ds, user_id, rank",
-            [ds],
-        )
-        frame = pd.DataFrame(cursor.fetchall(), columns=[c.name for c in cursor.description or ()])
-    return frame.astype({"score": np.float32, "rank": np.int32})
 
 
 def in_lake(spark: SparkSession, ws: Workspace, ds: str = DS) -> pd.DataFrame:
@@ -369,68 +356,13 @@ def test_executors_that_cannot_reach_the_server_say_so(spark: SparkSession, fres
             assert count == (20,)
 
 
-class Warehouses:
-    """A warehouse of each kind that runs here: what the spec says of it, and its rows, read by other code than ours."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.settings = {
-            "embedded": [],
-            "duckdb": [f"path={folder / 'scores.duckdb'}"],
-            "sqlalchemy": [f"url=sqlite:///{folder / 'scores.sqlite'}"],
-            "parquet": [f"path={folder / 'parquet'}"],
-            "delta": [f"path={folder / 'delta'}"],
-        }
-        self.properties = {
-            "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
-            "spark.sql.catalog.shop.type": "hadoop",
-            "spark.sql.catalog.shop.warehouse": str(folder / "iceberg"),
-        }
-        if iceberg_jars():
-            self.settings["iceberg"] = ["catalog=shop", "schema=served"]
-
-    def online(self, kind: str) -> list[str]:
-        """Two of them serve, too."""
-        url = f"url=unix://{self.folder}/redis.sock"
-        more = {"duckdb": ["kind=lmdb", f"path={self.folder / 'top.lmdb'}"], "parquet": ["kind=redis", url]}
-        return [f"publish.online.{text}" for text in more.get(kind, [])]
-
-    def overrides(self, kind: str) -> list[str]:
-        found = [f"publish.warehouse.{text}" for text in [f"kind={kind}", *self.settings[kind]]]
-        if kind == "iceberg":
-            found += [f"spark.properties={json.dumps(self.properties)}"]
-        return found
-
-    def read(self, kind: str, ws: Workspace, ds: str, current: bool = False) -> pd.DataFrame:
-        name = "clicks_scores_current" if current else "clicks_scores"
-        rows: Any
-        if kind == "embedded":
-            return in_warehouse(ws, name, ds)
-        if kind in ("duckdb", "sqlalchemy"):
-            file = self.folder / ("scores.duckdb" if kind == "duckdb" else "scores.sqlite")
-            with duckdb.connect(str(file)) if kind == "duckdb" else sqlite3.connect(file) as db:
-                rows = db.execute(f"SELECT * FROM {name}").fetchall()
-            columns = ["ds", "user_id", "item_id", "rank", "score", "model_version"]
-            found = pd.DataFrame(rows, columns=columns)
-        elif kind == "parquet":
-            table = self.folder / "parquet" / "clicks_scores"
-            manifest = json.loads((table / "manifest.json").read_text())
-            days = [manifest["current"]] if current else list(manifest["days"])
-            files = [table / file for day in days for file in manifest["days"][day]["files"]]
-            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
-        elif kind == "delta":
-            parts = []
-            for path in map(Path, DeltaRs(str(self.folder / "delta" / name)).file_uris()):
-                part = pq.ParquetFile(path).read().to_pandas()
-                parts.append(part if current else part.assign(ds=path.parent.name.removeprefix("ds=")))
-            found = pd.concat(parts)
-        else:
-            metadata = newest_metadata(local(self.folder / "iceberg" / "served" / name / "metadata"))
-            assert metadata.current is not None
-            files = [f.path.local_path() for f in snapshot_files(metadata, metadata.current)]
-            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
-        found = found.assign(ds=found["ds"].astype(str)).astype({"score": np.float32, "rank": np.int32})
-        return found[found["ds"] == ds][["ds", "user_id", "item_id", "rank", "score", "model_version"]]
+def online(kind: str, folder: Path) -> list[str]:
+    """What two of the warehouses have in their specs besides: they serve, too."""
+    more = {
+        "duckdb": ["kind=lmdb", f"path={folder / 'top.lmdb'}"],
+        "parquet": ["kind=redis", f"url=unix://{folder}/redis.sock"],
+    }
+    return [f"publish.online.{text}" for text in more.get(kind, [])]
 
 
 def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh: Workspace, tmp_path: Path) -> None:
@@ -439,9 +371,9 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
         land(spark, fresh, scores(50))
         land(spark, fresh, scores(40, 1, NEXT), NEXT)
         for kind in places.settings:
-            overrides = places.overrides(kind) + places.online(kind)
+            overrides = places.overrides(kind) + online(kind, tmp_path)
             done = publish(fresh, overrides=overrides)
-            if places.online(kind):
+            if online(kind, tmp_path):
                 wanted = scores(50).query("user_id == 7").sort_values("rank")
                 pairs = [
                     (int(i), pytest.approx(float(s))) for i, s in zip(wanted["item_id"], wanted["score"], strict=True)
@@ -536,3 +468,64 @@ def test_persons_are_erased_from_every_kind_of_warehouse(
                 assert bounds
                 users = {int.from_bytes(b["value"], "little", signed=True) for b in bounds}
                 assert not users & {*gone}, manifest
+
+
+#: After which calls a publisher of files is killed, one after another; which rows the table, the copy of the newest day
+#: and the record then are of.
+_KILLS: dict[str, list[tuple[type, str, str]]] = {
+    "parquet": [(ParquetTarget, "_discard", "old old old"), (ParquetTarget, "_save", "new new new")],
+    "delta": [
+        (DeltaTarget, "write_day", "new old old"),
+        (DeltaTarget, "write_current", "new new old"),
+        (Records, "save", "new new new"),
+    ],
+    "iceberg": [
+        (IcebergTarget, "write_day", "new old old"),
+        (IcebergTarget, "write_current", "new new old"),
+        (Records, "save", "new new new"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", _KILLS)
+def test_a_table_of_files_is_whole_whenever_its_publisher_is_killed(
+    spark: SparkSession, fresh: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    places = Warehouses(tmp_path)
+    if kind not in places.settings:
+        pytest.skip("Iceberg's jar is not here: make iceberg")
+    versions = {"old": scores(30), "new": scores(31, 6)}
+    spec = load_spec("clicks", ["score.top_k=4", *places.overrides(kind)])
+
+    def publish_to(key: str) -> None:
+        df = spark.createDataFrame(versions[key], SCHEMA.format(user="bigint", item="bigint"))
+        with open_target(spec, fresh) as target:
+            target.create(df.dtypes)
+            with target.stage(df, DS, key) as staged:
+                target.swap(staged, "s", [])
+
+    def check(table: str, current: str, recorded: str) -> None:
+        same(places.read(kind, fresh, DS), versions[table])
+        same(places.read(kind, fresh, DS, current=True), versions[current])
+        with open_target(spec, fresh) as target:
+            found = target.published(DS)
+            assert found is not None
+            assert (found.key, found.rows) == (recorded, len(versions[recorded]))
+            assert (target.missing(DS, "new") is None) == (recorded == "new")
+
+    with spark_settings(spark, places.properties):
+        publish_to("old")
+        for owner, name, left in _KILLS[kind]:
+            real = getattr(owner, name)
+
+            def dies(*args: Any, real: Any = real) -> None:
+                real(*args)
+                raise Killed
+
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, dies)
+                with pytest.raises(Killed):
+                    publish_to("new")
+            check(*left.split())
+        publish_to("new")
+        check("new", "new", "new")

@@ -1,0 +1,95 @@
+"""A day's scores in each kind of warehouse that runs here, read by other code than that which wrote them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from headrace.config import Warehouse
+from headrace.lake.iceberg.manifests import snapshot_files
+from headrace.lake.iceberg.metadata import newest_metadata
+from headrace.lake.session import iceberg_jars
+from headrace.publish.postgres.server import connect
+from headrace.storage import local
+from headrace.workspace import Workspace
+
+COLUMNS = ["ds", "user_id", "item_id", "rank", "score", "model_version"]
+
+
+def in_warehouse(ws: Workspace, table: str = "clicks_scores", ds: str = "2026-01-10") -> pd.DataFrame:
+    with connect(Warehouse(), ws) as conn:
+        cursor = conn.execute(
+            f"SELECT ds::text, user_id, item_id, rank, score, model_version FROM {table} "
+            f"WHERE ds = %s ORDER BY ds, user_id, rank",
+            [ds],
+        )
+        frame = pd.DataFrame(cursor.fetchall(), columns=[c.name for c in cursor.description or ()])
+    return frame.astype({"score": np.float32, "rank": np.int32})
+
+
+class Warehouses:
+    """A warehouse of each kind that runs here: what the spec says of it, and its rows, read by other code than ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = {
+            "embedded": [],
+            "duckdb": [f"path={folder / 'scores.duckdb'}"],
+            "sqlalchemy": [f"url=sqlite:///{folder / 'scores.sqlite'}"],
+            "parquet": [f"path={folder / 'parquet'}"],
+            "delta": [f"path={folder / 'delta'}"],
+        }
+        # A session keeps a catalog as it was when it was first asked for: each folder has one of its own.
+        catalog = f"shop_{zlib.crc32(str(folder).encode())}"
+        self.properties = {
+            f"spark.sql.catalog.{catalog}": "org.apache.iceberg.spark.SparkCatalog",
+            f"spark.sql.catalog.{catalog}.type": "hadoop",
+            f"spark.sql.catalog.{catalog}.warehouse": str(folder / "iceberg"),
+        }
+        if iceberg_jars():
+            self.settings["iceberg"] = [f"catalog={catalog}", "schema=served"]
+
+    def overrides(self, kind: str) -> list[str]:
+        found = [f"publish.warehouse.{text}" for text in [f"kind={kind}", *self.settings[kind]]]
+        if kind == "iceberg":
+            found += [f"spark.properties={json.dumps(self.properties)}"]
+        return found
+
+    def read(self, kind: str, ws: Workspace, ds: str, current: bool = False) -> pd.DataFrame:
+        name = "clicks_scores_current" if current else "clicks_scores"
+        rows: Any
+        if kind == "embedded":
+            return in_warehouse(ws, name, ds)
+        if kind in ("duckdb", "sqlalchemy"):
+            file = self.folder / ("scores.duckdb" if kind == "duckdb" else "scores.sqlite")
+            with duckdb.connect(str(file)) if kind == "duckdb" else sqlite3.connect(file) as db:
+                rows = db.execute(f"SELECT {', '.join(COLUMNS)} FROM {name}").fetchall()
+            found = pd.DataFrame(rows, columns=COLUMNS)
+        elif kind == "parquet":
+            table = self.folder / "parquet" / "clicks_scores"
+            manifest = json.loads((table / "manifest.json").read_text())
+            days = [manifest["current"]] if current else list(manifest["days"])
+            files = [table / file for day in days for file in manifest["days"][day]["files"]]
+            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
+        elif kind == "delta":
+            parts = []
+            for path in map(Path, DeltaTable(str(self.folder / "delta" / name)).file_uris()):
+                part = pq.ParquetFile(path).read().to_pandas()
+                parts.append(part if current else part.assign(ds=path.parent.name.removeprefix("ds=")))
+            found = pd.concat(parts)
+        else:
+            metadata = newest_metadata(local(self.folder / "iceberg" / "served" / name / "metadata"))
+            assert metadata.current is not None
+            files = [f.path.local_path() for f in snapshot_files(metadata, metadata.current)]
+            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
+        found = found.assign(ds=found["ds"].astype(str)).astype({"score": np.float32, "rank": np.int32})
+        return found[found["ds"] == ds][COLUMNS]
