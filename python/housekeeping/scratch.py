@@ -14,11 +14,11 @@ def scratch_steps(state: WorkspaceState) -> Iterator[Step]:
     """Temporary files of this pipeline's stages, and of Spark where no pipeline is at work."""
     ws, mine = state.ws, state.pipeline
     temporary = ws.spark_local
-    places = [temporary / "ingest" / mine, temporary / "score" / mine]
+    places = [temporary / kind / mine for kind in ("ingest", "score", "vocabulary")]
     places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{mine}-")]
     others = (name for name in ws.pipelines() if name != mine)
     if not any(is_at_work(ws, name) for name in (*others, *(f"{n}-search" for n in ws.pipelines()))):
-        places += [*(temporary / "local").entries(), *(temporary / "vocabulary").entries()]
+        places += (temporary / "local").entries()
     yield from _idle(state, "unfinished", places, "a run that has ended left it")
 
 

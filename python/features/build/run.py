@@ -69,8 +69,7 @@ def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
     """The pipeline's vocabularies: for a run with the key of a finished one, as that one saw them."""
     done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "features"))
     version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
-    scratch = ctx.ws.spark_local / "vocabulary"
-    scratch.make_dir()
+    scratch = ctx.ws.spark_local / "vocabulary" / ctx.spec.pipeline
     table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
     return VocabularyTable(spark, table, ctx.ds, version, scratch, ctx.fence)
 

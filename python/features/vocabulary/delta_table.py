@@ -205,6 +205,8 @@ class VocabularyTable:
         """`_update` where no process holds all values: the same codes, the same rows, the same files of them."""
         known = self._known_frame().where(F.col("name").isin(list(rules)))
         self._check_unique_frame(known)
+        if self._scratch is not None:
+            self._scratch.make_dir()
         self._folder = TemporaryDirectory(
             prefix="vocabulary-", dir=None if self._scratch is None else str(self._scratch.local_path())
         )

@@ -38,7 +38,11 @@ def cache_places(state: WorkspaceState) -> Iterator[Place]:
     """Files of this host that are made again, and what stages that were killed have left."""
     ws, mine = state.ws, state.pipeline
     temporary = ws.spark_local
-    places = [ws.encoded(mine), ws.mapped(mine), temporary / "ingest" / mine, temporary / "score" / mine]
+    places = [
+        ws.encoded(mine),
+        ws.mapped(mine),
+        *(temporary / kind / mine for kind in ("ingest", "score", "vocabulary")),
+    ]
     places += [ws.lake / "staging" / mine]
     places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{mine}-")]
     for place in places:

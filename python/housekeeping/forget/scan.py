@@ -75,8 +75,7 @@ def _files(state: WorkspaceState) -> Iterator[Location]:
         ws.promotions(mine),
         ws.encoded(mine),
         ws.mapped(mine),
-        ws.spark_local / "ingest" / mine,
-        ws.spark_local / "score" / mine,
+        *(ws.spark_local / kind / mine for kind in ("ingest", "score", "vocabulary")),
         *(e for e in (ws.spark_local / "prepared").entries() if e.name.startswith(f"{mine}-")),
     ]
     if state.spec.publish is not None:
