@@ -193,7 +193,8 @@ def test_a_small_cache_holds_what_is_ahead_and_little_more(
     monkeypatch.setattr(copies, "_make_room", watched)
     assert_equal(batches(stored_split, train=one), batches(local_split, train=one))
     assert max(downloads.values()) > 1
-    assert max(peaks) <= limit
+    # Two are fetched at once, and neither counts the other.
+    assert max(peaks) <= limit + 2 * largest < sum(g.path.size() for g in stored_split[0].row_groups)
 
 
 def test_a_copy_that_went_before_it_was_opened_is_fetched_again(stored_split: Split, downloads: Counter[str]) -> None:
