@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from datetime import datetime
 
 from headrace.config import Spec
-from headrace.housekeeping import scratch
 from headrace.housekeeping.compaction import compaction_steps
 from headrace.housekeeping.folders import dataset_steps, log_steps, report_steps, search_steps
 from headrace.housekeeping.manifests import manifest_steps
@@ -16,6 +15,7 @@ from headrace.housekeeping.registry import registry_steps
 from headrace.housekeeping.scratch import decoded_steps, scratch_steps
 from headrace.housekeeping.step import Step
 from headrace.housekeeping.tables import history_steps, row_steps, vacuum_steps
+from headrace.housekeeping.unfinished import unfinished_steps
 from headrace.housekeeping.warehouse import warehouse_steps
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.stage import run_lock
@@ -23,6 +23,7 @@ from headrace.workspace import Workspace
 
 #: Each looks at what the ones before it have left.
 _KINDS: tuple[Callable[[WorkspaceState], Iterator[Step]], ...] = (
+    unfinished_steps,
     dataset_steps,
     model_steps,
     mapped_steps,
@@ -57,10 +58,8 @@ def collect(spec: Spec, ws: Workspace, now: datetime, delete: bool) -> Iterator[
         UserError: a manifest cannot be read, a table has features that are not known, a warehouse cannot be reached.
     """
     with run_lock(ws, spec.pipeline) if delete else nullcontext() as lease:
-        if delete:
-            scratch.discard_unfinished(WorkspaceState(spec, ws, now))
         for kind in _KINDS:
-            for step in kind(WorkspaceState(spec, ws, now)):
+            for step in kind(WorkspaceState(spec, ws, now, lease)):
                 if lease is not None:
                     lease.check()
                     step.act()

@@ -63,7 +63,7 @@ def report_steps(state: WorkspaceState) -> Iterator[Step]:
 def empty_folders(state: WorkspaceState, base: Location) -> Iterator[Step]:
     """Folders of days in which nothing is left."""
     for day in base.entries():
-        if day.is_dir() and not any(True for _ in day.files()):
+        if day.is_dir() and not any(True for _ in day.files()) and not day.unfinished():
             name = state.ws.name_of(day)
             yield Step("unfinished", name, "nothing is in it", act=day.remove)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from headrace.housekeeping.step import Step, newest_write_ns, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work
 from headrace.storage import Location
-from headrace.storage.objects.copies import remove_abandoned
 
 
 def scratch_steps(state: WorkspaceState) -> Iterator[Step]:
@@ -25,28 +24,6 @@ def scratch_steps(state: WorkspaceState) -> Iterator[Step]:
 def decoded_steps(state: WorkspaceState) -> Iterator[Step]:
     """Decoded files of the lake, where no features have been made for long."""
     yield from _idle(state, "decoded", [state.ws.encoded(state.pipeline)], "it is made again where it is missing")
-
-
-def discard_unfinished(state: WorkspaceState) -> None:
-    """Remove files and folders that were being written when their writer was killed. Under the pipeline's lock."""
-    remove_abandoned()
-    ws, mine = state.ws, state.pipeline
-    for folder in (
-        ws.runs(mine),
-        ws.dataset(mine, "x", "x").parent.parent,
-        ws.model(mine, "x", "x").parent.parent,
-        ws.table(mine, "x").parent,
-        ws.report(mine, "x").parent,
-    ):
-        _discard_below(folder, 3)
-
-
-def _discard_below(folder: Location, depth: int) -> None:
-    folder.discard_unfinished()
-    for entry in folder.entries() if depth else ():
-        if entry.is_dir():
-            # What is below a log is Delta's own.
-            _discard_below(entry, 0 if entry.name == "_delta_log" else depth - 1)
 
 
 def _idle(state: WorkspaceState, kind: str, places: list[Location], why: str) -> Iterator[Step]:

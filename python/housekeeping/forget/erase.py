@@ -8,7 +8,6 @@ from datetime import datetime
 
 from headrace.config import LandingSource, Spec
 from headrace.errors import UserError
-from headrace.housekeeping import scratch
 from headrace.housekeeping.forget import proof
 from headrace.housekeeping.forget.folders import (
     cache_places,
@@ -24,6 +23,7 @@ from headrace.housekeeping.forget.request import Request, begin, is_finished
 from headrace.housekeeping.forget.scan import scan
 from headrace.housekeeping.forget.tables import table_places
 from headrace.housekeeping.forget.warehouse import warehouse_places
+from headrace.housekeeping.unfinished import discard_unfinished
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.stage import run_lock
 from headrace.storage import Location
@@ -51,8 +51,8 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
         UserError: as `found_places`; or something is left, which the proof names.
     """
     with run_lock(ws, spec.pipeline) as lease:
-        state = WorkspaceState(spec, ws, now)
-        scratch.discard_unfinished(state)
+        state = WorkspaceState(spec, ws, now, lease)
+        discard_unfinished(state)
         again = is_finished(ws, spec.pipeline, persons)
         request = begin(ws, spec.pipeline, persons, now)
         if again and any(True for _ in _places(state, persons, request.id, is_again=True)):
