@@ -13,6 +13,9 @@ from headrace_airflow.pipelines import Pipeline
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+#: What a command has to end its ranks and give its lease back.
+_GRACE_SECONDS = 30.0
+
 
 class Here:
     """Of an operator: run a command, its output to the task's log, and stop it with the task."""
@@ -27,12 +30,25 @@ class Here:
             argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as self._process:
             assert self._process.stdout is not None
-            for line in self._process.stdout:
-                self.log.info("%s", line.rstrip())  # type: ignore[attr-defined]
-                last = line.strip() or last
+            try:
+                for line in self._process.stdout:
+                    self.log.info("%s", line.rstrip())  # type: ignore[attr-defined]
+                    last = line.strip() or last
+            except BaseException:
+                # A timeout of the task: the end of the block would wait for the command.
+                self.stop_here()
+                _end(self._process)
+                raise
         return self._process.returncode, last
 
     def stop_here(self) -> None:
         """Stop the command, where there is one."""
         if self._process is not None:
             self._process.terminate()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
