@@ -187,11 +187,8 @@ class SplitStatistics:
 def _names(bins: Bins, vocabulary: Lookup) -> dict[str | int | bool, str]:
     """What the codes of a feature's bins stand for."""
     assert isinstance(bins, ValueBins)
-    table = vocabulary.table
-    wanted = pa.array([v for v in bins.values if v != OOV_CODE], pa.int64())
-    found = table.filter(pc.is_in(table.column("code"), wanted))
-    codes, values = found.column("code").to_pylist(), found.column("value").to_pylist()
-    return {OOV_CODE: UNKNOWN, **dict(zip(codes, values, strict=True))}
+    found = vocabulary.values_of([int(v) for v in bins.values if v != OOV_CODE])
+    return dict([(OOV_CODE, UNKNOWN), *found.items()])
 
 
 def _drop(x: pa.Array) -> pa.Array:

@@ -118,6 +118,7 @@ def test_a_vocabulary_in_its_file(tmp_path: Path) -> None:
     for values in (pa.array(["ü3", None, "x", "ü19", "ü3"]), pa.array([3, None, 77, 19, 3]), pa.array([True, False])):
         for one, other in ((found, there), (found.distinct, there.distinct)):
             assert one.codes(values).tolist() == other.codes(values).tolist()
+    assert found.values_of([5, 1, 30, 99]) == there.values_of([5, 1, 30, 99]) == {5: "ü3", 30: "8"}
     pq.write_table(lookup_of([]).table, tmp_path / "none")
     assert FileLookup(tmp_path / "none").cardinality == 2
     assert FileLookup(tmp_path / "none").codes(pa.array(["a", None])).tolist() == [1, 0]

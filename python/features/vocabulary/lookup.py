@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,10 @@ class Lookup:
     def cardinality(self) -> int:
         """The highest code and one: rows of the embedding table, the two special codes included."""
         return int(self._codes.max()) + 1 if len(self._codes) else FIRST_CODE
+
+    def values_of(self, codes: Collection[int]) -> dict[int, str]:
+        """What codes stand for; those that no value has are left out."""
+        return _values_of(self.table, codes)
 
     def codes(self, values: pa.Array) -> Codes:
         """Codes of strings, integers or booleans: 0 for null, 1 for what the vocabulary lacks. [n] -> int32 [n]."""
@@ -91,6 +96,11 @@ class Lookup:
         return pd.Index(numbers, dtype="int64"), self._codes[rows]
 
 
+def _values_of(table: pa.Table, codes: Collection[int]) -> dict[int, str]:
+    found = table.filter(pc.is_in(table.column("code"), pa.array(codes, pa.int64())))
+    return dict(zip(found.column("code").to_pylist(), found.column("value").to_pylist(), strict=True))
+
+
 def lookup_of(found: pa.Table | Lookup) -> Lookup:
     """A vocabulary that is given as its table or as one that is ready."""
     return found if isinstance(found, Lookup) else Lookup(found)
@@ -119,6 +129,13 @@ class FileLookup(Lookup):
     def table(self) -> pa.Table:
         """All of it, read anew."""
         return pq.read_table(self.path)
+
+    def values_of(self, codes: Collection[int]) -> dict[int, str]:
+        file = pq.ParquetFile(self.path)
+        found: dict[int, str] = {}
+        for group in range(self._groups):
+            found |= _values_of(file.read_row_group(group, columns=SCHEMA.names), codes)
+        return found
 
     @property
     def cardinality(self) -> int:
