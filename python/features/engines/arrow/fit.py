@@ -57,7 +57,7 @@ class LakeFit:
         self._workflow, self._rows, self._folder, self._turn = workflow, rows, rows.scratch, 0
         self._learned: list[list[FittedState]] = [[] for _ in workflow.chains]
         self._values: dict[str, list[Partial]] = {}
-        self._frames: list[DataFrame] = []
+        self._merged: list[Merged] = []
 
     def next_task(self) -> AggregateTask | None:
         """What to aggregate next of each file; None: nothing more."""
@@ -121,8 +121,7 @@ class LakeFit:
         self._learn(learned)
 
     def _merge_merged(self, found: Merged) -> None:
-        if found.values is not None:
-            self._frames.append(found.values)
+        self._merged.append(found)
         partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
         for (i, j, name), mine in found.statistics.items():
             partials.setdefault((i, j), {})[name] = [mine]
@@ -139,7 +138,11 @@ class LakeFit:
         """Give codes and put together what was learned."""
         pinned: Mapping[str, pa.Table | Lookup] = {}
         if self._workflow.rules:
-            pinned = vocabularies.update(self._all_counts(), self._workflow.rules)
+            try:
+                pinned = vocabularies.update(self._all_counts(), self._workflow.rules)
+            finally:
+                for found in self._merged:
+                    found.release()
         tables = {
             f"{i}.{j}.{name}": KeyedTable(table)
             for i, steps in enumerate(self._learned)
@@ -169,6 +172,6 @@ class LakeFit:
         )
 
     def _all_counts(self) -> pa.Table | DataFrame:
-        if self._frames:
-            return reduce(DataFrame.unionAll, self._frames)
+        if frames := [found.values for found in self._merged if found.values is not None]:
+            return reduce(DataFrame.unionAll, frames)
         return pa.concat_tables([t for tables in self._values.values() for t in tables])

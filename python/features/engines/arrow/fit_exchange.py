@@ -84,6 +84,13 @@ class Merged:
     statistics: Mapping[Name, Partial]
     #: (name string, value string, count bigint, day bigint) of vocabularies; None: no value is counted in this turn.
     values: DataFrame | None
+    #: What `values` reads, on the executors' disks until `release`.
+    persisted: DataFrame | None = None
+
+    def release(self) -> None:
+        """Free it: the codes have been given."""
+        if self.persisted is not None:
+            self.persisted.unpersist()
 
 
 def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Merged:
@@ -115,7 +122,8 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
             F.array(*map(F.lit, tables.vocabularies)), F.col("name") - F.lit(len(tables.statistics)) + 1
         )
         values = merged.where("statistic is null").select(name.alias("name"), "value", "count", "day")
-    return Merged({name: merge(mine) for name, mine in parts.items()}, values)
+    statistics = {name: merge(mine) for name, mine in parts.items()}
+    return Merged(statistics, values, merged if tables.vocabularies else None)
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,10 @@ def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: C
     pinned: Mapping[str, pa.Table | Lookup] = {}
     if values:
         counted = count_values(joins.apply(), values, workflow.rules, day).persist(StorageLevel.DISK_ONLY)
-        pinned = vocabularies.update(counted, workflow.rules)
-        counted.unpersist()
+        try:
+            pinned = vocabularies.update(counted, workflow.rules)
+        finally:
+            counted.unpersist()
         passes += 1
     _LOG.info("fitted %d chains in %d passes over the training rows", len(chains), passes)
     tables = {name: table for chain in chains for name, table in chain.tables.items()}
