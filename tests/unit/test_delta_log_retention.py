@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.simulated_days import day, write_rows
+from headrace.lake.delta.erased import erasure_text
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_retention import checkpoints_to_keep, unused_log_files
 from headrace.lake.delta.retention import remove_days_before
@@ -69,6 +70,23 @@ def test_a_table_that_keeps_more_days_than_a_checkpoint_apart(tmp_path: Path) ->
     assert max(commits) <= 2 * KEPT + (2 * KEPT) // 4 + 11
     assert max(commits[-KEPT:]) <= max(commits[KEPT : 2 * KEPT + 1]) + 1
     assert max(checkpoints) <= 10
+
+
+def test_an_erasure_is_told_for_as_long_as_its_days(tmp_path: Path) -> None:
+    table, log = local(tmp_path / "table"), DeltaLog(local(tmp_path / "table"))
+    for n in range(KEPT):
+        write_rows(table, day(n), [n])
+    erasure = write_rows(table, day(3), [], erasure_text("request", {day(3): 1}))
+    for n in range(KEPT, 3 * KEPT):
+        newest = write_rows(table, day(n), [n])
+    for file in unused_log_files(table, {newest}, day(3), LATER):
+        file.remove()
+    assert erasure in log.versions()
+    remove_days_before(table, day(2 * KEPT))
+    newest = write_rows(table, day(3 * KEPT), [0])
+    for file in unused_log_files(table, {newest}, day(2 * KEPT), LATER):
+        file.remove()
+    assert min(log.versions()) > erasure
 
 
 def test_what_a_reader_has_listed_stays_a_while(tmp_path: Path) -> None:

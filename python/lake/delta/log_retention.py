@@ -98,11 +98,17 @@ def _first_needed(log: DeltaLog, versions: set[int], pinned: Collection[int], fi
     needed, removal_seen = min([max(versions), *(v for v in pinned if v >= min(versions))]), False
     for commit in log.commits():
         kept_from = first_kept(commit.user_metadata)
-        says = erased_rows(commit.user_metadata) is not None or (kept_from is not None and not removal_seen)
+        says = _erased_kept_day(commit, first_day) or (kept_from is not None and not removal_seen)
         removal_seen |= kept_from is not None
         if says or _changes_kept_day(commit, first_day) or log.committed_ns(commit.version) >= before_ns:
             needed = min(needed, commit.version)
     return needed
+
+
+def _erased_kept_day(commit: Commit, first_day: str) -> bool:
+    """Whether rows of a kept day were erased by it, which says so of manifests that count them."""
+    # "null" and other names of partitions that are no days are behind all days.
+    return any(day >= first_day for day in erased_rows(commit.user_metadata) or {})
 
 
 def _changes_kept_day(commit: Commit, first_day: str) -> bool:
