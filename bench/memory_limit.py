@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +54,23 @@ def limited_memory(gib: float) -> Iterator[Group]:
     limit, peak = ("memory.max", "memory.peak") if v2 else ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
     try:
         folder.mkdir()
-        (folder / limit).write_text(str(int(gib * 2**30)))
     except OSError as e:
         raise RuntimeError(f"no control group can be made below {folder.parent}: {e.strerror}. It takes root") from e
     try:
+        (folder / limit).write_text(str(int(gib * 2**30)))
         yield Group(folder, peak)
     finally:
-        folder.rmdir()
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """End who is still in the group, whose first process may have been killed, and remove it."""
+    until = time.monotonic() + 10
+    while pids := (folder / "cgroup.procs").read_text().split():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        if time.monotonic() > until:
+            raise RuntimeError(f"processes {', '.join(pids)} do not end; {folder} stays")
+        time.sleep(0.05)
+    folder.rmdir()

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 from bench.rack.day import HOME, PIPELINE, RANKS, Cluster, cluster, tail, to_promote
 from bench.rack.hosts import PRIVATE
+from headrace.errors import EXIT_BUSY
 from tests.s3_server import BUCKET
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2
 _LIMIT_SECONDS = 900.0
-#: Exit code of a run that found another one at work.
-_BUSY = 75
 ONE = PRIVATE / "home" / "one"
 
 
@@ -120,8 +119,10 @@ def driver_dies(given: Day) -> str:
         driver.die()
         died = time.perf_counter()
         refused = 0
-        while (code := found.start(other, "again.log", *to_promote(given.ds)).wait()) == _BUSY:
+        while (code := found.start(other, "again.log", *to_promote(given.ds)).wait()) == EXIT_BUSY:
             refused += 1
+            if time.perf_counter() - died > _LIMIT_SECONDS:
+                raise RuntimeError(f"the other host was refused {refused} times within {_LIMIT_SECONDS:.0f} s")
         if code:
             raise RuntimeError(f"the other host: exit code {code}; {tail(found.logs / 'again.log')}")
         took = time.perf_counter() - died
