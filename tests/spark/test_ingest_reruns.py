@@ -62,12 +62,12 @@ def test_killed_run_heals(spark: SparkSession, ws: Workspace, monkeypatch: pytes
         put(ws, f"in/{ds}/a.json.gz", jsonl(rows))
     replace, calls = load.commit_files, 0
 
-    def dying(*args: Any) -> None:
+    def dying(*args: Any, **more: Any) -> None:
         nonlocal calls
         calls += 1
         if calls > {"between the two commits": 1, "between the days": 2, "before the manifest": 9}[place]:
             raise Killed
-        replace(*args)
+        replace(*args, **more)
 
     def no_result(self: Any) -> None:
         raise Killed
@@ -102,12 +102,12 @@ def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
     put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
     replace, calls = load.commit_files, 0
 
-    def dying(*args: Any) -> None:
+    def dying(*args: Any, **more: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise Killed
-        replace(*args)
+        replace(*args, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(load, "commit_files", dying)

@@ -111,12 +111,12 @@ def test_a_run_that_dies_between_two_sources_heals(
     spec = make_spec(purchases=PURCHASES)
     replace, done = load.commit_files, 0
 
-    def dying(*args: Any) -> None:
+    def dying(*args: Any, **more: Any) -> None:
         nonlocal done
         if done == commits:
             raise KeyboardInterrupt
         done += 1
-        replace(*args)
+        replace(*args, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(load, "commit_files", dying)
