@@ -28,9 +28,9 @@ def unanswered(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
         put_new(bucket, key, data)
         return put_new(bucket, key, data)
 
-    def if_twice(bucket: Any, key: str, data: bytes, tag: str) -> str | None:
-        put_if(bucket, key, data, tag)
-        return put_if(bucket, key, data, tag)
+    def if_twice(bucket: Any, key: str, data: bytes, revision: str) -> str | None:
+        put_if(bucket, key, data, revision)
+        return put_if(bucket, key, data, revision)
 
     monkeypatch.setattr(calls, "put_new", new_twice)
     monkeypatch.setattr(calls, "put_if", if_twice)
@@ -55,11 +55,11 @@ def test_a_line_is_added_once_though_another_follows_it(home: Location, monkeypa
     put_if = calls.put_if
     (home / "log").append(b"1\n")
 
-    def overtaken(bucket: Any, key: str, data: bytes, tag: str) -> str | None:
+    def overtaken(bucket: Any, key: str, data: bytes, revision: str) -> str | None:
         monkeypatch.setattr(calls, "put_if", put_if)
-        put_if(bucket, key, data, tag)
+        put_if(bucket, key, data, revision)
         Location(home.path / "log", "other").append(b"3\n")
-        return put_if(bucket, key, data, tag)
+        return put_if(bucket, key, data, revision)
 
     monkeypatch.setattr(calls, "put_if", overtaken)
     (home / "log").append(b"2\n")

@@ -18,6 +18,8 @@ from headrace.errors import UserError
 
 #: Bytes that a download holds in memory at a time.
 _BLOCK = 8 << 20
+#: Neither tags nor versions have it: they are headers of HTTP.
+_BEFORE_VERSION = "\n"
 
 
 class StoreError(OSError):
@@ -35,6 +37,13 @@ class Stored:
     modified_ns: int
     #: The store's name of this content at this key.
     tag: str
+    #: Of this write of it, where the store counts them: GCS's generation, S3's version. A listing does not tell it.
+    version: str | None = None
+
+    @property
+    def revision(self) -> str:
+        """What `put_if` asks for: the tag, and the version behind it where one is known."""
+        return self.tag if self.version is None else f"{self.tag}{_BEFORE_VERSION}{self.version}"
 
 
 def get(bucket: Any, key: str) -> tuple[bytes, Stored] | None:
@@ -95,14 +104,19 @@ def put_new(bucket: Any, key: str, data: bytes) -> str | None:
             return None
 
 
-def put_if(bucket: Any, key: str, data: bytes, tag: str) -> str | None:
-    """Write an object in place of the one with that tag; None where another one, or none, is there."""
+def put_if(bucket: Any, key: str, data: bytes, revision: str) -> str | None:
+    """Write an object in place of the one of that revision; None where another one, or none, is there.
+
+    S3 and Azure compare the tag, and GCS the version alone.
+    """
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+    tag, _, version = revision.partition(_BEFORE_VERSION)
     with _errors(key):
         try:
-            return str(obstore.put(bucket, key, data, mode={"e_tag": tag})["e_tag"])
+            there: Any = {"e_tag": tag, "version": version} if version else {"e_tag": tag}
+            return str(obstore.put(bucket, key, data, mode=there)["e_tag"])
         except (PreconditionError, AlreadyExistsError, FileNotFoundError):
             return None
 
@@ -180,8 +194,11 @@ def list_level(bucket: Any, prefix: str) -> tuple[list[str], list[Stored]]:
 
 
 def _stored(meta: Any) -> Stored:
-    modified = meta["last_modified"]
-    return Stored(str(meta["path"]), int(meta["size"]), int(modified.timestamp() * 1e9), str(meta["e_tag"]))
+    modified = int(meta["last_modified"].timestamp() * 1e9)
+    version = meta["version"]
+    return Stored(
+        str(meta["path"]), int(meta["size"]), modified, str(meta["e_tag"]), None if version is None else str(version)
+    )
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def begin(tree: Tree, folder: str, token: str, alone: bool) -> None:
         published = _moved(tree, published, token)
     named = _named(published)
     calls.delete(tree.bucket, [key for key in found if key not in named and not key.endswith(f"/{BEGUN}")])
-    attempt = Attempt(uuid.uuid4().hex, None if published is None else published.tag, alone)
+    attempt = Attempt(uuid.uuid4().hex, None if published is None else published.revision, alone)
     calls.put(tree.bucket, _begun_key(folder, token), attempt.id.encode())
     tree.attempts[folder, token] = attempt
 
@@ -53,9 +53,9 @@ def commit(tree: Tree, folder: str, token: str) -> None:
         raise LeaseLost(f"{folder}: another run has removed what this one wrote there; run it again")
     tree.forget(folder)
     old = tree.published(folder)
-    tag = None if old is None else old.tag
+    revision = None if old is None else old.revision
     data = FileList(files=new).encoded()
-    if tag != attempt.replaces or not _put_list(tree, folder, data, tag):
+    if revision != attempt.replaces or not _put_list(tree, folder, data, revision):
         if attempt.alone:
             raise LeaseLost(f"{folder}: another run has published it since this one began; run it again")
         _discard(tree, folder, tree.published(folder), token)
@@ -136,14 +136,17 @@ def _write(
         tree.forget(folder)
         old = tree.published(folder)
         data = FileList(files=change({} if old is None else dict(old.list.files))).encoded()
-        if _put_list(tree, folder, data, None if old is None else old.tag):
+        if _put_list(tree, folder, data, None if old is None else old.revision):
             return old
 
 
-def _put_list(tree: Tree, folder: str, data: bytes, tag: str | None) -> bool:
-    """Write a folder's list in place of the one with that tag, or of none; False where another one is there."""
+def _put_list(tree: Tree, folder: str, data: bytes, revision: str | None) -> bool:
+    """Write a folder's list in place of the one of that revision, or of none; False where another one is there."""
     key = list_key(folder)
-    written = calls.put_new(tree.bucket, key, data) if tag is None else calls.put_if(tree.bucket, key, data, tag)
+    if revision is None:
+        written = calls.put_new(tree.bucket, key, data)
+    else:
+        written = calls.put_if(tree.bucket, key, data, revision)
     tree.forget(folder)
     return written is not None or calls.is_there(tree.bucket, key, data)
 

@@ -171,10 +171,10 @@ class ObjectStore:
         return written
 
     def get_tagged(self, path: PurePosixPath) -> tuple[bytes, str] | None:
-        """The store's own tag."""
+        """The store's own."""
         tree, key = self._at(path)
         found = calls.get(tree.bucket, key)
-        return None if found is None else (found[0], found[1].tag)
+        return None if found is None else (found[0], found[1].revision)
 
     def put_if(self, path: PurePosixPath, data: bytes, tag: str | None, durable: bool) -> bool:
         """By a PUT on that condition."""
@@ -211,7 +211,7 @@ class ObjectStore:
             if found is None:
                 written = calls.put_new(tree.bucket, key, data)
             else:
-                written = calls.put_if(tree.bucket, key, before + data, found[1].tag)
+                written = calls.put_if(tree.bucket, key, before + data, found[1].revision)
             if written is not None:
                 return
             now = calls.get(tree.bucket, key)

@@ -23,8 +23,8 @@ class Published:
 
     folder: str
     list: FileList
-    #: Of the list.
-    tag: str
+    #: Of the list: what `put_if` asks for.
+    revision: str
 
     def object_of(self, file: ListedFile) -> Stored:
         """The object that a file of the list is."""
@@ -43,7 +43,7 @@ class Attempt(NamedTuple):
 
     #: What its file `BEGUN` has.
     id: str
-    #: The tag of the list whose place it takes; None: the folder was not published.
+    #: The revision of the list whose place it takes; None: the folder was not published.
     replaces: str | None
     #: Whether no other attempt may go on.
     alone: bool
@@ -80,7 +80,7 @@ class Tree:
         key = list_key(folder)
         if known is not None:
             now = calls.head(self.bucket, key)
-            if now is not None and now.tag == known.tag:
+            if now is not None and now.revision == known.revision:
                 return known
             self._published.pop(folder, None)
             if now is None:
@@ -89,7 +89,7 @@ class Tree:
         if found is None:
             return None
         data, stored = found
-        self._published[folder] = Published(folder, FileList.decoded(data, key), stored.tag)
+        self._published[folder] = Published(folder, FileList.decoded(data, key), stored.revision)
         return self._published[folder]
 
     def forget(self, folder: str) -> None:
