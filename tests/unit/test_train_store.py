@@ -116,6 +116,49 @@ def test_a_kill_while_a_checkpoint_goes_up_leaves_the_one_before(
     assert left_over(stored.folder) == []
 
 
+def test_what_ranks_of_a_lost_launch_upload_late_is_in_no_later_checkpoint(
+    jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are cut off from the driver, and not from the store: they write just before the next launch publishes."""
+    lost, local = jobs("k")
+    lost = lost.model_copy(update={"token": "first"})
+    lost.fence.put_text(lost.token)
+    sent: set[str] = set()
+    real_upload, real_put_new = calls.upload, calls.put_new
+
+    def upload(bucket: Any, key: str, file: Path) -> None:
+        real_upload(bucket, key, file)
+        if "/data/step-00000008/" in key:
+            sent.add(key)
+
+    def put_new(bucket: Any, key: str, data: bytes) -> str | None:
+        if "/lists/step-00000008" in key:
+            if not late:
+                raise Killed
+            for other in sent:
+                calls.put(bucket, other, b"late")
+        return real_put_new(bucket, key, data)
+
+    late = False
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "upload", upload)
+        patch.setattr(calls, "put_new", put_new)
+        with pytest.raises(Killed):
+            train_local(lost)
+        assert sent
+        late = True
+        patch.setattr(calls, "upload", real_upload)
+        job = lost.model_copy(update={"token": "second"})
+        job.fence.put_text(job.token)
+        assert train_local(job).resumed_from_step == 4
+    train_local(local)
+    assert list_steps(job.checkpoints) == [12, 8]
+    for step in (8, 12):
+        files = (job.checkpoints / f"step-{step:08d}").files()
+        assert all(file.read_bytes() != b"late" for file in files)
+    assert_same_weights(job, local)
+
+
 def test_an_upload_that_fails_ends_training_with_the_step(
     jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ class CheckpointWriter:
         config: str,
         keep: int,
         check_fence: Callable[[], None],
+        token: str = "",
         background: bool = False,
         lag: int = 1,
     ) -> None:
@@ -67,12 +68,16 @@ class CheckpointWriter:
             config: fingerprint of what must not change between a run and its continuation.
             keep: the newest so many stay.
             check_fence: called by the chief before the rename; raises where another launch has taken over.
+            token: of this launch. In a store of objects it names the place of a checkpoint's files, so that ranks that
+                an earlier launch left behind, and that go on uploading, write none of this one's; empty: there are
+                no such ranks.
             background: see the class.
             lag: steps, the same on all ranks.
         """
         self._folder, self._collective, self._config, self._keep = folder, collective, config, keep
         self._check_fence, self._background, self._lag = check_fence, background, lag
         self._uploads = folder.scheme != "file"
+        self._token = token or TOKEN
         self._pending: _Pending | None = None
         #: Seconds for which training waited for checkpoints.
         self.wait_seconds = 0.0
@@ -101,9 +106,9 @@ class CheckpointWriter:
         stack = ExitStack()
         if self._uploads:
             if self._collective.world.is_chief:
-                final.begin(TOKEN)
+                final.begin(self._token)
             self._collective.barrier()
-            partial = final.building(TOKEN)
+            partial = final.building(self._token)
         else:
             partial = stack.enter_context(shared_directory(final, self._collective))
 
@@ -227,7 +232,7 @@ class CheckpointWriter:
         def publish() -> None:
             if self._collective.world.is_chief:
                 self._complete(pending, written)
-                pending.final.commit(TOKEN)
+                pending.final.commit(self._token)
                 self._remove_older(pending)
 
         pending.publication = _Work(publish, True)

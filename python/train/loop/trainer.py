@@ -89,6 +89,7 @@ class Trainer:
             config=job.config_fingerprint,
             keep=train.keep,
             check_fence=job.check_fence,
+            token=job.token,
             background=train.background_checkpoints,
             lag=max(1, train.checkpoint_steps // 4),
         )
