@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.storage import Location, local, system
+from headrace.storage.objects.calls import ChangedInPlace
 from tests.storage_homes import home_of, left_over, memory_home
 
 
@@ -297,8 +298,9 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (folder / "a").put_text("right")
         physical = folder / "a"
     physical.put_text("wrong")
-    with pytest.raises(OSError, match="changed in place"):
-        (home / "p" / "a").local_path()
+    for read in (Location.local_path, Location.read_bytes):
+        with pytest.raises(ChangedInPlace, match="changed in place"):
+            read(home / "p" / "a")
 
 
 def test_what_another_process_publishes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.manifest import Manifest
+from headrace.storage import location
 from headrace.storage.objects import calls
+from headrace.storage.objects.store import ObjectStore
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
@@ -157,6 +159,28 @@ def test_what_ranks_of_a_lost_launch_upload_late_is_in_no_later_checkpoint(
         files = (job.checkpoints / f"step-{step:08d}").files()
         assert all(file.read_bytes() != b"late" for file in files)
     assert_same_weights(job, local)
+
+
+@pytest.mark.parametrize("part", ["checkpoint.json", "dense.safetensors", "embeddings"])
+def test_a_checkpoint_with_an_object_that_was_changed_is_refused_and_the_one_before_is_used(
+    part: str, jobs: Callable[..., tuple[Job, Job]], caplog: pytest.LogCaptureFixture
+) -> None:
+    stored, local = jobs("k")
+    train_local(stored)
+    step = stored.checkpoints / "step-00000012"
+    changed = max((f for f in step.files() if f.below(step).startswith(part)), key=lambda f: f.path.suffix)
+    store = location.STORES[changed.scheme]
+    assert isinstance(store, ObjectStore)
+    tree, key = store._at(changed.path)
+    found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
+    assert found is not None
+    calls.put(tree.bucket, found[1].key, b"other")
+    assert train_local(stored).resumed_from_step == 8
+    assert "step-00000012 is refused" in caplog.text
+    assert changed.name in caplog.text
+    assert "changed in place" in caplog.text
+    train_local(local)
+    assert_same_weights(stored, local)
 
 
 def test_an_upload_that_fails_ends_training_with_the_step(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 from headrace.embeddings.checkpoint.tensors import FileRecord, read_checked
 from headrace.errors import UserError
 from headrace.storage import Location
+from headrace.storage.objects.calls import ChangedInPlace
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -219,5 +220,7 @@ def _read(path: Location, kind: type[R]) -> R:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path} is missing: the save of {path.parent} did not finish or was damaged") from None
+    except ChangedInPlace as e:
+        raise UserError(f"{path} is damaged: {e}") from None
     except ValidationError as e:
         raise UserError(f"{path} is damaged or of another version: {e.errors()[0]['msg']}") from None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace.errors import UserError
 from headrace.storage import Location
+from headrace.storage.objects.calls import ChangedInPlace
 
 #: Bytes of a file that are in memory at a time where it is read piece by piece.
 PIECE_BYTES = 16 << 20
@@ -62,6 +63,8 @@ def read_checked(folder: Location, record: FileRecord) -> bytes:
         content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} is missing, though the record beside it lists it: the folder is damaged") from None
+    except ChangedInPlace as e:
+        raise UserError(f"{path} is damaged: {e}") from None
     if len(content) != record.bytes:
         raise UserError(f"{path} is damaged: {len(content)} bytes instead of {record.bytes}")
     digest = hashlib.sha256(content).hexdigest()
@@ -83,6 +86,8 @@ def check_file(folder: Location, record: FileRecord) -> None:
                 digest.update(piece)
     except FileNotFoundError:
         raise UserError(f"{path} is missing, though the record beside it lists it: the folder is damaged") from None
+    except ChangedInPlace as e:
+        raise UserError(f"{path} is damaged: {e}") from None
     if digest.hexdigest() != record.sha256:
         raise UserError(f"{path} is damaged: its SHA-256 is not that of its record")
 

@@ -26,6 +26,10 @@ class StoreError(OSError):
     """The store did not do as asked, after its client tried again."""
 
 
+class ChangedInPlace(OSError):
+    """An object is not the one that its folder's list names."""
+
+
 @dataclass(frozen=True)
 class Stored:
     """An object as the store describes it."""

@@ -22,7 +22,7 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.storage import flock, system
 from headrace.storage.objects import calls
-from headrace.storage.objects.calls import Stored
+from headrace.storage.objects.calls import ChangedInPlace, Stored
 
 #: The environment variable that names the folder; a workspace sets it to its scratch.
 VARIABLE = "HEADRACE_CACHE"
@@ -83,7 +83,7 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
 
     Raises:
         FileNotFoundError: the object is gone.
-        OSError: it is not the one that was asked for.
+        ChangedInPlace: it is not the one that was asked for.
     """
     digest = hashlib.sha256(f"{store}\n{stored.key}\n{stored.tag}\n{stored.size}".encode()).hexdigest()[:32]
     path = folder() / "files" / digest / stored.key.rsplit("/", 1)[-1]
@@ -98,7 +98,7 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
         try:
             got = calls.download(bucket, stored.key, partial)
             if (got.tag, got.size, partial.stat().st_size) != (stored.tag, stored.size, stored.size):
-                raise OSError(
+                raise ChangedInPlace(
                     f"{store}/{stored.key} is not the file that its folder's list names: it was changed in place"
                 )
             system.replace(partial, path)

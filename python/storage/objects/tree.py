@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.storage.objects import calls
-from headrace.storage.objects.calls import Stored
+from headrace.storage.objects.calls import ChangedInPlace, Stored
 from headrace.storage.objects.file_list import DATA, HIDDEN, LISTS, FileList, ListedFile, data_prefix, list_key
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Tree:
         """What `ask` says of the file's object; None where there is no such file.
 
         Raises:
-            OSError: the object is not the one that its folder's list names.
+            ChangedInPlace: the object is not the one that its folder's list names.
         """
         for folder in _above(key):
             if (known := self._published.get(folder)) is not None:
@@ -136,7 +136,7 @@ class Tree:
         named = found.file
         told = None if named is None else ask(self.bucket, named.key)
         if named is not None and told is not None and (told[1].tag, told[1].size) != (named.tag, named.size):
-            raise OSError(f"{named.key} is not the file that its folder's list names: it was changed in place")
+            raise ChangedInPlace(f"{named.key} is not the file that its folder's list names: it was changed in place")
         return told
 
     def files(self, key: str) -> dict[str, Stored]:

@@ -15,6 +15,7 @@ from headrace.embeddings.checkpoint.shards import load_shards
 from headrace.embeddings.checkpoint.tensors import load_tensors
 from headrace.errors import UserError
 from headrace.storage import Location
+from headrace.storage.objects.calls import ChangedInPlace
 from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.record import DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
@@ -74,6 +75,8 @@ def _try_load(
         progress = _load(path, model, dense, config)
     except UserError as e:
         problem = e
+    except ChangedInPlace as e:
+        problem = UserError(f"{path} is damaged: {e}")
     failures = torch.tensor([0.0 if problem is None else 1.0])
     collective.all_reduce_sum([failures])
     return (progress if float(failures) == 0 else None), problem
