@@ -14,12 +14,13 @@ from headrace.storage import location
 from headrace.storage.objects import calls
 from headrace.storage.objects.store import ObjectStore
 from headrace.train.callbacks.progress import ProgressEvent
+from headrace.train.checkpoint import write as checkpoint
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
 from headrace.workspace import Workspace
 from tests.storage_homes import left_over, memory_home
-from tests.train_support import TRAIN, assert_same_weights, job_of
+from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of
 
 #: Twelve steps, all of one epoch.
 ONE_EPOCH = TRAIN.model_copy(update={"epochs": 1, "max_steps": 12, "checkpoint_steps": 4, "keep": 2})
@@ -181,6 +182,39 @@ def test_a_checkpoint_with_an_object_that_was_changed_is_refused_and_the_one_bef
     assert "changed in place" in caplog.text
     train_local(local)
     assert_same_weights(stored, local)
+
+
+def test_a_rank_that_ends_by_an_error_uploads_no_further_file(
+    jobs: Callable[..., tuple[Job, Job]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, _ = jobs("k")
+    monkeypatch.setattr(checkpoint, "_UPLOADS", 1)
+    begun, ended, sent = threading.Event(), threading.Event(), []
+    real = calls.upload
+
+    def upload(bucket: Any, key: str, file: Path) -> None:
+        if "/checkpoints/" in key:
+            sent.append(key)
+            begun.set()
+            assert ended.wait(timeout=100)
+        real(bucket, key, file)
+
+    def on_progress(event: ProgressEvent) -> None:
+        if event.phase == "train" and event.step == 5:
+            assert begun.wait(timeout=100)
+            raise Stopped
+
+    monkeypatch.setattr(calls, "upload", upload)
+    with pytest.raises(Stopped):
+        train_local(stored, on_progress)
+    threads = [t for t in threading.enumerate() if t.name == "checkpoint"]
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert threads
+    assert len(sent) == 1
+    assert list_steps(stored.checkpoints) == []
+    assert list((tmp_path / "cache" / "new").iterdir()) == []
 
 
 def test_an_upload_that_fails_ends_training_with_the_step(

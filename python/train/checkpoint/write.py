@@ -78,6 +78,7 @@ class CheckpointWriter:
         self._check_fence, self._background, self._lag = check_fence, background, lag
         self._uploads = folder.scheme != "file"
         self._token = token or TOKEN
+        self._abandoned = threading.Event()
         self._pending: _Pending | None = None
         #: Seconds for which training waited for checkpoints.
         self.wait_seconds = 0.0
@@ -135,6 +136,8 @@ class CheckpointWriter:
 
         def upload(written: FileRecord | None) -> FileRecord | None:
             def send(file: Location) -> None:
+                if self._abandoned.is_set():
+                    raise Abandoned
                 with (partial / file.below(stage)).new_file() as path:
                     file.move_to(local(path))
 
@@ -179,6 +182,14 @@ class CheckpointWriter:
                 self._publish_if_uploaded(pending)
             elif pending.publication.is_done:
                 pending.publication.result()
+
+    def abandon(self) -> None:
+        """Upload no further file: this rank ends by an error. What it has begun does not become visible.
+
+        A process waits for such threads when it ends, and a checkpoint that lacks what other ranks no longer write is
+        not worth the time.
+        """
+        self._abandoned.set()
 
     def finish(self) -> None:
         """Wait for what was begun, and make it visible; then remove all but the newest up to it.
@@ -270,6 +281,10 @@ class CheckpointWriter:
             yield
         finally:
             self.wait_seconds += time.perf_counter() - began
+
+
+class Abandoned(Exception):
+    """The rank that was to upload a checkpoint ends."""
 
 
 @dataclass

@@ -106,6 +106,13 @@ class Trainer:
             Diverged: the loss or a gradient is not finite; the step is not taken. Or weights that are to be saved.
             Stopped: a rank was asked to stop; a checkpoint of the last step was written.
         """
+        try:
+            return self._fit()
+        except BaseException:
+            self._writer.abandon()
+            raise
+
+    def _fit(self) -> Evaluation | None:
         train, progress, phase = self._job.train, self._progress, self._callbacks.phase
         began, seconds_before = time.perf_counter(), progress.seconds
         evaluation = None
