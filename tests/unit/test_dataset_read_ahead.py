@@ -28,8 +28,9 @@ from headrace.dataset.parquet.read_ahead import ReadAhead
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema
-from headrace.storage import release_copy
+from headrace.storage import location, release_copy
 from headrace.storage.objects import calls, copies
+from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
 from headrace.world import World
 from tests.storage_homes import memory_home
@@ -223,6 +224,38 @@ def test_an_object_that_the_store_does_not_give_is_named(
     with pytest.raises(calls.StoreError, match=rf"/train/{gone}: HTTP error: 503"):
         batches(stored_split)
     assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+@pytest.mark.parametrize("fault", ["gone", "changed"])
+def test_an_object_that_is_gone_or_another_one_is_named_as_it_is_stored(stored_split: Split, fault: str) -> None:
+    path = stored_split[0].row_groups[3].path
+    store = location.STORES[path.scheme]
+    assert isinstance(store, ObjectStore)
+    tree, key = store._at(path.path)
+    found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
+    assert found is not None
+    if fault == "gone":
+        calls.delete(tree.bucket, [found[1].key])
+    else:
+        calls.put(tree.bucket, found[1].key, b"other")
+    with pytest.raises(UserError, match=rf"s3://bucket/store/datasets/.*{path.name} cannot be read .* features stage"):
+        batches(stored_split)
+
+
+def test_a_copy_that_went_and_whose_object_is_gone_is_named_as_it_is_stored(stored_split: Split) -> None:
+    groups = stored_split[0].row_groups[:1]
+    path = groups[0].path
+    store = location.STORES[path.scheme]
+    assert isinstance(store, ObjectStore)
+    with ReadAhead(1, 1) as ahead:
+        ((_, arriving),) = ahead.follow(iter(groups), lambda group: group)
+        arriving.path().unlink()
+        tree, key = store._at(path.path)
+        found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
+        assert found is not None
+        calls.delete(tree.bucket, [found[1].key])
+        with pytest.raises(UserError, match=rf"s3://bucket/store/datasets/.*{path.name} cannot be read"):
+            arriving.open(["row"], BufferPool())
 
 
 def test_a_damaged_object_is_named_as_it_is_stored(stored_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from typing import NamedTuple, TypeVar
 
 from headrace.dataset.buffers import BufferPool
 from headrace.dataset.parquet.layout import RowGroup
-from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.dataset.parquet.row_group import StoredRowGroup, unreadable
 from headrace.errors import UserError
 from headrace.storage import release_copy
+from headrace.storage.objects.calls import ChangedInPlace
 
 T = TypeVar("T")
 #: Files that are fetched at once: one answer of a store is late, its bandwidth is that of many.
@@ -32,8 +33,19 @@ class ArrivingRowGroup(NamedTuple):
     file: Future[Path] | None
 
     def path(self) -> Path:
-        """Wait for the file. Raises OSError where the store does not give it."""
-        return self.group.path.local_path() if self.file is None else self.file.result()
+        """Wait for the file.
+
+        Raises:
+            UserError: the file is gone, or another one.
+            OSError: the store does not give it.
+        """
+        return self._named(self.group.path.local_path if self.file is None else self.file.result)
+
+    def _named(self, give: Callable[[], Path]) -> Path:
+        try:
+            return give()
+        except (FileNotFoundError, ChangedInPlace) as e:
+            raise unreadable(str(self.group.path), e) from None
 
     def open(self, columns: Sequence[str], buffers: BufferPool) -> StoredRowGroup:
         """Wait for the file, and open the row group.
@@ -43,13 +55,15 @@ class ArrivingRowGroup(NamedTuple):
             OSError: the store does not give it.
         """
         place = self.group.path
+        path = self.path()
         try:
-            return StoredRowGroup(str(self.path()), self.group.index, columns, buffers, name=str(place))
+            return StoredRowGroup(str(path), self.group.index, columns, buffers, name=str(place))
         except UserError as e:
             if self.file is None or not isinstance(e.__cause__, FileNotFoundError):
                 raise
         # Somebody else on this host needed its room since: it is fetched again.
-        return StoredRowGroup(str(place.local_path()), self.group.index, columns, buffers, name=str(place))
+        path = self._named(place.local_path)
+        return StoredRowGroup(str(path), self.group.index, columns, buffers, name=str(place))
 
     def release(self) -> None:
         """Say that it is not read soon again."""

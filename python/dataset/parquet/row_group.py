@@ -112,10 +112,15 @@ class StoredRowGroup:
         return found
 
     def _unreadable(self, e: BaseException) -> UserError:
-        return UserError(
-            f"{self._name} cannot be read ({' '.join(str(e).split())}). Delete the dataset's folder and run the "
-            f"features stage again"
-        )
+        return unreadable(self._name, e)
+
+
+def unreadable(name: str, e: BaseException) -> UserError:
+    """What to say of a file of a dataset, by its name, that is damaged or gone."""
+    return UserError(
+        f"{name} cannot be read ({' '.join(str(e).split())}). Delete the dataset's folder and run the features stage "
+        f"again"
+    )
 
 
 class _Chunk:
