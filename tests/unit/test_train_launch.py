@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from headrace.config import Model, Train
 from headrace.errors import EXIT_FAILURE, UserError
 from headrace.manifest import Manifest
+from headrace.storage.objects import copies
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
 from headrace.train.launch import slots as slots_module
@@ -292,6 +293,40 @@ def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
     assert isinstance(answer.error.exception(), DiskFull)
     assert RankError.model_validate_json(job.error_file.read_text()) == answer.error
     assert list(answer.phase_ends) == ["ranks", "imports", "horovod", "first_step", "model"]
+
+
+NO_ROOM = """
+import sys
+from pathlib import Path
+import headrace.train.loop.run as loop
+from headrace.storage import location
+from headrace.storage.objects.store import ObjectStore
+from headrace.train.launch.worker import rank_main
+from obstore.store import MemoryStore
+
+memory = MemoryStore()
+location.STORES["s3"] = ObjectStore("s3", lambda scheme, bucket: memory)
+
+def train(*args, **more):
+    raise OSError(28, "No space left on device")
+
+loop.train = train
+print(rank_main(Path(sys.argv[1]).read_text()))
+"""
+
+
+def test_a_rank_whose_scratch_is_full_names_it_and_not_the_store(job: Job, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    job = job.model_copy(update={"store": "s3://bucket/store"})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    line = [sys.executable, "-c", NO_ROOM, str(tmp_path / "job.json")]
+    environ = os.environ | {copies.VARIABLE: str(tmp_path / "cache")}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == 0, done.stderr
+    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
+    assert answer.error is not None
+    assert answer.error.full_disk
+    assert answer.error.message == f"No space left on device. Make room below {tmp_path / 'cache'}"
 
 
 def test_a_task_counts_its_lifetime_from_the_start_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

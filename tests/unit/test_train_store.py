@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.manifest import Manifest
-from headrace.storage import location
+from headrace.storage import Location, location
 from headrace.storage.objects import calls
 from headrace.storage.objects.store import ObjectStore
 from headrace.train.callbacks.progress import ProgressEvent
@@ -214,6 +214,21 @@ def test_a_rank_that_ends_by_an_error_uploads_no_further_file(
     assert threads
     assert len(sent) == 1
     assert list_steps(stored.checkpoints) == []
+    assert list((tmp_path / "cache" / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_scratch_disk_is_named_with_the_room_on_it(
+    background: bool, jobs: Callable[..., tuple[Job, Job]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Location, tensors: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    stored, _ = jobs("k", background_checkpoints=background)
+    with pytest.raises(OSError, match=rf"step 4 .*No space left.*; [0-9.]+ GiB free in {tmp_path}/cache\)") as raised:
+        train_local(stored)
+    assert raised.value.errno == 28
     assert list((tmp_path / "cache" / "new").iterdir()) == []
 
 

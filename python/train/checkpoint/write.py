@@ -148,13 +148,19 @@ class CheckpointWriter:
                 copies.drop(place)
             return written
 
+        def write_here() -> FileRecord | None:
+            try:
+                return write(stage)
+            except BaseException:
+                copies.drop(place)
+                raise
+
         if self._background:
-            return _Work(lambda: upload(write(stage)), True)
+            return _Work(lambda: upload(write_here()), True)
         try:
-            written = write(stage)
+            written = write_here()
         except OSError as e:
-            copies.drop(place)
-            raise self._unwritten(e, step, stage) from e
+            raise self._unwritten(e, step, local(copies.folder())) from e
         return _Work(lambda: upload(written), True)
 
     def _check_finite(self, model: Model, dense: DenseOptimizer, step: int) -> None:
@@ -235,7 +241,7 @@ class CheckpointWriter:
             try:
                 pending.work.result()
             except OSError as e:
-                raise self._unwritten(e, pending.progress.step, self._folder) from e
+                raise self._unwritten(e, pending.progress.step, local(copies.folder())) from e
         if int(votes) < self._collective.world.size:
             return
         written = pending.work.result()
@@ -269,10 +275,13 @@ class CheckpointWriter:
                 (self._folder / step_name(other)).remove()
 
     def _unwritten(self, e: OSError, step: int, folder: Location) -> OSError:
+        """What to raise for `e`; `folder`: where it was to be written, or its files on their way to a store."""
+        said = f"the checkpoint of step {step} could not be written"
+        if isinstance(e, StoreError):
+            return StoreError(f"{said} ({e})")
         free = folder.free()
         room = "" if free is None else f"; {free / 2**30:.1f} GiB free in {folder}"
-        said = f"the checkpoint of step {step} could not be written ({e.strerror or e}{room})"
-        return StoreError(said) if isinstance(e, StoreError) else OSError(e.errno, said)
+        return OSError(e.errno, f"{said} ({e.strerror or e}{room})")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from headrace import logs
 from headrace.errors import UserError
+from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
 from headrace.train.launch.startup import end_phase, process_began
@@ -81,8 +82,10 @@ def rank_main(job_json: str) -> str:
     except OSError as e:
         if not is_full(e):
             raise
-        where = f": {e.filename}" if e.filename else ""
-        message = f"{e.strerror}{where}. Make room below {job.folder}, or lower train.keep ({job.train.keep})"
+        where, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
+        # Where the run is in a store of objects, the disk that is full is that of this host's copies.
+        room = f"{job.folder}, or lower train.keep ({job.train.keep})" if is_local else str(copies.folder())
+        message = f"{e.strerror}{where}. Make room below {room}"
         result.error = RankError(rank=collective.world.rank, message=message, full_disk=True)
     except (HorovodInternalError, PeerLost) as e:
         # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
