@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +232,32 @@ def test_a_full_scratch_disk_is_named_with_the_room_on_it(
         train_local(stored)
     assert raised.value.errno == 28
     assert list((tmp_path / "cache" / "new").iterdir()) == []
+
+
+def test_what_was_copied_for_a_checkpoint_is_gone_when_it_goes_up(
+    jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[weakref.ref[Any]] = []
+    left: list[bool] = []
+    real_save, real_upload = checkpoint.save_tensors, calls.upload
+
+    def save(path: Location, tensors: dict[str, Any]) -> Any:
+        copied[:] = [weakref.ref(x) for x in tensors.values()]
+        return real_save(path, tensors)
+
+    def upload(bucket: Any, key: str, file: Path) -> None:
+        if "/checkpoints/" in key:
+            for _ in range(500):  # the loop's thread may still be within `save`
+                if not any(left) and any(x() is not None for x in copied):
+                    time.sleep(0.01)
+            left.append(any(x() is not None for x in copied))
+        real_upload(bucket, key, file)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", save)
+    monkeypatch.setattr(calls, "upload", upload)
+    train_local(jobs("k", background_checkpoints=True)[0])
+    assert copied
+    assert set(left) == {False}
 
 
 def test_an_upload_that_fails_ends_training_with_the_step(

@@ -148,9 +148,12 @@ class CheckpointWriter:
                 copies.drop(place)
             return written
 
+        # Taken out when it is called: while files go up, the copied rows need not stay.
+        calls = [write]
+
         def write_here() -> FileRecord | None:
             try:
-                return write(stage)
+                return calls.pop()(stage)
             except BaseException:
                 copies.drop(place)
                 raise
@@ -313,10 +316,10 @@ class _Pending:
 
 
 class _Work(Generic[T]):
-    """A call, now or in a thread; its result, or its error, is had later."""
+    """A call, now or in a thread; its result, or its error, is had later. What it holds on to goes when it has run."""
 
     def __init__(self, call: Callable[[], T], background: bool) -> None:
-        self._call = call
+        self._calls = [call]
         self._results: list[T] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True) if background else None
@@ -327,7 +330,7 @@ class _Work(Generic[T]):
 
     def _run(self) -> None:
         try:
-            self._results.append(self._call())
+            self._results.append(self._calls.pop()())
         except BaseException as e:
             self._error = e
 
