@@ -47,12 +47,13 @@ def lease(path: Path) -> Iterator[Lease]:
 
 @contextmanager
 def turn(path: Path) -> Iterator[None]:
-    """Hold the lock while the block runs; wait for it where another thread or process of this host has it.
+    """Hold the lock of a file, which is made, while the block runs; wait for it where another one has it.
 
-    Of a folder that is there, or of a file, which is made.
+    Other threads and processes of this host, and of NFS those of other hosts: the file is open for writing, as NFS asks
+    of an exclusive lock. (A folder cannot be, and its lock is of one host.)
     """
     system.make_folder(path.parent)
-    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

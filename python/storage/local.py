@@ -9,6 +9,7 @@ A reader, and a rerun after a kill between any two lines, sees:
   (files, then folders, from the inside out), the exchange itself after the last line. Between, a power cut may bring
   the old folder back, whole. Where a file system cannot exchange names (NFS), the old folder is renamed away first: a
   kill between the two renames leaves none, which its stage sees, and a rerun makes it again.
+- `put_if`: as `put`. Its lock is `.NAME.lock` beside the file, which stays and which nothing lists.
 - `remove`: of a folder, a part. Only what no manifest and no list names any more is removed.
 """
 
@@ -34,6 +35,8 @@ from headrace.storage.store import Info, Unfinished
 
 #: What unfinished writes are named; no glob of a landing folder finds it, and no list shows it.
 _PARTIAL = ".partial"
+#: What `put_if` locks is named; no list shows it either.
+_LOCK = ".lock"
 #: A disk works on several fsyncs at once.
 _FSYNCS_AT_ONCE = 8
 
@@ -85,7 +88,7 @@ class LocalStore:
     def names(self, path: PurePosixPath) -> list[str]:
         """See Store."""
         try:
-            return sorted(p.name for p in Path(path).iterdir() if not _is_partial(p.name))
+            return sorted(p.name for p in Path(path).iterdir() if not _is_hidden(p.name))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -93,7 +96,7 @@ class LocalStore:
         """See Store."""
         try:
             with os.scandir(path) as entries:
-                return {e.name: e.stat().st_size for e in entries if e.is_file() and not _is_partial(e.name)}
+                return {e.name: e.stat().st_size for e in entries if e.is_file() and not _is_hidden(e.name)}
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
@@ -135,10 +138,13 @@ class LocalStore:
         return data, hashlib.sha256(data).hexdigest()
 
     def put_if(self, path: PurePosixPath, data: bytes, tag: str | None, durable: bool) -> bool:
-        """See Store. Nothing is between the look and the rename: all who put on a condition wait for each other."""
+        """See Store. Nothing is between the look and the rename: all who put on a condition wait for each other.
+
+        The file of the lock stays: who removes one may take it from beneath somebody who waits for it.
+        """
         if tag is None:
             return self.put_new(path, data, durable)
-        with flock.turn(Path(path).parent):
+        with flock.turn(Path(path.with_name(f".{path.name}{_LOCK}"))):
             found = self.get_tagged(path)
             if found is None or found[1] != tag:
                 return False
@@ -273,6 +279,10 @@ class LocalStore:
 
 def _partial(final: Path) -> Path:
     return final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}{_PARTIAL}")
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") and name.endswith((_PARTIAL, _LOCK))
 
 
 def _is_partial(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +66,53 @@ def test_a_new_file_has_one_writer(home: Location) -> None:
     assert len(won) == 1
     assert (home / "log" / "1").read_text() == f"{won[0]}" * 10_000
     assert names(home) == ["log/1"]
+
+
+def test_a_condition_is_locked_as_nfs_asks_and_nothing_lists_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exclusive lock of NFS is of a file that is open for writing."""
+    real, locked = fcntl.flock, []
+
+    def nfs(fd: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(fd, operation)
+        locked.append(fd)
+
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    home = local(tmp_path)
+    file = home / "a" / "x.json"
+    assert file.put_if(b"1", None)
+    found = file.read_tagged()
+    assert found is not None
+    assert file.put_if(b"2", found[1])
+    assert not file.put_if(b"3", found[1])
+    assert file.read_bytes() == b"2"
+    assert len(locked) == 2
+    assert names(home) == ["a/x.json"]
+    assert [f.name for f in (home / "a").entries()] == ["x.json"]
+    assert [f.name for f in (home / "a" / "*").glob()] == ["x.json"]
+    home.discard_unfinished()
+    (home / "a").remove()
+    assert home.entries() == []
+
+
+def test_of_many_who_replace_a_file_each_does_so_once(home: Location) -> None:
+    """Each adds itself to what it read, until nobody was between: none is lost."""
+    file = home / "a" / "names"
+    file.put_text("")
+
+    def add(n: int) -> None:
+        while True:
+            found = file.read_tagged()
+            assert found is not None
+            if file.put_if(found[0] + f"{n} ".encode(), found[1]):
+                return
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(20)))
+    assert sorted(map(int, file.read_text().split())) == list(range(20))
 
 
 def test_a_new_file_is_not_there_until_the_block_ends_well(home: Location) -> None:
