@@ -34,7 +34,11 @@ def unfinished_steps(state: WorkspaceState) -> Iterator[Step]:
 
 
 def discard_unfinished(state: WorkspaceState) -> None:
-    """Remove all of them, however young. Under the pipeline's lock."""
+    """Remove those of lake and store, however young. Under the pipeline's lock.
+
+    Of this host's on their way to a store those go that nobody has written to for a day: all pipelines have one folder
+    for them, and no lock says who is at work there.
+    """
     remove_abandoned()
     for folder in _folders(state):
         folder.discard_unfinished()

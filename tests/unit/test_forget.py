@@ -39,9 +39,11 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.score.day_table import verify_day
 from headrace.stage import identity, run_lock
 from headrace.storage import local
+from headrace.storage.objects import copies
 from headrace.workspace import Workspace
 from tests.forget_support import DAYS, GONE, ROWS, USERS, events, make_home, put_rows, record, shop, tables
 from tests.storage_faults import Killed, faulty
+from tests.storage_homes import memory_home
 
 NOW = datetime(2026, 1, 9, tzinfo=UTC)
 PERSONS = Persons("user_id", False, frozenset(GONE))
@@ -205,6 +207,62 @@ def test_killed_at_many_calls(made: Path, tmp_path: Path, kills: bool, points: i
             if name != "vocabulary":
                 assert rows.to_pylist() == without(wanted[name]), (n, name)
         shutil.rmtree(ws.home)
+
+
+def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
+    ws = Workspace(tmp_path / "home", "s3://bucket/lake", "s3://bucket/store")
+    make_home(ws, SPEC)
+    # As stages of this pipeline and of another one have read them.
+    for file in (*ws.lake.files(), *ws.store.files()):
+        file.local_path()
+    ws.table("clicks", "events").local_path()
+    with ws.dataset("visits", day(0), "theirs").new_folder() as folder:
+        (folder / "f").put_text("of others")
+    held = (ws.dataset("visits", day(0), "theirs") / "f").local_path().open()
+    fetching = copies.folder() / "files" / "0123abcd" / "killed.partial"
+    fetching.parent.mkdir()
+    fetching.write_text(GONE[0])
+    assert {p.parts[0] for p in map(Path, files_with(tmp_path / "cache", GONE))} == {"files", "folders"}
+    upload = copies.new_path("part-0.parquet")
+    upload.write_text(GONE[1])
+    listed = [p for p in found_places(SPEC, ws, PERSONS, NOW) if str(copies.folder()) in p.what]
+    assert [bool(p.left) for p in listed] == [False, True]
+    # A writer that was killed an hour ago, or is at work: nobody knows.
+    with pytest.raises(UserError, match=rf"not all is erased: {upload.parent}: files on their way to the store"):
+        erase(ws)
+    assert files_with(tmp_path / "cache", GONE) == [str(upload.relative_to(tmp_path / "cache"))]
+    copies.drop(upload)
+    places, request = erase(ws)
+    assert request.finished == NOW
+    assert [p.left for p in places if p.kind == "cache"] == [""]
+    assert copies.kept() == {}
+    with held:
+        assert held.read() == "of others"
+    # What is read now has none of them.
+    for file in (*ws.lake.files(), *ws.store.files()):
+        file.local_path()
+    assert files_with(tmp_path / "cache", GONE) == []
+
+
+def test_copies_that_come_back_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
+    ws = Workspace(tmp_path / "home", "s3://bucket/lake", "s3://bucket/store")
+    landed = ws.landing("clicks") / day(0) / "a.jsonl"
+    landed.put_text(GONE[0])
+    real = copies.remove_kept
+
+    def remove_and_read() -> None:
+        """Another process of this host reads a landing file meanwhile."""
+        real()
+        landed.local_path()
+
+    landed.local_path()
+    with monkeypatch.context() as patch:
+        patch.setattr(copies, "remove_kept", remove_and_read)
+        with pytest.raises(UserError, match=r"not all is erased: .*/cache/files/.*/a\.jsonl"):
+            erase(ws)
+    assert erase(ws)[1].finished == NOW
 
 
 def test_values_that_somebody_brings_back_go_again(ws: Workspace) -> None:

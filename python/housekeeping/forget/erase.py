@@ -16,11 +16,12 @@ from headrace.housekeeping.forget.folders import (
     text_places,
     training_places,
 )
+from headrace.housekeeping.forget.host import host_places
 from headrace.housekeeping.forget.models import model_places
 from headrace.housekeeping.forget.persons import Persons, sources_with
 from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.forget.request import Request, begin, is_finished
-from headrace.housekeeping.forget.scan import scan
+from headrace.housekeeping.forget.scan import scan, scan_copies
 from headrace.housekeeping.forget.tables import table_places
 from headrace.housekeeping.forget.warehouse import warehouse_places
 from headrace.housekeeping.unfinished import discard_unfinished
@@ -38,6 +39,7 @@ def found_places(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> 
     """
     state = WorkspaceState(spec, ws, now)
     yield from _places(state, persons, "", is_again=is_finished(ws, spec.pipeline, persons))
+    yield from host_places(state)
     yield from _of_others(state, persons)
 
 
@@ -61,20 +63,21 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
         if not again:
             request = request.model_copy(update={"finished": None})
             request.save(ws.forgotten(spec.pipeline))
-        done: list[Place] = []
+        left_over: list[Place] = []
         for place in _places(state, persons, request.id, again):
             lease.check()
-            proof.note(ws, request, place, now)
-            left = place.act() if place.act is not None else None
-            done.append(replace(place, left="; ".join(x for x in (place.left, left) if x)))
-            if left:
-                proof.note(ws, request, done[-1], now)
-            yield done[-1]
+            done = _erase(ws, request, place, now)
+            left_over += [done] if done.left else []
+            yield done
         for place in _of_others(state, persons):
             proof.note(ws, request, place, now)
             yield place
         second, searched = list(_places(state, persons, request.id, is_again=True)), scan(state, persons)
-        left_over = [p for p in done if p.left]
+        for place in host_places(state):
+            done = _erase(ws, request, place, now)
+            left_over += [done] if done.left else []
+            yield done
+        searched = scan_copies(state, persons, searched)
         lease.check()
         if not second and not searched.found and not searched.unread and not left_over:
             request = request.model_copy(update={"finished": now})
@@ -88,6 +91,16 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
                 f"not all is erased: {'; '.join(dict.fromkeys(what))}. The rest is; do what is said, and run the same "
                 f"command again ({file})"
             )
+
+
+def _erase(ws: Workspace, request: Request, place: Place, now: datetime) -> Place:
+    """Note a place, then do what is to be done there; the place with what is left."""
+    proof.note(ws, request, place, now)
+    left = place.act() if place.act is not None else None
+    done = replace(place, left="; ".join(x for x in (place.left, left) if x))
+    if left:
+        proof.note(ws, request, done, now)
+    return done
 
 
 def _places(state: WorkspaceState, persons: Persons, request: str, is_again: bool) -> Iterator[Place]:

@@ -7,7 +7,7 @@ chance. Of all other files the bytes are searched, for the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.publish.target import table_name
-from headrace.storage import Location
+from headrace.storage import Location, local
+from headrace.storage.objects import copies
 
 _BLOCK = 1 << 24
 
@@ -40,8 +41,17 @@ def scan(state: WorkspaceState, persons: Persons) -> Scan:
     """Search all files of the pipeline below the workspace, and the registry, which pipelines share; landing files are
     yours, and other pipelines' files are theirs.
     """
-    result = Scan()
-    for file in _files(state):
+    return _search(_files(state), state, persons, Scan())
+
+
+def scan_copies(state: WorkspaceState, persons: Persons, result: Scan) -> Scan:
+    """Add what this host has of files of a store, of whatever pipeline: `scan` fetches some itself."""
+    found = () if state.ws.is_local else copies.kept()
+    return _search(map(local, found), state, persons, result)
+
+
+def _search(files: Iterable[Location], state: WorkspaceState, persons: Persons, result: Scan) -> Scan:
+    for file in files:
         is_parquet = file.suffix == ".parquet"
         try:
             size = file.size()

@@ -36,6 +36,8 @@ _KEPT_SECONDS = 600
 _WRITTEN_SECONDS = 86_400
 #: Characters of a copy's digest that name its lock: so many files of locks there are at most, which stay.
 _LOCK_CHARS = 3
+#: Where copies are: of files, and folders of links to these.
+_FILES, _FOLDERS = _COPIES = ("files", "folders")
 
 
 def folder() -> Path:
@@ -58,19 +60,55 @@ def drop(path: Path) -> None:
 
 def abandoned() -> dict[Path, int]:
     """What `new_path` gave writers that were killed, and its bytes: what nobody has written to for a day."""
-    before, found = time.time() - _WRITTEN_SECONDS, dict[Path, int]()
+    before = time.time() - _WRITTEN_SECONDS
+    return {place: size for place, written, size in _on_their_way() if written < before}
+
+
+def young() -> dict[Path, int]:
+    """What `new_path` gave writers that are at work, or were killed less than a day ago, and its bytes."""
+    before = time.time() - _WRITTEN_SECONDS
+    return {place: size for place, written, size in _on_their_way() if written >= before}
+
+
+def _on_their_way() -> Iterator[tuple[Path, float, int]]:
+    """What `new_path` gave, when it was last written to (seconds since 1970), and its bytes."""
     for place in sorted((folder() / "new").glob("*")):
         with suppress(FileNotFoundError):  # its writer was done just now
             stats = [p.stat() for p in (place, *place.rglob("*"))]
-            if max(s.st_mtime for s in stats) < before:
-                found[place] = sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
-    return found
+            yield place, max(s.st_mtime for s in stats), sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
 
 
 def remove_abandoned() -> None:
-    """Remove them."""
+    """Remove what is `abandoned`; what is `young` stays: who writes it cannot be told from who was killed."""
     for place in abandoned():
         _remove(place)
+
+
+def kept() -> dict[Path, int]:
+    """All files of this host's copies, also parts of fetches that were killed, and their bytes."""
+    found = dict[Path, int]()
+    for part in _COPIES:
+        for path in sorted((folder() / part).rglob("*")):
+            with suppress(FileNotFoundError):  # another process was first
+                info = path.stat()
+                if stat.S_ISREG(info.st_mode):
+                    found[path] = info.st_size
+    return found
+
+
+def remove_kept() -> None:
+    """Remove all copies, also those that were asked for lately: whoever has one open keeps it.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    for old in (folder() / _FOLDERS).glob("*"):
+        with suppress(FileNotFoundError):  # another process was first
+            _take_away(old)
+    for old in (folder() / _FILES).glob("*"):
+        # Nobody fetches it meanwhile.
+        with flock.turn(folder() / "locks" / old.name[:_LOCK_CHARS]), suppress(FileNotFoundError):
+            system.remove_tree(old)
 
 
 def file(bucket: Any, store: str, stored: Stored) -> Path:
@@ -86,7 +124,7 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
         ChangedInPlace: it is not the one that was asked for.
     """
     digest = hashlib.sha256(f"{store}\n{stored.key}\n{stored.tag}\n{stored.size}".encode()).hexdigest()[:32]
-    path = folder() / "files" / digest / stored.key.rsplit("/", 1)[-1]
+    path = folder() / _FILES / digest / stored.key.rsplit("/", 1)[-1]
     if _asked_for(path):
         return path
     with flock.turn(folder() / "locks" / digest[:_LOCK_CHARS]):
@@ -112,7 +150,7 @@ def release(path: Path) -> None:
 
     Whoever asks for it afterwards has it for as long as any other.
     """
-    if path.is_relative_to(folder() / "files"):
+    if path.is_relative_to(folder() / _FILES):
         with suppress(FileNotFoundError):
             os.utime(path, (0, 0))
 
@@ -129,7 +167,7 @@ def _asked_for(path: Path) -> bool:
 def tree(bucket: Any, store: str, files: Mapping[str, Stored]) -> Path:
     """A local folder of files, by their paths in it."""
     told = "\n".join(f"{name}\t{f.key}\t{f.tag}" for name, f in sorted(files.items()))
-    final = folder() / "folders" / hashlib.sha256(f"{store}\n{told}".encode()).hexdigest()[:32]
+    final = folder() / _FOLDERS / hashlib.sha256(f"{store}\n{told}".encode()).hexdigest()[:32]
     with suppress(FileNotFoundError):
         os.utime(final)
         return final
@@ -164,7 +202,7 @@ def _make_room(path: Path, size: int) -> None:
         return
     remove_abandoned()
     before = time.time() - _KEPT_SECONDS
-    for old in (root / "folders").glob("*"):
+    for old in (root / _FOLDERS).glob("*"):
         with suppress(FileNotFoundError):  # another process was first
             if old.stat().st_mtime < before:
                 _take_away(old)
@@ -180,7 +218,7 @@ def _make_room(path: Path, size: int) -> None:
 
 def _files(root: Path) -> Iterator[tuple[os.stat_result, Path]]:
     """The copies that are there; others may be removing some."""
-    for path in (root / "files").glob("*/*"):
+    for path in (root / _FILES).glob("*/*"):
         with suppress(FileNotFoundError):
             yield path.stat(), path
 
