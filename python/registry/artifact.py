@@ -12,7 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from headrace import __version__
+from headrace.errors import UserError
 from headrace.models.predictor import needed_models
+from headrace.registry.client import first_line
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -39,7 +41,8 @@ def log_model(ws: Workspace, client: MlflowClient, run_id: str, key: str, model:
         model: the saved model's folder.
 
     Raises:
-        UserError: the model, or one that it needs, is not whole.
+        UserError: the model, or one that it needs, is not whole; or the server, or the place that it has for artifacts,
+            does not take it.
     """
     import mlflow.pyfunc
     from mlflow.models import Model
@@ -56,7 +59,13 @@ def log_model(ws: Workspace, client: MlflowClient, run_id: str, key: str, model:
         )
         (folder / "MLmodel").put_text(described.to_yaml())
         (folder / "requirements.txt").put_text("".join(f"{line}\n" for line in _requirements()))
-        client.log_artifacts(run_id, str(folder.local_path()), FOLDER)
+        try:
+            client.log_artifacts(run_id, str(folder.local_path()), FOLDER)
+        except Exception as e:  # of MLflow, or of the client of whatever store has the server's artifacts
+            raise UserError(
+                f"the model registry {ws.registry_uri}: artifacts cannot be uploaded: {first_line(e)}. See whether the "
+                f"server takes artifacts, and whether this host may write where it keeps them, then run the stage again"
+            ) from e
     (ws.scratch / "registry" / key).remove_quietly()
     return f"{client.get_run(run_id).info.artifact_uri}/{FOLDER}"
 

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
+from headrace.redaction import redact
 from headrace.registry.store import open_store
 from headrace.workspace import Workspace
 
@@ -41,16 +42,21 @@ class Client:
             raise self._explained(e) from e
 
     def _explained(self, e: BaseException) -> UserError:
-        first_line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         if self._ws.registry_server is not None:
             return UserError(
-                f"the model registry {self._ws.registry_uri} cannot be used ({first_line}). See whether the server "
+                f"the model registry {self._ws.registry_uri} cannot be used ({first_line(e)}). See whether the server "
                 f"answers, and whether MLflow's own variables (MLFLOW_TRACKING_TOKEN, ...) let you in"
             )
         return UserError(
-            f"the model registry {self._ws.registry_uri} cannot be used ({first_line}). Free its disk or file "
+            f"the model registry {self._ws.registry_uri} cannot be used ({first_line(e)}). Free its disk or file "
             f"permissions; if the file is damaged, move it away: finished models stay where they are"
         )
+
+
+def first_line(e: BaseException) -> str:
+    """What an error says, for a message of one line."""
+    said = redact(str(e)).strip()
+    return said.splitlines()[0] if said else type(e).__name__
 
 
 def quietly_import() -> None:

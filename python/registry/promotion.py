@@ -18,7 +18,7 @@ from headrace.account import user_name
 from headrace.errors import UserError
 from headrace.registry.client import Client, alias_holder, quoted
 from headrace.registry.store import is_there
-from headrace.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, version_of
+from headrace.registry.versions import CHAMPION, DS, KEY, REGISTERED, STATUS, Version, is_ours, version_of
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def _found(client: MlflowClient, name: str, version: str) -> Any:
 
 def _in_use(client: MlflowClient, name: str) -> list[Any]:
     found = client.search_model_versions(f"name = '{quoted(name)}'")
-    return [v for v in found if v.tags.get(STATUS) in IN_USE]
+    return [v for v in found if is_ours(v) and v.tags.get(STATUS) in IN_USE]
 
 
 def age(version: Any) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import UserError
 from headrace.registry.artifact import log_model
 from headrace.registry.client import Client, alias_holder, quietly_import, quoted
 from headrace.registry.store import is_there
@@ -111,7 +112,11 @@ def register(
 
 
 def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
-    """The version that has the alias; None where the model or the store is not there."""
+    """The version that has the alias; None where the model or the store is not there.
+
+    Raises:
+        UserError: the store cannot be opened or read, or somebody else has registered the version.
+    """
     if not is_there(ws):
         return None
     with Client(ws) as client:
@@ -120,7 +125,11 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
 
 
 def numbered(ws: Workspace, name: str, version: str) -> Version | None:
-    """The version of that number; None where the model, the version or the store is not there."""
+    """The version of that number; None where the model, the version or the store is not there.
+
+    Raises:
+        UserError: the store cannot be opened or read, or somebody else has registered the version.
+    """
     if not is_there(ws):
         return None
     with Client(ws) as client:
@@ -140,12 +149,14 @@ def by_key(ws: Workspace, name: str, key: str) -> Version | None:
 
 
 def versions(ws: Workspace, name: str) -> list[Version]:
-    """All versions of a model, oldest number first; none where the model or the store is not there."""
+    """All versions of a model that headrace has registered, oldest number first; none where the model or the store is
+    not there.
+    """
     if not is_there(ws):
         return []
     with Client(ws) as client:
         found = client.search_model_versions(f"name = '{quoted(name)}'")
-        return sorted((version_of(client, name, v) for v in found), key=lambda v: int(v.version))
+        return sorted((version_of(client, name, v) for v in found if is_ours(v)), key=lambda v: int(v.version))
 
 
 def aliases(ws: Workspace, name: str) -> dict[str, str]:
@@ -157,13 +168,27 @@ def aliases(ws: Workspace, name: str) -> dict[str, str]:
         return {alias: str(version) for of in found for alias, version in sorted(of.aliases.items())}
 
 
+def is_ours(found: Any) -> bool:
+    """Whether headrace has registered what MLflow has a record of."""
+    return bool(found.tags.get(KEY))
+
+
 def version_of(client: MlflowClient, name: str, found: Any) -> Version:
-    """MLflow's record of a version, as ours."""
+    """MLflow's record of a version, as ours.
+
+    Raises:
+        UserError: it is not: somebody has registered it by other means, so that its source may be anything.
+    """
+    if not is_ours(found):
+        raise UserError(
+            f"version {found.version} of model '{name}' was not registered by headrace (it has no tag {KEY}; its "
+            f"source is {found.source}): name another version, or give the alias to one that headrace models lists"
+        )
     return Version(
         name=name,
         version=str(found.version),
         source=location_of(found.tags.get(SOURCE, found.source)),
-        key=found.tags.get(KEY, ""),
+        key=found.tags[KEY],
         ds=found.tags.get(DS),
         metrics=client.get_run(found.run_id).data.metrics if found.run_id else {},
         tags=dict(found.tags),

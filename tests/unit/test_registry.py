@@ -15,6 +15,7 @@ from headrace import registry
 from headrace.errors import UserError
 from headrace.registry import retention
 from headrace.registry.client import Client
+from headrace.registry.promotion import champion_of_day, promote, roll_back, settle
 from headrace.registry.versions import DS, KEY, aliases, by_key, numbered, preload, versions
 from headrace.storage import local
 from headrace.workspace import Workspace
@@ -72,6 +73,28 @@ def test_versions_by_key_move_no_alias(home: Workspace, capfd: pytest.CaptureFix
             ("clicks-baseline", 1),
         ]
         assert db.execute("select key, value from params").fetchall() == [("dim", "16")]
+
+
+def test_a_version_that_somebody_else_registered_is_named_or_passed_over(home: Workspace) -> None:
+    ours = registry.register(home, "shared", local(home.home), {"auc": 0.6}, "k1", ds="2026-01-10")
+    with Client(home) as client:
+        theirs = str(client.create_model_version("shared", source="runs:/0123/model").version)
+    assert [v.version for v in versions(home, "shared")] == [ours]
+    assert by_key(home, "shared", "k1") == numbered(home, "shared", ours)
+    said = rf"version {theirs} of model 'shared' was not registered by headrace .* its source is runs:/0123/model"
+    with pytest.raises(UserError, match=said):
+        numbered(home, "shared", theirs)
+    # The next days go on beside it, and nothing goes back to it.
+    second = registry.register(home, "shared", local(home.home), {"auc": 0.6}, "k2", ds="2026-01-11")
+    for version in (ours, second):
+        settle(home, "shared", version)
+    assert champion_of_day(home, "shared", "2026-01-09") is None
+    assert roll_back(home, "shared").now == ours
+    with Client(home) as client:
+        client.set_registered_model_alias("shared", "champion", theirs)
+    with pytest.raises(UserError, match=said):
+        registry.champion(home, "shared")
+    assert promote(home, "shared", ours, reason="back").now == ours
 
 
 def test_a_killed_registration_is_completed(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

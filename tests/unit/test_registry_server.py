@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import requests
 from pydantic import TypeAdapter, ValidationError
 
 import headrace as hr
@@ -29,6 +30,7 @@ from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel
+from headrace.registry.artifact import log_model
 from headrace.registry.promotion import promote
 from headrace.registry.versions import aliases, numbered, versions
 from headrace.storage import Location, local
@@ -136,6 +138,32 @@ def test_a_champion_on_a_server_is_loaded_where_the_wheel_alone_is(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(UserError, match=rf"the model registry {url} cannot be used .* whether the server answers"):
         registry.champion(ws, "clicks")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        requests.HTTPError("507 Server Error at https://me:abc@store/x\nmore"),
+        PermissionError(13, "no"),
+        RuntimeError("no"),
+    ],
+)
+def test_an_upload_that_fails_is_named(fault: Exception, tmp_path: Path) -> None:
+    class Client:
+        """A server's whose store of artifacts does not answer."""
+
+        def log_artifacts(self, run_id: str, folder: str, path: str) -> None:
+            assert (Path(folder) / "MLmodel").is_file()
+            raise fault
+
+    model, _ = save_models(tmp_path / "store")
+    ws = Workspace(tmp_path / "home", registry_server="http://registry:5000")
+    with pytest.raises(
+        UserError, match=r"registry http://registry:5000: artifacts cannot be uploaded: .*(507|no)"
+    ) as e:
+        log_model(ws, Client(), "run", "a", model)  # type: ignore[arg-type]
+    assert "abc" not in str(e.value)
+    assert not list(ws.scratch.files())
 
 
 @pytest.mark.parametrize(
