@@ -30,13 +30,19 @@ _MODELS = "models"
 _NEEDS = ("numpy", "pandas", "pyarrow", "pydantic", "PyYAML", "safetensors", "torch", "xgboost")
 
 
-def log_model(ws: Workspace, client: MlflowClient, run_id: str, key: str, model: Location) -> str:
+def staging(ws: Workspace, name: str) -> Location:
+    """Where artifacts of a registered model are on this host while they go to the server, or come from it."""
+    return ws.scratch / "registry" / name
+
+
+def log_model(ws: Workspace, client: MlflowClient, run_id: str, name: str, key: str, model: Location) -> str:
     """Upload a saved model, with those without which it cannot be opened, to a run; the artifact's URI.
 
     A repeated upload writes the same files.
 
     Args:
         ws: its scratch holds the files meanwhile: links of a store on the same file system, else copies.
+        name: the registered model's.
         key: the training run's.
         model: the saved model's folder.
 
@@ -50,7 +56,7 @@ def log_model(ws: Workspace, client: MlflowClient, run_id: str, key: str, model:
     needed = needed_models(model)
     # As far apart as in the store: one names another by its path from its own folder.
     above = os.path.commonpath([str(m.path.parent.parent.parent) for m in needed])
-    with (ws.scratch / "registry" / key).new_folder() as folder:
+    with (staging(ws, name) / key).new_folder() as folder:
         for one in needed:
             (folder / _MODELS / os.path.relpath(one.path, above)).copy_from(one, share=True)
         described = Model(artifact_path=FOLDER, run_id=run_id)
@@ -66,7 +72,7 @@ def log_model(ws: Workspace, client: MlflowClient, run_id: str, key: str, model:
                 f"the model registry {ws.registry_uri}: artifacts cannot be uploaded: {first_line(e)}. See whether the "
                 f"server takes artifacts, and whether this host may write where it keeps them, then run the stage again"
             ) from e
-    (ws.scratch / "registry" / key).remove_quietly()
+    (staging(ws, name) / key).remove_quietly()
     return f"{client.get_run(run_id).info.artifact_uri}/{FOLDER}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
@@ -89,3 +90,14 @@ def quoted(text: str) -> str:
     if "'" in text or "\\" in text:
         raise ValueError(f"a name with a quote: {text!r}")
     return text
+
+
+def pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
+    """What a search of MLflow finds, page by page."""
+    token = None
+    while True:
+        page = search(**asked, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return

@@ -5,11 +5,11 @@ MLflow itself only marks versions as deleted, and keeps their rows and tags.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headrace.registry.client import Client, quoted
+from headrace.registry.client import Client, pages, quoted
 from headrace.registry.store import store_file
 from headrace.registry.versions import DS
 from headrace.workspace import Workspace
@@ -43,7 +43,7 @@ def old_records(ws: Workspace, name: str, before: str, kept_days: Collection[str
     with Client(ws) as client:
         models = client.search_registered_models(filter_string=f"name = '{quoted(name)}'")
         aliased = {str(version) for model in models for version in model.aliases.values()}
-        versions = list(_all(client.search_model_versions, filter_string=f"name = '{quoted(name)}'"))
+        versions = list(pages(client.search_model_versions, filter_string=f"name = '{quoted(name)}'"))
         newest = max((int(v.version) for v in versions), default=0)
         found, with_version = [], {v.run_id for v in versions if v.run_id}
         for v in versions:
@@ -100,16 +100,5 @@ def _runs(client: MlflowClient, name: str) -> list[tuple[str, str]]:
     if experiment is None:
         return []
     ids, filters = [experiment.experiment_id], f"tags.`{DS}` != ''"
-    runs = _all(client.search_runs, experiment_ids=ids, filter_string=filters, run_view_type=ViewType.ALL)
+    runs = pages(client.search_runs, experiment_ids=ids, filter_string=filters, run_view_type=ViewType.ALL)
     return [(str(r.info.run_id), str(r.data.tags[DS])) for r in runs]
-
-
-def _all(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
-    """The pages of a search."""
-    token = None
-    while True:
-        page = search(**asked, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return

@@ -105,7 +105,7 @@ def register(
                 tags["headrace.warm_start_version"] = str(before.version)
             source = str(model_dir)
             if ws.registry_server is not None:
-                tags[SOURCE], source = source, log_model(ws, client, run_id, key, model_dir)
+                tags[SOURCE], source = source, log_model(ws, client, run_id, name, key, model_dir)
             found = client.create_model_version(name, source=source, run_id=run_id, tags=tags)
             log.info("registered %s version %s", name, found.version)
         return str(found.version)

@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -35,32 +30,7 @@ from headrace.registry.promotion import promote
 from headrace.registry.versions import aliases, numbered, versions
 from headrace.storage import Location, local
 from headrace.workspace import Workspace, checkout
-
-
-@contextmanager
-def tracking_server(folder: Path) -> Iterator[str]:
-    """`mlflow server` on this machine, with artifacts of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    line = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    line += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "files")]
-    env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
-    with (
-        open(folder / "server.log", "wb") as log,
-        subprocess.Popen(line, stdout=log, stderr=log, env=env, cwd=folder, start_new_session=True) as process,
-    ):
-        try:
-            for _ in range(1200):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                    break
-                except OSError:
-                    assert process.poll() is None, (folder / "server.log").read_text()[-4000:]
-                    time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            os.killpg(process.pid, 9)
+from tests.tracking_server import tracking_server
 
 
 def rows() -> pd.DataFrame:
@@ -161,7 +131,7 @@ def test_an_upload_that_fails_is_named(fault: Exception, tmp_path: Path) -> None
     with pytest.raises(
         UserError, match=r"registry http://registry:5000: artifacts cannot be uploaded: .*(507|no)"
     ) as e:
-        log_model(ws, Client(), "run", "a", model)  # type: ignore[arg-type]
+        log_model(ws, Client(), "run", "clicks", "a", model)  # type: ignore[arg-type]
     assert "abc" not in str(e.value)
     assert not list(ws.scratch.files())
 

@@ -17,7 +17,7 @@ from headrace.housekeeping.forget.folders import (
     training_places,
 )
 from headrace.housekeeping.forget.host import host_places
-from headrace.housekeeping.forget.models import model_places
+from headrace.housekeeping.forget.models import model_places, upload_places
 from headrace.housekeeping.forget.persons import Persons, sources_with
 from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.forget.request import Request, begin, is_finished
@@ -116,6 +116,7 @@ def _places(state: WorkspaceState, persons: Persons, request: str, is_again: boo
         yield from cache_places(state)
     yield from text_places(state, persons)
     yield from model_places(state, persons)
+    yield from upload_places(state, persons)
     yield from warehouse_places(state, persons)
     yield from table_places(state, persons, request)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.forget.place import Place
-from headrace.housekeeping.models import OF_TRAINING
+from headrace.housekeeping.models import OF_TRAINING, REGISTERED_SUFFIXES
 from headrace.housekeeping.step import remove_all, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work
 from headrace.manifest import Manifest
+from headrace.registry.artifact import staging
 from headrace.storage import Location
 
 _FORGET = "forget"
@@ -41,6 +42,7 @@ def cache_places(state: WorkspaceState) -> Iterator[Place]:
     places = [
         ws.encoded(mine),
         ws.mapped(mine),
+        *(staging(ws, mine + suffix) for suffix in REGISTERED_SUFFIXES),
         *(temporary / kind / mine for kind in ("ingest", "score", "vocabulary")),
     ]
     places += [ws.lake / "staging" / mine]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.functions.ids import arrow_hashes, arrow_ids
 from headrace.features.ops.raw_id import RawId
@@ -25,7 +26,9 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.forget.values import blanked, is_blanked, parts_of, vocabularies_of
+from headrace.housekeeping.models import REGISTERED_SUFFIXES
 from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.registry.uploads import fetched, upload_again, uploads
 from headrace.storage import Location
 
 _META = "model.json"
@@ -45,15 +48,52 @@ def model_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
         if file.name != _META:
             continue
         folder = file.parent
-        found = _Found.of(folder, persons)
-        graph = _ITEMS if state.spec.score and persons.column == state.spec.score.item.key else _USERS
-        in_graph = found.forgotten and _has_edges(folder / _DENSE, graph, found.forgotten)
+        found, in_graph = _look(state.spec, folder, persons)
         if found.rows or found.files or in_graph:
             left = "it keeps the graph of its training rows: train its day again, and remove this one"
             left = left if in_graph else ""
             act = partial(_rewrite, folder, found) if found.rows or found.files else None
             rewritten = len(found.files) + bool(found.rows)
             yield Place("model", ws.name_of(folder), found.rows, rewritten, left=left, act=act)
+
+
+def upload_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
+    """Models that a tracking server has: uploaded again from the store, where they have been rewritten by then.
+
+    Each is brought here to be looked at.
+
+    Raises:
+        UserError: the server cannot be used, or a model is damaged.
+    """
+    ws = state.ws
+    for suffix in REGISTERED_SUFFIXES:
+        for one in uploads(ws, state.pipeline + suffix):
+            rows, is_theirs, in_graph = 0, one.is_begun, False
+            if not one.is_begun:
+                with fetched(ws, one) as artifact:
+                    for file in artifact.files():
+                        if file.name == _META:
+                            found, graph = _look(state.spec, file.parent, persons)
+                            rows, in_graph = rows + found.rows, in_graph or graph
+                            is_theirs = is_theirs or bool(found.rows or found.files)
+            if not is_theirs and not in_graph:
+                continue
+            what = f"{one.name} version {one.version}" if one.version else f"a run of {one.name} without a version"
+            can = is_theirs and not one.is_deleted and one.source is not None and one.source.is_dir()
+            gone = (
+                f"it cannot be written again: delete its run {one.run_id} with its artifacts (MLflow's delete_run, "
+                f"then mlflow gc on the server)"
+            )
+            left = gone if in_graph or not can else ""
+            act = partial(upload_again, ws, one) if can else None
+            yield Place("model", f"{what} on {ws.registry_server}", rows, int(can), left=left, act=act)
+
+
+def _look(spec: Spec, folder: Location, persons: Persons) -> tuple[_Found, bool]:
+    """What a saved model has of persons, and whether it keeps a graph with edges of theirs."""
+    found = _Found.of(folder, persons)
+    graph = _ITEMS if spec.score and persons.column == spec.score.item.key else _USERS
+    return found, bool(found.forgotten) and _has_edges(folder / _DENSE, graph, found.forgotten)
 
 
 @dataclass

@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.housekeeping.forget.persons import Persons
+from headrace.housekeeping.models import REGISTERED_SUFFIXES
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.publish.target import table_name
+from headrace.registry.artifact import staging
 from headrace.storage import Location, local
 from headrace.storage.objects import copies
 
@@ -85,6 +87,7 @@ def _files(state: WorkspaceState) -> Iterator[Location]:
         ws.promotions(mine),
         ws.encoded(mine),
         ws.mapped(mine),
+        *(staging(ws, mine + suffix) for suffix in REGISTERED_SUFFIXES),
         *(ws.spark_local / kind / mine for kind in ("ingest", "score", "vocabulary")),
         *(e for e in (ws.spark_local / "prepared").entries() if e.name.startswith(f"{mine}-")),
     ]
