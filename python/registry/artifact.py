@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from headrace import __version__
 from headrace.errors import UserError
-from headrace.models.predictor import needed_models
 from headrace.registry.client import first_line
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -50,8 +49,11 @@ def log_model(ws: Workspace, client: MlflowClient, run_id: str, name: str, key: 
         UserError: the model, or one that it needs, is not whole; or the server, or the place that it has for artifacts,
             does not take it.
     """
+    # Both take long to import, and every command imports this module.
     import mlflow.pyfunc
     from mlflow.models import Model
+
+    from headrace.models.predictor import needed_models
 
     needed = needed_models(model)
     # As far apart as in the store: one names another by its path from its own folder.
