@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain, build_spec, load_spec
 from headrace.features.build.lake_files import of_day
 from headrace.features.engines.arrow import write_lake as module
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate, aggregate_batch
-from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
+from headrace.features.engines.arrow.array_file import load_part, save_arrays
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
@@ -348,14 +350,29 @@ def test_split_rules() -> None:
     assert split_codes(PositionRule(None, 0), both, source).tolist() == [0, 0, 0, 0]
 
 
-def test_arrays_and_groups(tmp_path: Path) -> None:
-    arrays = {"a": np.arange(5, dtype=np.int32), "b": np.array([], np.float64), "ü": np.array([True, False])}
-    save_arrays(local(tmp_path / "x"), arrays)
-    found = load_arrays(local(tmp_path / "x"))
-    assert list(found) == list(arrays)
-    for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        assert found[name].tolist() == array.tolist()
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.sampled_from(["i1", "<u2", "<i8"]), max_size=3))
+@example([3, 0, 2], ["i1", "<u2"])
+def test_arrays_of_parts(rows: list[int], kinds: list[str]) -> None:
+    whole = {"a": np.arange(5, dtype=np.int32), "b": np.array([], np.float64), "ü": np.array([True, False])}
+    edges = np.cumsum([0, *rows])
+    mine = {f"c{i}": np.arange(i, i + edges[-1]).astype(kind) for i, kind in enumerate(kinds)}
+    with TemporaryDirectory() as folder:
+        path = local(Path(folder) / "x")
+        save_arrays(path, whole, mine, edges)
+        for part, (start, end) in enumerate(pairwise(edges.tolist())):
+            found = load_part(path, part)
+            if start == end:
+                assert found is None
+                continue
+            wanted = whole | {name: array[start:end] for name, array in mine.items()}
+            assert found is not None
+            assert list(found) == list(wanted)
+            for name, array in wanted.items():
+                assert found[name].dtype == array.dtype
+                assert found[name].tolist() == array.tolist()
+
+
+def test_groups_of_even_size() -> None:
     assert grouped([3, 1, 1, 1, 9], lambda n: n, cores=1) == [[9], [3], [1, 1, 1]]
     assert grouped([1] * 4, lambda n: n << 30, cores=1) == [[1]] * 4
 

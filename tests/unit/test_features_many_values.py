@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from headrace.config import Chain
 from headrace.dataset import native
 from headrace.features.build.lake_files import fit_files
 from headrace.features.engines.arrow import write_lake as module
-from headrace.features.engines.arrow.array_file import load_arrays
+from headrace.features.engines.arrow.array_file import load_part
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
 from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
 from headrace.features.layout.files import plan_files
@@ -59,9 +58,9 @@ def test_codes_of_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, b
     kept: dict[str, npt.NDArray[Any]] = {}
     save_arrays = module.save_arrays
 
-    def save(path: Location, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        save_arrays(path, arrays)
-        kept.update(load_arrays(path))
+    def save(path: Location, *arrays: Any) -> None:
+        save_arrays(path, *arrays)
+        kept.update(load_part(path, 0) or {})
 
     monkeypatch.setattr(module, "save_arrays", save)
     out = local(tmp_path / "out")

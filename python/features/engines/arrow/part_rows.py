@@ -51,6 +51,21 @@ def gathered(sources: Sequence[pa.Array], order: pa.Array) -> pa.Array | pa.Chun
     return pa.chunked_array([whole.slice(a, b - a).cast(pa.string()) for a, b in pairwise(edges)])
 
 
+def by_part(arrays: Mapping[str, Array], label: str) -> dict[str, Array]:
+    """Of what a transform leaves of a row group, the arrays [rows] that are in the order of the parts.
+
+    Args:
+        arrays: see `headrace.features.engines.arrow.transform.transformed`.
+        label: the label's column.
+    """
+    kinds = ("index", "row", "carried")
+    lists = {f"row.{name.split('.', 1)[1]}" for name in arrays if name.startswith("row_offsets.")}
+    names = {ORDER, HASHES} | {name for name in arrays if name.split(".", 1)[0] in kinds} - lists
+    if f"index.{label}" not in arrays:
+        names.add(LABEL)
+    return {name: array for name, array in arrays.items() if name in names}
+
+
 @dataclass(frozen=True)
 class Values:
     """A column's values of a part's rows of a row group: one for each number of `index`, or (None) for each row."""
@@ -63,7 +78,7 @@ class PartRows:
     """The rows of a part that one row group has, in the order of their hashes."""
 
     def __init__(self, row_group: LakeRowGroup, part: int, start: int, end: int, arrays: Mapping[str, Array]) -> None:
-        """`arrays`: what `_TransformTask` left of the row group, in which they are the rows from `start` to `end`."""
+        """`arrays`: what `transformed` gave of the row group; `by_part` arrays have the rows from `start` to `end`."""
         self.row_group, self._part, self._arrays = row_group, part, arrays
         self._mine = slice(start, end)
         self.rows: kernels.Rows = arrays[ORDER][self._mine]
@@ -94,7 +109,13 @@ class PartRows:
 
     def column(self, name: str) -> pa.Array:
         """An input column's values, a value a row."""
-        return self.row_group.column(name).take(self.rows)
+        column = self.row_group.column(name)
+        if f"carried.{name}" in self._arrays:
+            values = pa.py_buffer(self._arrays[f"carried.{name}"][self._mine])
+            return pa.Array.from_buffers(column.values.type, len(self.rows), [None, values])
+        if column.indices is not None and f"index.{name}" in self._arrays:
+            return column.values.take(pa.array(self._index(name)))
+        return column.take(self.rows)
 
     def missing(self, sets: int) -> npt.NDArray[np.int64]:
         """Of each of so many `source_sets`: rows that lack a value. int64 [sets]."""

@@ -110,7 +110,10 @@ def _table(fitted: FittedWorkflow, scope: str, name: str) -> Any:
 def in_order(
     fitted: FittedWorkflow, row_group: LakeRowGroup, outputs: Mapping[str, Array], order: npt.NDArray[np.int32]
 ) -> dict[str, Array]:
-    """`outputs_of` with the rows in order, and labels; as `index.NAME`, of an input column, each row's value.
+    """`outputs_of` with the rows in order, labels and carried columns.
+
+    `index.NAME`: of an input column, each row's value. `carried.NAME`: a carried column's numbers, where it has one for
+    each row.
 
     Codes that take no more bytes than the numbers of the rows' values stand there instead, as `row.NAME` in as few
     bytes as hold them: to look a row's code up later would miss the caches. Lists that are a list a row are left where
@@ -139,7 +142,23 @@ def in_order(
         else:
             del out[f"value.{features[0].name}"]
             out[f"row.{features[0].name}"] = kernels.take(kernels.take(codes, index), order)
+    for name in fitted.workflow.carried_columns:
+        column = row_group.column(name)
+        if column.indices is not None:
+            if f"index.{name}" not in out:
+                out[f"index.{name}"] = kernels.take(column.indices, order)
+        elif (numbers := _numbers(column.values)) is not None:
+            out[f"carried.{name}"] = kernels.take(numbers, order)
     return out
+
+
+def _numbers(values: pa.Array) -> Array | None:
+    """Numbers of as many bytes each, dates and timestamps as integers, none of them null; else None."""
+    kind = values.type
+    if values.null_count or not pa.types.is_primitive(kind) or kind.bit_width not in (8, 16, 32, 64):
+        return None
+    whole = np.frombuffer(values.buffers()[1], f"i{kind.bit_width // 8}")
+    return whole[values.offset : values.offset + len(values)]
 
 
 def _narrow_codes(feature: Feature, outputs: Mapping[str, Array], index: kernels.Indices) -> kernels.Indices | None:

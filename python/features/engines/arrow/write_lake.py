@@ -18,11 +18,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.features.engines.arrow import kernels
-from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
+from headrace.features.engines.arrow.array_file import load_part, save_arrays
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import LakeRowGroup, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import FileTasks, LakeRows, Splitter
-from headrace.features.engines.arrow.part_rows import EDGES, PartRows, carried, gathered, placed
+from headrace.features.engines.arrow.part_rows import EDGES, HASHES, PartRows, by_part, carried, gathered, placed
 from headrace.features.engines.arrow.row_order import row_order
 from headrace.features.engines.arrow.transform import transformed
 from headrace.features.engines.arrow.write_exchange import write_exchanged
@@ -91,7 +91,8 @@ class _TransformTask:
                 if arrays is None:
                     continue
                 path = self.scratch / f"outputs-{number}-{i}.arrays"
-                save_arrays(path, arrays)
+                cut = by_part(arrays, fitted.workflow.label_column)
+                save_arrays(path, {n: a for n, a in arrays.items() if n not in cut}, cut, arrays[EDGES])
                 out.append([row_group.path.below(self.folder), path.name])
             yield {"file": number, "row_groups": out}
 
@@ -110,10 +111,9 @@ class _WriteTask:
         fitted = loaded(self.workflow, 0)  # no value is looked up any more
         sources: list[PartRows] = []
         for row_group, outputs in self.row_groups:
-            arrays = load_arrays(outputs)
-            start, end = arrays[EDGES][part : part + 2].tolist()
-            if start < end:
-                sources.append(PartRows(LakeRowGroup(row_group), part, start, end, arrays))
+            arrays = load_part(outputs, part)
+            if arrays is not None:
+                sources.append(PartRows(LakeRowGroup(row_group), part, 0, len(arrays[HASHES]), arrays))
         if not sources:
             yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
             return
