@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.serve.blocks import Blocks, blocks_of
 from headrace.serve.model import Graph, LoadFailure, Model
 from headrace.serve.repository import VersionFolder
 from headrace.serve.tensors import Array, TensorSpec
@@ -64,7 +65,10 @@ class Chain(Model):
         self.warm_up()
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
-        found = self._first.run(feeds)
+        return self.run_blocks(blocks_of(feeds))
+
+    def run_blocks(self, blocks: Blocks) -> list[Array]:
+        found = self._first.run_blocks(blocks)
         for model, columns in self._then:
             found = model.run([found[i] for i in columns])
         return found

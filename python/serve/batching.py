@@ -11,13 +11,10 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-
+from headrace.serve.blocks import Blocks, ShapeKey, merged
 from headrace.serve.errors import RequestError
 from headrace.serve.metrics import ModelMetrics
 from headrace.serve.model import Model
@@ -35,23 +32,11 @@ _DECAY = 0.9
 _OTHERS = 256
 
 Result = list[Array] | RequestError
-#: Shapes of a request's inputs behind their rows: requests of the same ones can be merged.
-ShapeKey = tuple[tuple[int, ...], ...]
-
-
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-def key_of(inputs: Iterable[_Shaped]) -> ShapeKey:
-    """Of a request's inputs."""
-    return tuple(x.shape[1:] for x in inputs)
 
 
 @dataclass(slots=True)
 class _Waiting:
-    feeds: Sequence[Array]
+    blocks: Blocks
     rows: int
     key: ShapeKey
     since: float
@@ -81,13 +66,13 @@ class Batcher:
         """Whether nothing waits and nothing runs."""
         return not self._queue and not self._running
 
-    def submit(self, feeds: Sequence[Array], rows: int, key: ShapeKey, timeout: float) -> asyncio.Future[list[Array]]:
+    def submit(self, blocks: Blocks, rows: int, key: ShapeKey, timeout: float) -> asyncio.Future[list[Array]]:
         """Have the model run.
 
         Args:
-            feeds: its inputs, in order.
+            blocks: its inputs, in order.
             rows: of each of them.
-            key: see `key_of`.
+            key: see `blocks.key_of`.
             timeout: seconds within which the run must begin.
 
         Raises:
@@ -100,11 +85,10 @@ class Batcher:
             raise RequestError(503, message, retry_after=max(1, round(wait)))
         now = time.monotonic()
         answer: asyncio.Future[list[Array]] = self._loop.create_future()
-        self._queue.append(_Waiting(feeds, rows, key, now, now + timeout, answer))
+        self._queue.append(_Waiting(blocks, rows, key, now, now + timeout, answer))
         self._queued_rows += rows
         if self._scheduled is None and not self._running:
             delay = self._limits.batch_delay
-            # call_soon: behind the requests that have been read in the same turn of the loop.
             self._scheduled = self._loop.call_later(delay, self._next) if delay else self._loop.call_soon(self._next)
         elif self._limits.batch_delay and not self._running and self._queued_rows >= self._limits.batch_rows:
             assert self._scheduled is not None
@@ -172,9 +156,8 @@ class Batcher:
 
     def _run_merged(self, batch: list[_Waiting]) -> list[Result]:
         if len(batch) == 1:
-            return [self._model.run(batch[0].feeds)]
-        columns = range(len(self._model.inputs))
-        outputs = self._model.run([np.concatenate([w.feeds[i] for w in batch]) for i in columns])
+            return [self._model.run_blocks(batch[0].blocks)]
+        outputs = self._model.run_blocks(merged([w.blocks for w in batch]))
         found: list[Result] = []
         start = 0
         for w in batch:
@@ -184,7 +167,7 @@ class Batcher:
 
     def _run_alone(self, waiting: _Waiting) -> Result:
         try:
-            return self._model.run(waiting.feeds)
+            return self._model.run_blocks(waiting.blocks)
         except Exception as e:
             return self._refusal(e)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from headrace.serve.batching import Batcher
 from headrace.serve.errors import RequestError
+from headrace.serve.infer_json import Plans
 from headrace.serve.metrics import ModelMetrics
 from headrace.serve.model import Model
 from headrace.serve.repository import VersionFolder
@@ -19,8 +20,7 @@ class Served:
     model: Model
     batcher: Batcher
     metrics: ModelMetrics
-    #: Answers to requests of the same header: see `infer_json.plan_of`.
-    plans: dict[bytes, object] = field(default_factory=dict)
+    plans: Plans = field(default_factory=Plans)
 
 
 @dataclass(frozen=True, eq=False)

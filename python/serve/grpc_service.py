@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from headrace.serve.access import Access
-from headrace.serve.batching import key_of
+from headrace.serve.blocks import blocks_of, key_of
 from headrace.serve.catalogue import Served
 from headrace.serve.errors import RequestError
 from headrace.serve.grpc_messages import METHODS, SERVICE, message
@@ -102,7 +102,8 @@ class GrpcMethods:
         rows = rows_of(served.model, [x.shape for x in feeds], limits)
         timeout = timeout_of(_parameter(request, "timeout"), limits)
         indices = [output_of(served.model, x.name) for x in request.outputs] or range(len(served.model.outputs))
-        outputs = await served.batcher.submit(feeds, rows, key_of(feeds), timeout)
+        blocks = blocks_of(feeds)
+        outputs = await served.batcher.submit(blocks, rows, key_of(blocks), timeout)
         answer = _InferResponse(model_name=served.model.name, model_version=str(served.model.version), id=request.id)
         for i in indices:
             spec = served.model.outputs[i]

@@ -1,92 +1,374 @@
-"""A connection of uvicorn's with time limits: what comes too slowly, or is not taken, holds nothing for long."""
+"""A connection of HTTP/1.1: requests come in, answers go out one after the other, all within time limits.
+
+Bytes are read into one buffer that all connections share, and the bytes of a longer body straight into it: a body is
+copied once at most. What comes too slowly, or is not taken, holds nothing for long.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from typing import Any, Protocol
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from headrace.serve.errors import RequestError
+from headrace.serve.http_body import Body
+from headrace.serve.http_head import Head, HeadReader, Heads
 from headrace.serve.options import Limits
 
+#: Bytes that are read at once.
+_READ = 1 << 17
+#: Bytes behind a request that are taken while it is answered.
+_AHEAD = 1 << 16
+_END = b"\r\n\r\n"
 
-def connection_class(limits: Limits) -> type[asyncio.Protocol]:
-    """The class of connections for `uvicorn.Config.http`."""
 
-    class Connection(HttpToolsProtocol):
-        """One connection."""
+class Cancellable(Protocol):
+    """Work that may be given up."""
 
-        _deadline: asyncio.TimerHandle | None = None
-        _send_deadline: asyncio.TimerHandle | None = None
-        _header_bytes = 0
-        _in_headers = True
+    def cancel(self) -> object:
+        """Nobody waits for it any more."""
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+
+class App(Protocol):
+    """What answers. Answers are whole ones, with their heads."""
+
+    def admit(self, head: Head) -> object:
+        """What will answer. Raises RequestError: nothing does, which is said before the body comes."""
+
+    def take_bytes(self, before: int, more: int) -> None:
+        """Count bytes of a body behind those before. Raises RequestError: they are too many."""
+
+    def give_back(self, count: int) -> None:
+        """Bytes of a body that are no longer needed."""
+
+    def start(self, asked: object, body: bytes | memoryview, connection: Connection) -> Cancellable | None:
+        """Begin to answer: `connection.answer` is called once, now or later."""
+
+    def refusal(self, error: RequestError, connection: Connection) -> bytes:
+        """An answer."""
+
+
+class Shared:
+    """What the connections of a server have in common."""
+
+    def __init__(self, app: App, limits: Limits) -> None:
+        self.app, self.limits = app, limits
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[Connection] = set()
+        self.heads = Heads()
+        self.buffer = bytearray(_READ)
+        self.view = memoryview(self.buffer)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection.
+
+    Attributes:
+        head: of the request that comes or is answered.
+        started: when its head had come, by `time.perf_counter`.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self.head: Head | None = None
+        self.started = 0.0
+        self._shared = shared
+        self._transport: Any = None
+        self._asked: object = None
+        self._reader: HeadReader | None = None  # of a head that has come in part, or of chunks
+        self._body: Body | None = None  # that has come in part
+        self._chunks: list[bytes] | None = None  # the same where its length is not said
+        self._counted = 0  # bytes of it
+        self._missing = 0  # bytes of one that was refused, which are still to come
+        self._answering = False
+        self._refused = False  # answered before all of it had come
+        self._last = False  # no request is taken behind this one
+        self._work: Cancellable | None = None
+        self._ahead = bytearray()  # what came behind it
+        self._consuming = self._reading_paused = self._writing_paused = False
+        self._used = 0.0
+        self._idle: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._shared.connections.add(self)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._shared.connections.discard(self)
+        for timer in (self._idle, self._deadline, self._send_deadline):
+            if timer is not None:
+                timer.cancel()
+        if self._work is not None:
+            self._work.cancel()
+        self._give_back()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._shared.view if self._body is None else self._body.free()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._body is None:
+            self._consume(self._shared.buffer, nbytes)
+            return
+        if self._take(self._body, nbytes):
+            self._body.filled += nbytes
+            self._begin_if_whole(self._body)
+        self._watch()
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+        self._send_deadline = self._shared.loop.call_later(self._shared.limits.send_seconds, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+        self._go_on()
+
+    # Requests.
+
+    def _consume(self, data: bytearray, stop: int) -> None:
+        """Take bytes of requests, up to one that is to be answered first."""
+        at, view = 0, memoryview(data)
+        self._consuming = True
+        try:
+            while at < stop and not self._transport.is_closing():
+                if self._answering or (self._writing_paused and self.head is None):
+                    self._keep(view[at:stop])
+                    break
+                if self._missing:
+                    at += self._skip(stop - at)
+                elif self.head is None:
+                    at = self._take_head(data, at, stop)
+                elif self._body is not None:
+                    part = view[at : min(stop, at + self._body.length - self._body.filled)]
+                    at += len(part)
+                    if self._take(self._body, len(part)):
+                        self._body.add(part)
+                        self._begin_if_whole(self._body)
+                else:
+                    part, at = view[at:stop], stop
+                    self._take_chunks(part)
+        except RequestError as e:
+            # Where the next request begins is not known.
+            self._end(e)
+        finally:
+            self._consuming = False
+            self._watch()
+
+    def _keep(self, data: memoryview) -> None:
+        self._ahead += data
+        if len(self._ahead) > _AHEAD and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _skip(self, count: int) -> int:
+        count = min(count, self._missing)
+        self._missing -= count
+        if not self._missing:
+            self._next()
+        return count
+
+    def _take_head(self, data: bytearray, at: int, stop: int) -> int:
+        """Read a head, and a body that is there as a whole; where it ends."""
+        known = self._shared.heads.find(data, at, stop) if self._reader is None else None
+        if known is not None:
+            head, at = known
+        else:
+            reader, most = self._reader or HeadReader(), self._shared.limits.header_bytes
+            self._reader = reader
+            at += reader.read_head(memoryview(data)[at : min(stop, at + most + 1)])
+            if len(reader.data) > most:
+                raise RequestError(431, "the request's header is too long")
+            if reader.head is None:
+                return at
+            head = reader.head
+            if not head.chunked:
+                self._reader = None
+                self._shared.heads.add(bytes(reader.data), head)
+        self.head, self.started = head, time.perf_counter()
+        self._last = self._last or head.chunked or not head.keep_alive
+        end = at + head.length
+        try:
+            self._admit(head)
+            if head.chunked:
+                self._chunks = []
+            elif end <= stop:
+                self._count(head.length)
+                self._begin(bytes(memoryview(data)[at:end]))
+                return end
+            else:
+                self._body = Body(head.length)
+        except RequestError as e:
+            self._refuse(e, head.length)
+            return at
+        if head.expects_continue:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return at
+
+    def _admit(self, head: Head) -> None:
+        if len(self._shared.connections) > self._shared.limits.connections:
+            self._last = True
+            raise RequestError(503, "the server has too many connections", retry_after=1)
+        self._asked = self._shared.app.admit(head)
+
+    def _take_chunks(self, data: memoryview) -> None:
+        assert self._reader is not None
+        for chunk in self._reader.read_chunks(data):
+            if self._chunks is None:
+                break
+            try:
+                self._count(len(chunk))
+            except RequestError as e:
+                self._refuse(e, 0)
+            else:
+                self._chunks.append(chunk)
+        if self._reader.complete:
+            self._reader = None
+            if self._refused:
+                self._next()
+            else:
+                self._begin(b"".join(self._chunks or ()))
+
+    def _take(self, body: Body, more: int) -> bool:
+        """Count bytes of a body; False: it is refused."""
+        try:
+            self._count(more)
+        except RequestError as e:
+            self._refuse(e, body.length - body.filled - more)
+            return False
+        return True
+
+    def _count(self, more: int) -> None:
+        self._shared.app.take_bytes(self._counted, more)
+        self._counted += more
+
+    def _give_back(self) -> None:
+        self._shared.app.give_back(self._counted)
+        self._counted = 0
+
+    def _begin_if_whole(self, body: Body) -> None:
+        if body.filled == body.length:
+            self._begin(body.all())
+
+    def _begin(self, body: bytes | memoryview) -> None:
+        """All of a request has come."""
+        self._answering, self._body, self._chunks = True, None, None
+        work = self._shared.app.start(self._asked, body, self)
+        if self._answering:
+            self._work = work
+
+    # Answers.
+
+    def answer(self, answer: bytes) -> None:
+        """Answer the request that has come."""
+        self._answering, self._work = False, None
+        self._give_back()
+        if not self._transport.is_closing():
+            self._write(answer)
+            self._next()
+
+    def _refuse(self, error: RequestError, missing: int) -> None:
+        """Answer a request of which bytes are missing, which are then let pass."""
+        assert self.head is not None
+        self._body = self._chunks = None
+        self._give_back()
+        # A client that waits for a word before it sends them may send them or not.
+        unknown = missing > 0 and self.head.expects_continue
+        self._last = self._last or unknown
+        self._write(self._shared.app.refusal(error, self))
+        if unknown:
+            self._transport.close()
+        elif missing or self._reader is not None:
+            self._missing, self._refused = missing, True
+        else:
+            self._next()
+
+    def _end(self, error: RequestError) -> None:
+        """Answer, where that is not done, and close the connection."""
+        if self._transport.is_closing():
+            return
+        if not self._refused:
+            self._last = True
+            self._write(self._shared.app.refusal(error, self))
+        self._transport.close()
+
+    def _write(self, answer: bytes) -> None:
+        is_head = self.head is not None and self.head.method == "HEAD"
+        if self._last or is_head:
+            head, end, body = answer.partition(_END)
+            answer = head + (b"\r\nconnection: close" if self._last else b"") + end + (b"" if is_head else body)
+        self._transport.write(answer)
+
+    def _next(self) -> None:
+        """A request has been answered, and all of it has come."""
+        self.head, self._asked, self._refused = None, None, False
+        self._arrived()
+        if self._last:
+            self._transport.close()
+            return
+        self._used = self._shared.loop.time()
+        if self._idle is None:
+            self._idle = self._shared.loop.call_later(self._shared.limits.idle_seconds, self._look_whether_idle)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take what came behind it."""
+        if self._consuming or self._answering or self._transport.is_closing():
+            return
+        if self._ahead:
+            data, self._ahead = self._ahead, bytearray()
+            self._consume(data, len(data))
+        if self._reading_paused and len(self._ahead) <= _AHEAD:
+            self._reading_paused = False
+            self._transport.resume_reading()
+
+    def end(self) -> None:
+        """Take no further request; the connection is closed at once where there is none."""
+        if self.head is None and self._reader is None:
+            self._transport.close()
+        self._last = True
+
+    def abort(self) -> None:
+        """Close it with all that is under way."""
+        self._transport.abort()
+
+    # Time.
+
+    def _watch(self) -> None:
+        """Whether a request is coming: then it has a time limit."""
+        if self._answering or (self.head is None and self._reader is None):
+            self._arrived()
+        elif self._deadline is None:
             self._expect()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._arrived()
-            self._taken()
-            super().connection_lost(exc)
+    def _expect(self) -> None:
+        self._deadline = self._shared.loop.call_later(self._shared.limits.receive_seconds, self._too_slow)
 
-        def data_received(self, data: bytes) -> None:
-            if self._in_headers:
-                self._header_bytes += len(data)
-            super().data_received(data)
-            if self._in_headers and self._header_bytes > limits.header_bytes:
-                self._refuse(b"431 Request Header Fields Too Large", b"the request's header is too long")
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._in_headers = True
-            if self._deadline is None:
-                self._expect()
-
-        def on_headers_complete(self) -> None:
-            self._in_headers = False
-            self._header_bytes = 0
-            super().on_headers_complete()
-
-        def on_message_complete(self) -> None:
-            self._arrived()
-            self._in_headers = True
-            super().on_message_complete()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._taken()
-            self._send_deadline = self.loop.call_later(limits.send_seconds, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._taken()
-
-        def _expect(self) -> None:
-            self._deadline = self.loop.call_later(limits.receive_seconds, self._too_slow)
-
-        def _arrived(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _taken(self) -> None:
-            if self._send_deadline is not None:
-                self._send_deadline.cancel()
-                self._send_deadline = None
-
-        def _too_slow(self) -> None:
+    def _arrived(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
             self._deadline = None
-            seconds = b"%g" % limits.receive_seconds
-            self._refuse(b"408 Request Timeout", b"the request has not arrived within " + seconds + b" seconds")
 
-        def _refuse(self, status: bytes, why: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-                body = b'{"error":"' + why + b'"}'
-                head = b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\nconnection: close\r\n"
-                self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-            self.transport.close()
+    def _too_slow(self) -> None:
+        self._deadline = None
+        seconds = f"{self._shared.limits.receive_seconds:g}"
+        self._end(RequestError(408, f"the request has not arrived within {seconds} seconds"))
 
-    return Connection
+    def _look_whether_idle(self) -> None:
+        self._idle = None
+        loop, seconds = self._shared.loop, self._shared.limits.idle_seconds
+        if self._transport.is_closing():
+            return
+        is_busy = self._answering or self.head is not None or self._reader is not None
+        rest = seconds if is_busy else self._used + seconds - loop.time()
+        if rest > 0:
+            self._idle = loop.call_later(rest, self._look_whether_idle)
+        elif self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._transport.close()

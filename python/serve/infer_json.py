@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from headrace.serve.batching import ShapeKey, key_of
-from headrace.serve.catalogue import Served
+from headrace.serve.blocks import ShapeKey, blocks_of, key_of
 from headrace.serve.errors import RequestError
 from headrace.serve.model import Model
 from headrace.serve.options import Limits
@@ -33,51 +32,80 @@ class _Raw:
 
 
 @dataclass(frozen=True, slots=True)
+class _View:
+    """Where a block is behind the JSON."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a request asks.
 
     Attributes:
         rows: of each input.
-        key: shapes of the inputs behind their rows.
+        key: by which requests are merged, see `blocks.key_of`.
         inputs: in the model's order, numbers or where they are.
-        views: of inputs that are all raw numbers: shape, type and first byte of each; else None.
+        views: blocks of inputs that are all raw numbers; else None.
         tail: bytes of raw tensors that there must be.
         outputs: index and whether raw, in the order that the client wants.
         id: to be said in the answer.
         timeout: seconds that it may wait.
+        header: the JSON.
+        answers: what comes before raw tensors of answers, by the outputs' shapes.
     """
 
     rows: int
     key: ShapeKey
     inputs: tuple[Array | _Raw, ...]
-    views: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...] | None
+    views: tuple[_View, ...] | None
     tail: int
     outputs: tuple[tuple[int, bool], ...]
     id: str
     timeout: float
+    header: bytes
+    answers: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
 
-    def feeds(self, body: bytes, offset: int) -> list[Array]:
+    def blocks(self, body: bytes | memoryview, offset: int) -> list[Array]:
         """The inputs in the model's order; raw ones from `offset` on. Raises RequestError: other bytes than said."""
         if len(body) - offset != self.tail:
             raise RequestError(400, f"{len(body) - offset:,} bytes of raw tensors; the inputs say {self.tail:,}")
         if self.views is not None:
-            return [np.ndarray(shape, dtype, body, offset + start) for shape, dtype, start in self.views]
-        return [x if not isinstance(x, _Raw) else self._read(x, body, offset) for x in self.inputs]
+            return [np.ndarray(x.shape, x.dtype, body, offset + x.start) for x in self.views]
+        return blocks_of(x if not isinstance(x, _Raw) else self._read(x, body, offset) for x in self.inputs)
 
     @staticmethod
-    def _read(x: _Raw, body: bytes, offset: int) -> Array:
+    def _read(x: _Raw, body: bytes | memoryview, offset: int) -> Array:
         return from_raw(x.spec.name, x.spec.datatype, x.shape, body[offset + x.start : offset + x.stop])
 
 
-def plan_of(served: Served, header: bytes, limits: Limits) -> Plan:
-    """What a request's JSON asks of a model. Raises RequestError: what is wrong with it."""
-    plan = served.plans.get(header)
-    if plan is None:
-        plan = _plan(served.model, header, limits)
-        if plan.views is not None and len(header) <= _PLAN_BYTES and len(served.plans) < _PLANS:
-            served.plans[header] = plan
-    assert isinstance(plan, Plan)
-    return plan
+class Plans:
+    """Of headers that came before: those of one client for batches of one size are the same, and are read once."""
+
+    def __init__(self) -> None:
+        self._by_header: dict[bytes, Plan] = {}
+        #: The last one of each length, which is found by a comparison and not by a hash of thousands of bytes.
+        self._last: dict[int, Plan] = {}
+
+    def of(self, model: Model, header: bytes, limits: Limits) -> Plan:
+        """What a request's JSON asks of a model. Raises RequestError: what is wrong with it."""
+        plan = self._last.get(len(header))
+        if plan is not None and plan.header == header:
+            return plan
+        plan = self._by_header.get(header)
+        if plan is None:
+            plan = _plan(model, header, limits)
+            # What has a name of its own does not come again.
+            if plan.views is None or plan.id or len(header) > _PLAN_BYTES:
+                return plan
+            if len(self._by_header) >= _PLANS:
+                self._by_header.clear()
+                self._last.clear()
+            self._by_header[header] = plan
+        self._last[len(header)] = plan
+        return plan
 
 
 def _plan(model: Model, header: bytes, limits: Limits) -> Plan:
@@ -97,11 +125,24 @@ def _plan(model: Model, header: bytes, limits: Limits) -> Plan:
     if not isinstance(name, str) or len(name) > 1000:
         raise RequestError(400, '"id" must be a string of at most 1,000 characters')
     rows = rows_of(model, [x.shape for x in inputs], limits)
-    raws = [x for x in inputs if isinstance(x, _Raw) and x.dtype.kind != "O"]
-    views = tuple((x.shape, x.dtype, x.start) for x in raws) if len(raws) == len(inputs) else None
-    return Plan(
-        rows, key_of(inputs), tuple(inputs), views, tail, outputs, name, timeout_of(parameters.get("timeout"), limits)
-    )
+    timeout = timeout_of(parameters.get("timeout"), limits)
+    views = _views(inputs)
+    key = key_of(views) if views is not None else tuple((1, *x.shape[1:]) for x in inputs)
+    return Plan(rows, key, tuple(inputs), views, tail, outputs, name, timeout, header)
+
+
+def _views(inputs: Sequence[Array | _Raw]) -> tuple[_View, ...] | None:
+    """Blocks of inputs that are all raw numbers; None: some are not."""
+    found: list[list[_Raw]] = []
+    for x in inputs:
+        if not isinstance(x, _Raw) or x.dtype.kind == "O":
+            return None
+        before = found[-1][-1] if found and x.shape else None
+        if before is not None and (before.stop, before.dtype, before.shape) == (x.start, x.dtype, x.shape):
+            found[-1].append(x)
+        else:
+            found.append([x])
+    return tuple(_View((len(block), *block[0].shape), block[0].dtype, block[0].start) for block in found)
 
 
 def timeout_of(asked: Any, limits: Limits) -> float:
@@ -205,8 +246,8 @@ def output_of(model: Model, name: Any) -> int:
     return index
 
 
-def answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> tuple[bytes, int | None]:
-    """The body of an answer, and the bytes of its JSON where raw tensors follow."""
+def answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> tuple[bytes, list[bytes]]:
+    """An answer's JSON, and the raw tensors that follow it."""
     said: list[dict[str, Any]] = []
     raws: list[bytes] = []
     for index, raw in plan.outputs:
@@ -223,7 +264,4 @@ def answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> tuple[bytes, i
     header: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version), "outputs": said}
     if plan.id:
         header["id"] = plan.id
-    text = json.dumps(header, separators=(",", ":")).encode()
-    if not raws:
-        return text, None
-    return b"".join((text, *raws)), len(text)
+    return json.dumps(header, separators=(",", ":")).encode(), raws

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from headrace.serve.blocks import Blocks, blocks_of, inputs_of
 from headrace.serve.errors import RequestError
 from headrace.serve.tensors import DATATYPES, ONNX_TYPES, Array, TensorSpec, has_nan, nan_error
 
@@ -46,6 +47,10 @@ class Model:
         """Outputs in order from inputs in order. Raises RequestError: the model refuses these numbers."""
         raise NotImplementedError
 
+    def run_blocks(self, blocks: Blocks) -> list[Array]:
+        """As `run`, of blocks."""
+        return self.run(inputs_of(blocks))
+
     def warm_up(self) -> None:
         """Run it, and look whether its outputs have a row for each row. Raises LoadFailure: it does not run."""
         for rows in _WARM_UP_ROWS if self.by_row else (1,):
@@ -77,16 +82,18 @@ class Graph(Model):
         super().__init__(name, version, inputs, outputs, by_row)
         self._names = [x.name for x in inputs]
         self._output_names = [x.name for x in outputs]
-        refuse = not (allow_nan or name.endswith(FEATURES))
-        self._no_nan = [i for i, x in enumerate(inputs) if refuse and x.datatype.startswith("FP")]
+        self._allow_nan = allow_nan or name.endswith(FEATURES)
         self.warm_up()
 
     def run(self, feeds: Sequence[Array]) -> list[Array]:
-        for i in self._no_nan:
-            if has_nan(feeds[i]):
-                raise nan_error(self._names[i], feeds[i])
+        return self.run_blocks(blocks_of(feeds))
+
+    def run_blocks(self, blocks: Blocks) -> list[Array]:
+        feeds = dict(zip(self._names, inputs_of(blocks), strict=True))
+        if not self._allow_nan and any(x.dtype.kind == "f" and has_nan(x) for x in blocks):
+            raise next(nan_error(n, x) for n, x in feeds.items() if x.dtype.kind == "f" and has_nan(x))
         try:
-            found: list[Array] = self._session.run(self._output_names, dict(zip(self._names, feeds, strict=True)))
+            found: list[Array] = self._session.run(self._output_names, feeds)
         except Exception as e:
             raise RequestError(400, f"model '{self.name}' cannot compute these rows: {_one_line(e)}") from None
         return found

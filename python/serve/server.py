@@ -6,22 +6,20 @@ import asyncio
 import gc
 import ipaddress
 import logging
-import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import grpc
-import uvicorn
 import uvloop
 
 from headrace.errors import UserError
 from headrace.serve.grpc_service import listen, make_server
 from headrace.serve.http_app import HttpApp
-from headrace.serve.http_connection import connection_class
+from headrace.serve.http_server import BACKLOG, serve_http
 from headrace.serve.loader import Loader
 from headrace.serve.metrics import Metrics
 from headrace.serve.options import ServeOptions
@@ -33,8 +31,6 @@ logger = logging.getLogger(__name__)
 _GRACE = 10
 #: After which a thread that waits for the interpreter is given it: a run's thread needs it for moments only.
 _SWITCH_SECONDS = 0.0005
-#: Connections that wait to be accepted.
-_BACKLOG = 2048
 
 
 def serve(options: ServeOptions, started: Callable[[str, str | None], None]) -> None:
@@ -54,12 +50,11 @@ def serve(options: ServeOptions, started: Callable[[str, str | None], None]) -> 
 
 async def _serve(options: ServeOptions, started: Callable[[str, str | None], None]) -> None:
     taken = _socket(options)
-    config = _uvicorn(options)
+    tls = _tls(options)
     metrics = Metrics()
     with ThreadPoolExecutor(1, thread_name_prefix="run") as runs:
         loader = Loader(options, runs, metrics)
         service = Service(options, loader, metrics)
-        config.app = HttpApp(service)
         try:
             await loader.start()
         except OSError as e:
@@ -71,7 +66,7 @@ async def _serve(options: ServeOptions, started: Callable[[str, str | None], Non
         try:
             http_address = f"{'http' if options.certificate is None else 'https'}://{_shown(taken)}"
             started(http_address, grpc_address)
-            await _HttpServer(config).serve([taken])
+            await serve_http(HttpApp(service), options.limits, taken, tls, _GRACE)
         finally:
             if over_grpc is not None:
                 await over_grpc.stop(_GRACE)
@@ -80,17 +75,6 @@ async def _serve(options: ServeOptions, started: Callable[[str, str | None], Non
                 with suppress(asyncio.CancelledError):
                     await polling
             loader.close()
-
-
-class _HttpServer(uvicorn.Server):
-    """Told to end, it ends, and the program goes on: what gRPC has begun is to end, too."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
 
 
 async def _start_grpc(service: Service) -> tuple[grpc.aio.Server | None, str | None]:
@@ -106,32 +90,15 @@ async def _start_grpc(service: Service) -> tuple[grpc.aio.Server | None, str | N
     return server, f"{options.host}:{port}"
 
 
-def _uvicorn(options: ServeOptions) -> uvicorn.Config:
-    limits = options.limits
-    config = uvicorn.Config(
-        app=lambda: None,
-        http=connection_class(limits),
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        limit_concurrency=limits.connections,
-        timeout_keep_alive=limits.idle_seconds,
-        timeout_graceful_shutdown=_GRACE,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
-    )
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    if options.certificate is not None:
-        try:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.certificate, options.key)
-        except (OSError, ssl.SSLError) as e:
-            raise UserError(f"TLS: {options.certificate}, {options.key}: {e}") from None
-    return config
+def _tls(options: ServeOptions) -> ssl.SSLContext | None:
+    if options.certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(options.certificate, options.key)
+    except (OSError, ssl.SSLError) as e:
+        raise UserError(f"TLS: {options.certificate}, {options.key}: {e}") from None
+    return context
 
 
 def _socket(options: ServeOptions) -> socket.socket:
@@ -140,7 +107,7 @@ def _socket(options: ServeOptions) -> socket.socket:
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         taken.bind((options.host, options.http_port))
-        taken.listen(_BACKLOG)
+        taken.listen(BACKLOG)
     except (OSError, OverflowError) as e:
         taken.close()
         raise UserError(f"port {options.http_port} of {options.host} cannot be taken: {e}: choose --port") from None

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
-from headrace.serve.batching import Batcher, key_of
+from headrace.serve.batching import Batcher
+from headrace.serve.blocks import blocks_of, inputs_of, key_of, merged
 from headrace.serve.errors import RequestError
 from headrace.serve.metrics import Metrics
 from headrace.serve.model import Model
@@ -38,13 +39,18 @@ class SumOfRows(Model):
         return [x.sum(axis=1)]
 
 
+def submit(batcher: Batcher, x: Array, timeout: float = 60) -> asyncio.Future[list[Array]]:
+    blocks = blocks_of([x])
+    return batcher.submit(blocks, len(x), key_of(blocks), timeout)
+
+
 def answers_of(model: Model, requests: Sequence[Array], timeout: float, **limits: float) -> list[object]:
     """Answers to requests that are there at once, in order; errors among them."""
 
     async def ask() -> list[object]:
         with ThreadPoolExecutor(1) as executor:
             batcher = Batcher(model, Limits(**limits), executor, Metrics().of("m", 1))  # type: ignore[arg-type]
-            waiting = [batcher.submit([x], len(x), key_of([x]), timeout) for x in requests]
+            waiting = [submit(batcher, x, timeout) for x in requests]
             found = await asyncio.gather(*waiting, return_exceptions=True)
             assert batcher.idle
             return [x if isinstance(x, BaseException) else x[0] for x in found]
@@ -111,9 +117,9 @@ def test_a_run_that_fails_by_any_error_is_answered(known: bool, caplog: pytest.L
         with ThreadPoolExecutor(1) as executor:
             batcher = Batcher(OutOfMemory(), Limits(batch_rows=8), executor, Metrics().of("m", 1))
             if known:
-                await batcher.submit([np.ones((1, 1), np.int64)], 1, ((1,),), 60)
+                await submit(batcher, np.ones((1, 1), np.int64))
             requests = [np.full((rows, 1), rows) for rows in (3, 4, 5, 2, 2)]
-            waiting = [batcher.submit([x], len(x), key_of([x]), 60) for x in requests]
+            waiting = [submit(batcher, x) for x in requests]
             found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
             assert batcher.idle
             return [x.status if isinstance(x, RequestError) else x[0].tolist() for x in found]  # type: ignore[index]
@@ -131,7 +137,19 @@ def test_runs_of_unknown_length_leave_the_loop_to_others(by_row: bool) -> None:
         with ThreadPoolExecutor(1) as executor:
             batcher = Batcher(model, Limits(), executor, Metrics().of("m", 1))
             for _ in range(3):
-                await batcher.submit([np.ones((2, 1), np.int64)], 2 if by_row else 1, ((1,),), 60)
+                await submit(batcher, np.ones((2, 1), np.int64))
 
     asyncio.run(ask())
     assert [thread is here for thread in model.threads] == [False, by_row, by_row]
+
+
+def test_blocks_are_inputs_behind_each_other() -> None:
+    rng = np.random.default_rng(1)
+    requests = [(rng.integers(0, 9, (3, rows)), rng.normal(size=(1, rows, 2))) for rows in (4, 1, 2)]
+    found = inputs_of(merged(requests))
+    assert [x.flags.c_contiguous for x in found] == [True] * 4
+    for i, x in enumerate(found):
+        assert np.array_equal(x, np.concatenate([inputs_of(r)[i] for r in requests]))
+    scalar = np.array(3.5)
+    assert [x.shape for x in inputs_of(blocks_of([scalar, np.zeros(2)]))] == [(), (2,)]
+    assert key_of(requests[0]) == key_of(requests[1]) == ((3,), (1, 2))

@@ -1,0 +1,235 @@
+"""A connection of HTTP: requests in any pieces, one behind the other, refused ones among them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
+from headrace.serve.errors import RequestError
+from headrace.serve.http_connection import Connection, Shared
+from headrace.serve.http_head import Head
+from headrace.serve.options import Limits
+
+MOST = 3_000_000
+LIMITS = Limits(header_bytes=2000)
+CLOSED = b"\r\nconnection: close"
+
+
+class Transport:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.said, self.closed, self.reading = b"", False, True
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.said += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Echo:
+    """Says the path and the body of each request; by `when` at once, or later. /no is refused before its body."""
+
+    def __init__(self, when: Callable[[Callable[[], None]], object]) -> None:
+        self.when, self.pending = when, 0
+
+    def admit(self, head: Head) -> object:
+        if head.path == "/no":
+            raise RequestError(404, "no")
+        return f"{head.method} {head.path} "
+
+    def take_bytes(self, before: int, more: int) -> None:
+        if before + more > MOST:
+            raise RequestError(413, "too long")
+        self.pending += more
+
+    def give_back(self, count: int) -> None:
+        self.pending -= count
+
+    def start(self, asked: object, body: bytes | memoryview, connection: Connection) -> None:
+        answer = said(200, str(asked).encode() + bytes(body))
+        self.when(lambda: connection.answer(answer))
+
+    def refusal(self, error: RequestError, connection: Connection) -> bytes:
+        return said(error.status, error.message.encode())
+
+
+def said(status: int, body: bytes, more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %d\r\nlength: %d%b\r\n\r\n%b" % (status, len(body), more, body)
+
+
+def post(body: bytes, path: bytes = b"/a", more: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (path, more, len(body), body)
+
+
+def chunked(body: bytes, step: int) -> bytes:
+    parts = [body[i : i + step] for i in range(0, len(body), step)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    return b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+def feed(connection: Any, transport: Transport, data: bytes, waiting: Sequence[Callable[[], None]] = ()) -> None:
+    """As the loop does: into the connection's buffer, while it reads; what waits is answered where it does not."""
+    while data and not transport.closed:
+        while not transport.reading:
+            waiting.pop(0)()  # type: ignore[attr-defined]
+        buffer = connection.get_buffer(-1)
+        count = min(len(buffer), len(data))
+        assert count
+        buffer[:count] = data[:count]
+        connection.buffer_updated(count)
+        data = data[count:]
+
+
+def talk(parts: Iterable[bytes], later: bool = False) -> tuple[bytes, bool, int]:
+    """What a client is told that sends parts, whether the connection is closed then, and the bytes still counted."""
+
+    async def main() -> tuple[bytes, bool, int]:
+        waiting: list[Callable[[], None]] = []
+        app = Echo(waiting.append if later else lambda answer: answer())
+        transport = Transport()
+        connection = Connection(Shared(app, LIMITS))
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        for part in parts:
+            feed(connection, transport, part, waiting)
+        while waiting:
+            waiting.pop(0)()
+        closed = transport.closed
+        connection.connection_lost(None)
+        return transport.said, closed, app.pending
+
+    return asyncio.run(main())
+
+
+def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
+    at = sorted({p % len(data) for p in places} | {0, len(data)})
+    return [data[a:b] for a, b in pairwise(at)]
+
+
+BIG = bytes(range(256)) * 9000
+REQUESTS = (
+    (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", said(200, b"GET /a ")),
+    (b"\r\n" + post(b"123", b"/p?q=1"), said(200, b"POST /p 123")),
+    (post(b"x" * 1000), said(200, b"POST /a " + b"x" * 1000)),
+    (post(BIG), said(200, b"POST /a " + BIG)),
+    (post(b"x" * 1000, b"/no"), said(404, b"no")),
+    (post(b"x" * (MOST + 1)), said(413, b"too long")),
+    (b"HEAD /a HTTP/1.1\r\n\r\n", b"HTTP/1.1 200\r\nlength: 8\r\n\r\n"),
+)
+LAST = (
+    (chunked(b"x" * 1000, 300), said(200, b"POST /c " + b"x" * 1000, CLOSED)),
+    (chunked(b"x" * (MOST + 1), 300_000), said(413, b"too long", CLOSED)),
+    (post(b"123", more=b"Connection: close\r\n"), said(200, b"POST /a 123", CLOSED)),
+    (b"GET /a HTTP/1.0\r\n\r\n", said(200, b"GET /a ", CLOSED)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    which=st.lists(st.integers(0, len(REQUESTS) - 1), min_size=1, max_size=6),
+    last=st.integers(0, len(LAST) - 1) | st.none(),
+    places=st.lists(st.integers(0, 10**8) | st.integers(0, 300), max_size=12),
+    later=st.booleans(),
+)
+def test_requests_in_any_pieces_are_answered_in_order(
+    which: list[int], last: int | None, places: list[int], later: bool
+) -> None:
+    chosen = [REQUESTS[i] for i in which] + ([LAST[last]] if last is not None else [])
+    data, wanted = (b"".join(x) for x in zip(*chosen, strict=True))
+    found, closed, pending = talk(cut(data, places), later)
+    assert found == wanted
+    assert (closed, pending) == (last is not None, 0)
+
+
+def test_thousands_of_requests_in_one_piece() -> None:
+    found, closed, _ = talk([b"GET /a HTTP/1.1\r\n\r\n" * 5000])
+    assert (found, closed) == (said(200, b"GET /a ") * 5000, False)
+
+
+def test_a_client_that_asks_whether_to_go_on() -> None:
+    head, body = post(b"123", more=b"Expect: 100-continue\r\n").split(b"\r\n\r\n")
+    found, closed, _ = talk([head + b"\r\n\r\n", body])
+    assert (found, closed) == (b"HTTP/1.1 100 Continue\r\n\r\n" + said(200, b"POST /a 123"), False)
+    head = post(b"123", b"/no", b"Expect: 100-continue\r\n").split(b"\r\n\r\n")[0]
+    assert talk([head + b"\r\n\r\n"]) == (said(404, b"no", CLOSED), True, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /a HTTP/1.1\r\nX: " + b"a" * 3000, 431),
+        (b"GET /a HTTP/1.1\r\nX: " + b"a" * 3000 + b"\r\n\r\n", 431),
+        (b"\x16\x03\x01\x02\x00", 400),
+        (b"GET /a HTTP/x\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n1234", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: -3\r\n\r\n123", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length: 3, 3\r\n\r\n123", 400),
+        (b"POST /a HTTP/1.1\r\nContent-Length : 3\r\n\r\n123", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", 400),
+        (b"GET /a HTTP/1.1\nHost: x\n\n", 400),
+    ],
+)
+def test_what_is_no_request_is_told_so_once(data: bytes, status: int) -> None:
+    for parts in ([data], cut(data, range(len(data)))):
+        found, closed, pending = talk([post(b"1"), *parts])
+        assert found.startswith(said(200, b"POST /a 1") + b"HTTP/1.1 %d" % status)
+        assert (len(re.findall(b"HTTP/1.1 ", found)), closed, pending) == (2, True, 0)
+
+
+def test_what_comes_ahead_is_not_read_without_end() -> None:
+    async def main() -> None:
+        waiting: list[Callable[[], None]] = []
+        transport = Transport()
+        connection = Connection(Shared(Echo(waiting.append), LIMITS))
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        feed(connection, transport, post(b"1"))
+        for _ in range(9):
+            feed(connection, transport, post(b"x" * 8000))
+        assert not transport.reading
+        for _ in range(10):
+            waiting.pop(0)()
+        assert transport.reading
+        assert transport.said == said(200, b"POST /a 1") + said(200, b"POST /a " + b"x" * 8000) * 9
+        connection.connection_lost(None)
+
+    asyncio.run(main())
+
+
+def test_work_for_a_client_that_has_gone_is_given_up() -> None:
+    async def main() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        app = Echo(lambda answer: None)
+        app.start = lambda *_: future  # type: ignore[assignment, method-assign]
+        transport = Transport()
+        connection = Connection(Shared(app, LIMITS))
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        feed(connection, transport, post(b"123"))
+        assert app.pending == 3
+        connection.connection_lost(None)
+        assert future.cancelled()
+        assert app.pending == 0
+
+    asyncio.run(main())
