@@ -89,12 +89,20 @@ class Batcher:
         self._queued_rows += rows
         if self._scheduled is None and not self._running:
             delay = self._limits.batch_delay
-            self._scheduled = self._loop.call_later(delay, self._next) if delay else self._loop.call_soon(self._next)
+            self._scheduled = self._loop.call_later(delay, self._next) if delay else self._loop.call_soon(self._soon)
         elif self._limits.batch_delay and not self._running and self._queued_rows >= self._limits.batch_rows:
             assert self._scheduled is not None
             self._scheduled.cancel()
             self._scheduled = self._loop.call_soon(self._next)
         return answer
+
+    def _soon(self) -> None:
+        """Begin a run in the next turn of the loop.
+
+        At the end of this one, answers of the run before are written, which a run computed now would hold up, and
+        further requests are read.
+        """
+        self._scheduled = self._loop.call_soon(self._next)
 
     def _next(self) -> None:
         """Begin a run with what waits."""
@@ -190,4 +198,4 @@ class Batcher:
             else:
                 waiting.answer.set_result(result)
         if self._queue and self._scheduled is None:
-            self._scheduled = self._loop.call_soon(self._next)
+            self._scheduled = self._loop.call_soon(self._soon)

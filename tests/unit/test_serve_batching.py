@@ -143,6 +143,33 @@ def test_runs_of_unknown_length_leave_the_loop_to_others(by_row: bool) -> None:
     assert [thread is here for thread in model.threads] == [False, by_row, by_row]
 
 
+def test_answers_are_written_before_the_next_run() -> None:
+    """An answer is written at the end of the turn of the loop in which it is handed over."""
+    said: list[str] = []
+
+    class Told(SumOfRows):
+        def run(self, feeds: Sequence[Array]) -> list[Array]:
+            said.append(f"run of {len(feeds[0])}")
+            return super().run(feeds)
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as executor:
+            batcher = Batcher(Told(), Limits(batch_rows=2), executor, Metrics().of("m", 1))
+            await submit(batcher, np.ones((1, 1), np.int64))  # how long a row takes
+            said.clear()
+            waiting = [submit(batcher, np.ones((2, 1), np.int64)) for _ in range(2)]
+            waiting[0].add_done_callback(lambda _: loop.call_soon(said.append, "written"))
+            # One that comes while the last answers are under way.
+            waiting[1].add_done_callback(lambda _: waiting.append(submit(batcher, np.ones((1, 1), np.int64))))
+            waiting[1].add_done_callback(lambda _: loop.call_soon(said.append, "written"))
+            await asyncio.gather(*waiting)
+            await waiting[2]
+
+    asyncio.run(ask())
+    assert said == ["run of 2", "written", "run of 2", "written", "run of 1"]
+
+
 def test_blocks_are_inputs_behind_each_other() -> None:
     rng = np.random.default_rng(1)
     requests = [(rng.integers(0, 9, (3, rows)), rng.normal(size=(1, rows, 2))) for rows in (4, 1, 2)]
