@@ -6,10 +6,12 @@
 The server has one core and one thread of onnxruntime, the generator of requests (bench.serve_load, an open loop)
 another core. The model is a DLRM of Criteo's shape (bench.serve_models), asked over HTTP with raw tensors.
 
-- Floor: `InferenceSession.run` alone in a loop on the server's core, with batches of the request's rows. A server that
-  merges requests runs larger batches, which may take less time a row.
+- Floor: `InferenceSession.run` alone in a loop on the server's core, with batches of the request's rows, while a
+  process spins on the other core as the generator does. It is measured before each ladder and after it.
+- rows a second: the highest offered load of a ladder at which p99 stays below 10 ms and nothing is refused. Requests
+  come as those of independent users do (a Poisson process), and in a second ladder with equal pauses.
+- Bound: the load at which p99 were 10 ms if each request took the floor's time and no more (bench.serve_bound).
 - rows a processor second: under a load that the server cannot answer in time, all its threads' time.
-- rows a second: the highest offered load of a ladder at which p99 stays below 10 ms and nothing is refused.
 - curves: p50, p99, p99.9 at shares of the floor, requests of 64 rows: docs/serving.png.
 - Python's overhead: processor time of the server a request less that in onnxruntime, one at a time and merged ones.
 """
@@ -27,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import serve_bound
 from bench.report import Figure, publish
 from bench.serve_load import Outcome, request_of, run
 from bench.serve_models import dlrm_inputs, write_dlrm
@@ -34,10 +37,9 @@ from bench.serve_process import Served, served
 from headrace.workspace import checkout
 
 BATCHES = (16, 64, 256, 1024)
-#: Of which the curve, the overhead of Python and the best that onnxruntime does are.
-_ALWAYS = (16, 64, 1024)
-#: Shares of the floor that are offered.
-LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+#: Shares of the floor that are offered, and the first one.
+LADDER = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1)
+START = 0.5
 CURVE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 LIMIT_MS = 10.0
 #: Of a load: what else runs on the machine may spoil one.
@@ -45,6 +47,8 @@ TRIES = 2
 #: Of the floor and of the server, one after the other.
 TURNS = 4
 SECONDS, CURVE_SECONDS = 2.0, 4.0
+#: Requests of a step of the ladder, of which p99 is a quantile, and seconds of it at the most.
+REQUESTS, MOST_SECONDS = 4000, 6.0
 SERVER_CORE, LOAD_CORE = 0, 1
 HOME = checkout() / "build" / "bench" / "serve"
 
@@ -56,21 +60,22 @@ def main(batches: Sequence[int]) -> None:
         # In a process of its own, which frees torch's memory.
         subprocess.run([sys.executable, "-m", "bench.bench_serve", "--write", str(model)], check=True)
     os.sched_setaffinity(0, {LOAD_CORE})
-    floors = {rows: floor(model, rows) for rows in {*batches, *_ALWAYS}}
     figures = []
     with served(HOME / "models", HOME / "server.log", [SERVER_CORE]) as server:
-        requests = {rows: [request_of("dlrm", dlrm_inputs(rows, seed)) for seed in range(16)] for rows in floors}
+        sizes = {*batches, 16, 64}
+        requests = {rows: [request_of("dlrm", dlrm_inputs(rows, seed)) for seed in range(16)] for rows in sizes}
         run(server.port, requests[64], 500, 2)  # warm
         for rows in batches:
+            figures += highest(server, requests[rows], rows, model)
             figures.append(saturated(server, requests[rows], rows, model))
-            figures.append(highest(server, requests[rows], rows, floors[rows]))
+        alone = floor(model, 64)
         figures += overhead(server, requests)
-        figures += over_grpc(server, floors[64])
-        curve = [latencies(server, requests[64], share, floors[64]) for share in CURVE]
+        figures += over_grpc(server, alone)
+        curve = [latencies(server, requests[64], share, alone) for share in CURVE]
         memory = server.memory()
-    figures.append(Figure("onnxruntime alone, batches of 1024", floors[1024], "rows/s"))
+    figures.append(Figure("onnxruntime alone, batches of 1024", floor(model, 1024), "rows/s"))
     figures.append(Figure("memory of the server, tables mapped", memory["anonymous"], "MiB"))
-    (HOME / "curve.json").write_text(json.dumps({"floor": floors[64], "points": curve}, indent=1))
+    (HOME / "curve.json").write_text(json.dumps({"floor": alone, "points": curve}, indent=1))
     from bench.serve_plot import draw
 
     draw(HOME / "curve.json", checkout() / "docs" / "serving.png")
@@ -106,21 +111,43 @@ def measure_floor(model: Path, rows: int, turns: int) -> float:
     return best
 
 
-def highest(server: Served, requests: list[bytes], rows: int, alone: float) -> Figure:
-    """The highest load of the ladder that is answered in time."""
-    best = 0.0
-    for share in LADDER:
-        for _ in range(TRIES):
-            outcome = run(server.port, requests, share * alone / rows, SECONDS)
-            good = outcome.ms(0.99) < LIMIT_MS and not (outcome.refused or outcome.failed or outcome.lost)
-            say(rows, share, outcome)
-            time.sleep(0.5)
-            if good:
-                best = max(best, len(outcome.latencies) * rows / outcome.seconds)
-                break
-        if not good:
-            break
-    return Figure(f"rows/s at p99 < 10 ms, requests of {rows} rows", best, "rows/s", floor=alone)
+def highest(server: Served, requests: list[bytes], rows: int, model: Path) -> list[Figure]:
+    """The highest loads of the ladder that are answered in time, and what no server of this floor exceeds."""
+    first = floor(model, rows)
+    loads = {paced: climb(server, requests, rows, first, paced) for paced in (False, True)}
+    alone = (first + floor(model, rows)) / 2
+    bound = serve_bound.highest_utilisation(rows / alone, LIMIT_MS / 1e3, 0.99) * alone
+    what = f"rows/s at p99 < 10 ms, requests of {rows} rows"
+    return [
+        Figure(what, loads[False], "rows/s", floor=alone, peer=bound),
+        Figure(f"{what}, bound of any server", bound, "rows/s", floor=alone),
+        Figure(f"{what} that come at equal pauses", loads[True], "rows/s", floor=alone),
+    ]
+
+
+def climb(server: Served, requests: list[bytes], rows: int, alone: float, paced: bool) -> float:
+    """Rows a second of the highest step: up from the middle as long as steps hold, or down to the first that does."""
+    start = LADDER.index(START)
+    best = attempt(server, requests, rows, alone, START, paced)
+    for share in LADDER[start + 1 :] if best else reversed(LADDER[:start]):
+        found = attempt(server, requests, rows, alone, share, paced)
+        if bool(found) != bool(best):
+            return max(found, best)
+        best = max(found, best)
+    return best
+
+
+def attempt(server: Served, requests: list[bytes], rows: int, alone: float, share: float, paced: bool) -> float:
+    """Rows a second of a step; 0 where it is not answered in time."""
+    rate = share * alone / rows
+    seconds = min(max(SECONDS, REQUESTS / rate), MOST_SECONDS)
+    for _ in range(TRIES):
+        outcome = run(server.port, requests, rate, seconds, paced=paced)
+        say(rows, share, outcome, " at equal pauses" if paced else "")
+        time.sleep(0.5)
+        if outcome.ms(0.99) < LIMIT_MS and not (outcome.refused or outcome.failed or outcome.lost):
+            return len(outcome.latencies) * rows / outcome.seconds
+    return 0.0
 
 
 def saturated(server: Served, requests: list[bytes], rows: int, model: Path) -> Figure:
@@ -143,6 +170,8 @@ def latencies(server: Served, requests: list[bytes], share: float, alone: float)
     say(64, share, outcome)
     time.sleep(0.5)
     quantiles = {name: outcome.ms(q) for name, q in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))}
+    bound = serve_bound.latencies(64 / alone, share * alone / 64, 1, 1_000_000, 1)
+    quantiles["bound99"] = float(np.quantile(bound, 0.99)) * 1e3
     return {"offered": share * alone, "refused": outcome.refused, "lost": outcome.lost + outcome.failed, **quantiles}
 
 
@@ -200,11 +229,11 @@ def measure_grpc(port: int, seconds: float = 5.0) -> float:
     return asyncio.run(load())
 
 
-def say(rows: int, share: float, outcome: Outcome) -> None:
+def say(rows: int, share: float, outcome: Outcome, how: str = "") -> None:
     bad = {k: v for k, v in vars(outcome).items() if k in ("refused", "failed", "lost") and v}
     quantiles = ", ".join(f"{n} {outcome.ms(q):.2f}" for n, q in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)))
     rate = len(outcome.latencies) * rows / outcome.seconds
-    print(f"{rows} rows, {share:.0%} of the floor: {rate:,.0f} rows/s, ms {quantiles} {bad or ''}", flush=True)
+    print(f"{rows} rows{how}, {share:.0%} of the floor: {rate:,.0f} rows/s, ms {quantiles} {bad or ''}", flush=True)
 
 
 if __name__ == "__main__":

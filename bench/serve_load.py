@@ -70,8 +70,10 @@ class _Client:
     idle: bool = True
 
 
-def moments(rate: float, seconds: float, seed: int) -> npt.NDArray[np.float64]:
-    """Of independent users: exponential pauses (a Poisson process)."""
+def moments(rate: float, seconds: float, seed: int, paced: bool) -> npt.NDArray[np.float64]:
+    """Of independent users: exponential pauses (a Poisson process). Paced: of one sender, with equal pauses."""
+    if paced:
+        return np.arange(int(rate * seconds)) / rate
     rng = np.random.default_rng(seed)
     found = np.cumsum(rng.exponential(1 / rate, int(rate * seconds * 1.2) + 10))
     return found[found < seconds]
@@ -86,8 +88,9 @@ def run(
     seed: int = 1,
     check: Callable[[int, bytes, bytes], None] | None = None,
     spin: bool = True,
+    paced: bool = False,
 ) -> Outcome:
-    """Send requests in turn at random moments.
+    """Send requests in turn at the moments of `moments`.
 
     Args:
         port: of HTTP on this host.
@@ -98,8 +101,9 @@ def run(
         seed: of the moments.
         check: called with the request's index, the head and the body of each answer of 200.
         spin: False: wait between moments by milliseconds, for a load that leaves the processor to others.
+        paced: see `moments`.
     """
-    due = moments(rate, seconds, seed)
+    due = moments(rate, seconds, seed, paced)
     poll = select.epoll()
     by_fd: dict[int, _Client] = {}
     for _ in range(clients):

@@ -24,6 +24,8 @@ def draw(curve: Path, picture: Path) -> None:
     offered = [p["offered"] / 1e3 for p in points]
     for key, label, color, marker in _LINES:
         axis.plot(offered, [p[key] for p in points], color=color, marker=marker, markersize=4, label=label)
+    bound = [p["bound99"] for p in points]
+    axis.plot(offered, bound, color="#d55e00", linewidth=0.9, linestyle=":", label="p99, onnxruntime as M/D/1")
     refused = [(x, p["p999"]) for x, p in zip(offered, points, strict=True) if p["refused"]]
     if refused:
         axis.plot(*zip(*refused, strict=True), "x", color="#000000", markersize=9, label="some refused (503)")
