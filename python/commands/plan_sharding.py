@@ -10,7 +10,7 @@ from rich.table import Table as Screen
 
 from headrace.comm.shared_memory import may_share
 from headrace.commands.screen import out, print_json, table
-from headrace.config import Sharding, load_spec
+from headrace.config import load_sharding, load_spec
 from headrace.embeddings.dynamic.memory import dynamic_table_bytes, most_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.planner.cost import GIB, OtherMemory, load_of
@@ -51,7 +51,7 @@ def sharding(
     """
     spec = load_spec(pipeline, sets) if pipeline is not None else None
     ws = ws if spec is None else ws.of(spec)
-    settings = spec.train.sharding if spec else Sharding(kind="auto")
+    settings = spec.train.sharding if spec else load_sharding(sets)
     if not any(s.startswith("train.sharding.kind") for s in sets):
         settings = settings.model_copy(update={"kind": "auto"})
     if memory_gib is not None:

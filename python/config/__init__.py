@@ -19,7 +19,7 @@ from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
 from headrace.config.gate import Gate
 from headrace.config.generate import Generate, Site
 from headrace.config.housekeeping import Housekeeping
-from headrace.config.load import build_spec, load_overlay, load_spec
+from headrace.config.load import build_spec, load_overlay, load_sharding, load_spec
 from headrace.config.loss import Loss
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
@@ -133,6 +133,7 @@ __all__ = [
     "WhereFilter",
     "build_spec",
     "load_overlay",
+    "load_sharding",
     "load_spec",
     "parse_ds",
     "parse_duration",

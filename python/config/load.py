@@ -13,6 +13,7 @@ from headrace.config.model import with_class
 from headrace.config.paths import entry_at, fields_at, section_of, without_tags
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.config.spec import Spec
+from headrace.config.train import Sharding
 from headrace.errors import UserError, nearest
 from headrace.workspace import pipeline_file
 
@@ -105,6 +106,25 @@ def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
     except ValidationError as e:
         raise UserError("\n".join(_explain(error, where) for error in e.errors())) from None
     return _with_iceberg(spec)
+
+
+def load_sharding(overrides: Sequence[str]) -> Sharding:
+    """`train.sharding` without a pipeline: its defaults with `key=value` settings.
+
+    Raises:
+        UserError: a setting is of another section, or not valid.
+    """
+    data: dict[str, Any] = {}
+    for override in overrides:
+        _apply(data, override)
+    others = [key for key, _ in flatten(data) if not key.startswith("train.sharding.")]
+    if others:
+        raise UserError(f"--set {others[0]}: without a pipeline only keys of train.sharding count")
+    try:
+        return Sharding.model_validate(data.get("train", {}).get("sharding", {}))
+    except ValidationError as e:
+        faults = [{**error, "loc": ("train", "sharding", *error["loc"])} for error in e.errors()]
+        raise UserError("\n".join(_explain(fault, "--set") for fault in faults)) from None
 
 
 def _with_iceberg(spec: Spec) -> Spec:

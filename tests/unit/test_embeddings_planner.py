@@ -420,6 +420,21 @@ def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], 
         assert fastest.load.memory.max() > 10 * fastest.load.memory.mean()
 
 
+def test_settings_of_declared_tables(tmp_path: object) -> None:
+    def seconds(*sets: str) -> float:
+        planned = sharding(Workspace(tmp_path), None, "criteo-1tb", None, 16, None, sets)
+        return float(planned.load.seconds(planned.work.settings).max())
+
+    slow = ["train.sharding.network_gbps=0.1", "train.sharding.node_gbps=0.1"]
+    assert seconds(*slow) > 20 * seconds()
+    with pytest.raises(UserError, match=r"--set train\.epochs: without a pipeline only keys of train\.sharding"):
+        seconds(*slow, "train.epochs=2")
+    with pytest.raises(UserError, match=r"--set: train\.sharding\.network_gbps: .* greater than 0 \(got -1\)"):
+        seconds("train.sharding.network_gbps=-1")
+    with pytest.raises(UserError, match=r"unknown key 'train\.sharding\.network_gbs'; did you mean"):
+        seconds("train.sharding.network_gbs=1")
+
+
 def test_what_cannot_be_even_is_planned_all_the_same() -> None:
     tables = [Table("large", 30_000_000, 16), Table("small", 100_000, 16)]
     rule = {"large": TableSharding(kind="table_wise")}
@@ -432,5 +447,5 @@ def test_tables_must_be_said(tmp_path: object) -> None:
         sharding(Workspace(tmp_path), None, None, None, 8, None, [])
     with pytest.raises(UserError, match="pipeline 'clicks' has no dataset"):
         sharding(Workspace(tmp_path), "clicks", None, None, 8, None, [])
-    with pytest.raises(UserError, match="no tables 'mlpref'; shipped: mlperf, mlperf-onehot"):
+    with pytest.raises(UserError, match="no tables 'mlpref'; shipped: criteo-1tb, mlperf, mlperf-onehot"):
         load_tables("mlpref")
