@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from sklearn import metrics as reference
 
 from headrace.comm.threads import run_ranks
 from headrace.errors import UserError
+from headrace.train.evaluation import auc, sums
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.click import BASIC, FURTHER, Bin, click_metrics, value_of
 from headrace.train.evaluation.ranks import Ranks
@@ -74,12 +77,22 @@ def calibration_error(y: np.ndarray, scores: np.ndarray, bins: int = 15) -> floa
     return sum(abs(p[a:b].sum() - y[a:b].sum()) for a, b in zip(begins, ends, strict=True)) / len(s)
 
 
+@contextmanager
+def at_once(rows: int) -> Iterator[None]:
+    """Go through the rows in ranges of so many."""
+    with patch.object(auc, "ROWS_AT_ONCE", rows), patch.object(sums, "ROWS_AT_ONCE", rows):
+        yield
+
+
 @settings(max_examples=60, deadline=None)
-@given(ROWS)
-def test_metrics_equal_scikit_learn_on_any_number_of_ranks(drawn: list[tuple[float, bool, int, int]]) -> None:
+@given(ROWS, st.sampled_from([1, 3, 1 << 20]))
+def test_metrics_equal_scikit_learn_on_any_number_of_ranks(
+    drawn: list[tuple[float, bool, int, int]], rows_at_once: int
+) -> None:
     scores, labels, users, codes = (np.array([r[i] for r in drawn]) for i in range(4))
     rows = rows_of(scores, labels, users.astype(int), [codes.astype(int)])
-    overall, sliced = on_any_ranks(rows, evaluated)
+    with at_once(rows_at_once):
+        overall, sliced = on_any_ranks(rows, evaluated)
     assert overall[1] == [len(drawn)]
     assert_metrics({n: value_of(v) for n, v in overall[0].items()}, rows.labels, rows.scores)
     for code in range(3):
@@ -95,6 +108,10 @@ def test_many_rows_and_ties(decimals: int, rate: float) -> None:
     labels = rng.random(5_000) < rate
     rows = rows_of(np.round(rng.normal(labels - 2.0), decimals), labels)
     ((values, counts, bins),) = on_any_ranks(rows, evaluated)
+    with at_once(700):
+        ((in_ranges, *_),) = evaluated(Ranks(), rows)
+    assert in_ranges.keys() == values.keys()
+    assert all(in_ranges[name].tolist() == values[name].tolist() for name in values)
     assert counts == [5_000]
     assert_metrics({n: value_of(v) for n, v in values.items()}, rows.labels, rows.scores)
     assert sum(b.rows for b in bins[0]) == 5_000

@@ -2,12 +2,14 @@
 
 Both need for each row how many rows are above it. So each rank sums up its rows of equal scores ("runs"), the ranks
 tell each other the totals of their ranges and the runs at their ends, which may go on at the next rank, and each adds
-what its part contributes. Counts are whole numbers, weighted by the counts of a bootstrap's replicate: exact.
+what its part contributes. A rank of many rows goes through them range by range, as if each range were a rank's. Counts
+are whole numbers, weighted by the counts of a bootstrap's replicate: exact.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from headrace.features.learn import exact_sums
 from headrace.train.evaluation.bootstrap import F64, Bootstrap
 from headrace.train.evaluation.ranks import I64, Ranks
 from headrace.train.evaluation.rows import Bools
+from headrace.train.evaluation.sums import ROWS_AT_ONCE
 
 #: Columns of a segment's summary: rows; positives, negatives; twice the pairs in order, ties half; the order of the
 #: scores of the first and of the last run, and their positives and negatives.
@@ -39,6 +42,11 @@ class SortedRows:
     labels: Bools
     users: I64 | None = None
     distinct_users: I64 | None = None
+
+    def part(self, rows: slice) -> SortedRows:
+        """Some of them, which stand together."""
+        users = None if self.users is None else self.users[rows]
+        return replace(self, segment=self.segment[rows], order=self.order[rows], labels=self.labels[rows], users=users)
 
     def weights(self, bootstrap: Bootstrap, replicate: int) -> I64 | None:
         """How often each row counts in a replicate; None: once."""
@@ -111,18 +119,32 @@ def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_preci
     Returns:
         float64 [1 + replicates, segments] each, the first of the rows as they are.
     """
-    runs = Runs(rows)
-    replicates = range(1 + bootstrap.replicates)
-    mine = np.stack([runs.summary(rows.weights(bootstrap, r)) for r in replicates])
-    gathered = ranks.gather(mine)
+    ranges = _ranges(rows, bootstrap)
+    mine = np.stack([_summaries(rows.part(part), bootstrap) for part in ranges])
+    gathered = ranks.gather_rows(mine)
     found = {"auc": _area(gathered)}
     if with_precision:
-        found["pr_auc"] = _average_precision(ranks, runs, gathered, bootstrap)
+        first = int(ranks.gather(np.array([len(mine)]))[: ranks.world.rank].sum())
+        parts = {first + i: rows.part(part) for i, part in enumerate(ranges)}
+        found["pr_auc"] = _average_precision(ranks, parts, gathered, bootstrap)
     return found
 
 
+def _ranges(rows: SortedRows, bootstrap: Bootstrap) -> list[slice]:
+    """What is summed up at once; at least one. With replicates all rows, since each is drawn for all users at once."""
+    n = len(rows.order)
+    step = max(n, 1) if bootstrap.replicates else ROWS_AT_ONCE
+    return [slice(start, start + step) for start in range(0, max(n, 1), step)]
+
+
+def _summaries(rows: SortedRows, bootstrap: Bootstrap) -> I64:
+    """Of each replicate, int64 [1 + replicates, segments, _COLUMNS]."""
+    runs = Runs(rows)
+    return np.stack([runs.summary(rows.weights(bootstrap, r)) for r in range(1 + bootstrap.replicates)])
+
+
 def _area(gathered: I64) -> F64:
-    """AUC from all ranks' summaries int64 [ranks, replicates, segments, _COLUMNS]."""
+    """AUC from the summaries of all ranks' ranges, int64 [ranges, 1 + replicates, segments, _COLUMNS]."""
     positives, negatives = gathered[..., _POSITIVES], gathered[..., _NEGATIVES]
     # Python's whole numbers: the pairs of all ranks may be more than 2^63.
     pairs = gathered[..., _PAIRS].astype(object).sum(0)
@@ -153,18 +175,37 @@ def _tied_behind(gathered: I64, rank: int, column: int) -> I64:
     return found
 
 
-def _average_precision(ranks: Ranks, runs: Runs, gathered: I64, bootstrap: Bootstrap) -> F64:
-    """Sum over thresholds of (recall - recall of the threshold above) * precision."""
-    rank, segments = ranks.world.rank, runs.rows.segments
+def _average_precision(ranks: Ranks, parts: Mapping[int, SortedRows], gathered: I64, bootstrap: Bootstrap) -> F64:
+    """Sum over thresholds of (recall - recall of the threshold above) * precision.
+
+    Args:
+        parts: this rank's ranges, by their number among all.
+        gathered: see `_area`.
+    """
+    segments = gathered.shape[2]
     rows = int(gathered[:, :, :, [_POSITIVES, _NEGATIVES]].sum((0, 2, 3)).max())
     places = exact_sums.places(1 / max(rows, 1), max(rows, 1))
-    above = gathered[rank + 1 :].sum(0)
-    behind = _tied_behind(gathered, rank, _FIRST_POSITIVES)
-    # A run that began at an earlier rank is counted there.
+    sums = np.zeros((1 + bootstrap.replicates, len(places), segments), np.int64)
+    for number, part in parts.items():
+        _add_precisions(sums, places, Runs(part), number, gathered, bootstrap)
+    totals = ranks.add_up(sums)
+    n = totals.shape[0] * segments
+    summed = exact_sums.floats({p: totals[:, i].reshape(-1) for i, p in enumerate(places)}, n).reshape(-1, segments)
+    positives = gathered[..., _POSITIVES].sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: F64 = np.where(positives > 0, summed / positives, np.nan)
+    return found
+
+
+def _add_precisions(sums: I64, places: range, runs: Runs, number: int, gathered: I64, bootstrap: Bootstrap) -> None:
+    """Add what a range's runs contribute to `sums` of exact digits, int64 [1 + replicates, places, segments]."""
+    segments = gathered.shape[2]
+    above = gathered[number + 1 :].sum(0)
+    behind = _tied_behind(gathered, number, _FIRST_POSITIVES)
+    # A run that began in an earlier range is counted there.
     continues = np.zeros(segments, bool)
-    for other in gathered[:rank, 0]:
-        continues |= (other[:, _ROWS] > 0) & (other[:, _LAST] == gathered[rank, 0, :, _FIRST])
-    sums = np.zeros((len(gathered[0]), len(places), segments), np.int64)
+    for other in gathered[:number, 0]:
+        continues |= (other[:, _ROWS] > 0) & (other[:, _LAST] == gathered[number, 0, :, _FIRST])
     lengths = np.diff(np.append(runs.first, len(runs.starts)))
     for replicate in range(1 + bootstrap.replicates):
         positives, negatives = runs.counts(runs.rows.weights(bootstrap, replicate))
@@ -177,14 +218,7 @@ def _average_precision(ranks: Ranks, runs: Runs, gathered: I64, bootstrap: Boots
         whole[runs.first[continues[runs.present]]] = 0
         terms = whole * (at_least[0] / np.maximum(at_least[0] + at_least[1], 1))
         digits, _ = exact_sums.grouped(terms, runs.segment, segments, places, squares=False)
-        sums[replicate] = np.stack([digits[place] for place in places])
-    totals = ranks.add_up(sums)
-    n = totals.shape[0] * segments
-    summed = exact_sums.floats({p: totals[:, i].reshape(-1) for i, p in enumerate(places)}, n).reshape(-1, segments)
-    positives = gathered[..., _POSITIVES].sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found: F64 = np.where(positives > 0, summed / positives, np.nan)
-    return found
+        sums[replicate] += np.stack([digits[place] for place in places])
 
 
 def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> F64:

@@ -23,7 +23,7 @@ from headrace.train.evaluation.rows import (
     sort_keys,
     unpacked,
 )
-from headrace.train.evaluation.sums import sum_by_cell
+from headrace.train.evaluation.sums import sum_columns
 
 #: Scores float32 [n] -> probabilities float64 [n], in the same order.
 Probability = Callable[[npt.NDArray[Any]], F64]
@@ -112,21 +112,17 @@ def _of_segments(
     ranks: Ranks, rows: SortedRows, metrics: Collection[str], bootstrap: Bootstrap, probability: Probability
 ) -> ClickMetrics:
     values = curve_areas(ranks, rows, bootstrap, "pr_auc" in metrics)
-    p, y = probability(scores_of(rows.order)), rows.labels
-    clipped = np.clip(p, _EPSILON, 1 - _EPSILON)
     users = None if rows.users is None or rows.distinct_users is None else rows.distinct_users[rows.users]
-    counted = {"rows": np.ones(len(y), np.int64), "clicks": y.astype(np.int64)}
-    if "error_rate" in metrics:
-        counted["wrong"] = ((p > 0.5) != y).astype(np.int64)
-    sums = sum_by_cell(
-        ranks,
-        rows.segments * BINS,
-        rows.segment * BINS + _bins_of(ranks, rows),
-        users,
-        counted,
-        {"predicted": p, "loss": -np.where(y, np.log(clipped), np.log1p(-clipped))},
-        bootstrap,
-    )
+
+    def columns(part: slice) -> tuple[dict[str, I64], dict[str, F64]]:
+        p, y = probability(scores_of(rows.order[part])), rows.labels[part]
+        clipped = np.clip(p, _EPSILON, 1 - _EPSILON)
+        counted = {"rows": np.ones(len(y), np.int64), "clicks": y.astype(np.int64)}
+        if "error_rate" in metrics:
+            counted["wrong"] = ((p > 0.5) != y).astype(np.int64)
+        return counted, {"predicted": p, "loss": -np.where(y, np.log(clipped), np.log1p(-clipped))}
+
+    sums = sum_columns(ranks, rows.segments * BINS, _cells_of(ranks, rows), users, columns, bootstrap)
     cells = {name: s.reshape(-1, rows.segments, BINS) for name, s in sums.items()}
     totals = {name: s.sum(2) for name, s in cells.items()}
     n, clicks = totals["rows"], totals["clicks"]
@@ -153,8 +149,9 @@ def _of_segments(
     return ClickMetrics(values, n[0].astype(int).tolist(), bins)
 
 
-def _bins_of(ranks: Ranks, rows: SortedRows) -> I64:
-    """Each row's part of its segment: `BINS` of nearly equal size, equal scores together. int64 [n] in [0, BINS)."""
+def _cells_of(ranks: Ranks, rows: SortedRows) -> I64:
+    """Each row's part of its segment: `BINS` of nearly equal size, equal scores together; those of segment s are
+    numbered from s * BINS on. int64 [n]."""
     counts = np.bincount(rows.segment, minlength=rows.segments)
     gathered = ranks.gather(counts)
     before = gathered[: ranks.world.rank].sum(0)[:, None]
@@ -168,6 +165,7 @@ def _bins_of(ranks: Ranks, rows: SortedRows) -> I64:
     for segment in np.flatnonzero(counts):
         mine = slice(starts[segment], starts[segment] + counts[segment])
         found[mine] = np.searchsorted(lowest[segment], rows.order[mine], side="right")
+        found[mine] += segment * BINS
     return found
 
 
