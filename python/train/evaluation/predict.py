@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from headrace.dataset.loader.loaders import EvalLoader
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.models.categorical import CategoricalBatch
 from headrace.schema import DatasetSchema, Kind
+from headrace.train.evaluation.growing_column import GrowingColumn
 from headrace.train.evaluation.policy import Choices, Policy, ScoreAction
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.rows import F32
@@ -58,39 +58,40 @@ def predict_split(
     read = carried if tasks is None else tasks.beside(carried)
     scalars = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
     places = {name: scalars.index(name) for name in codes}
-    logits: list[F32] = []
-    labels: list[F32] = []
-    columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
-    outputs: dict[str, list[F32]] = {name: [] for name in names}
-    targets: dict[str, list[F32]] = {name: [] for name in names}
-    choices: list[Choices] = []
+    logits, labels = GrowingColumn(np.float32), GrowingColumn(np.float32)
+    columns = {name: GrowingColumn(object) for name in carried} | {name: GrowingColumn(np.int64) for name in codes}
+    outputs = {name: GrowingColumn(np.float32) for name in names}
+    targets = {name: GrowingColumn(np.float32) for name in names}
+    chosen, expected = GrowingColumn(np.float64), GrowingColumn(np.float64)
     with EvalLoader(layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=read) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
                 rows = MicroBatch.of(batch, labels=tasks)
                 found = model.outputs_of(rows.continuous, rows.categorical)
-                logits.append(found["logits"].float().cpu().numpy())
+                logits.add(found["logits"].float().cpu().numpy())
                 if policy is not None:
                     logged = batch.codes[:, scalars.index(policy.actions.feature)].copy()
-                    choices.append(policy.choose(logged, _scorer(model, rows, schema)))
+                    choices = policy.choose(logged, _scorer(model, rows, schema))
+                    chosen.add(choices.chosen)
+                    expected.add(choices.expected)
                 for name in names:
-                    outputs[name].append(found[name].float().cpu().numpy())
-                    targets[name].append(rows.targets[name].numpy())
+                    outputs[name].add(found[name].float().cpu().numpy())
+                    targets[name].add(rows.targets[name].numpy())
                 if not batch.rows:  # its carried columns have no type
                     continue
-                labels.append(batch.labels.copy())
+                labels.add(batch.labels)
                 for name in carried:
-                    columns[name].append(batch.carried[name])
+                    columns[name].add(batch.carried[name])
                 for name, place in places.items():
-                    columns[name].append(batch.codes[:, place].copy())
+                    columns[name].add(batch.codes[:, place])
     return Predictions(
-        _joined(logits, np.float32),
-        _joined(labels, np.float32),
-        {name: _joined(columns[name], object) for name in carried},
-        {name: _joined(columns[name], np.int64) for name in codes},
-        {name: _joined(parts, np.float32) for name, parts in outputs.items()},
-        {name: _joined(parts, np.float32) for name, parts in targets.items()},
-        choices=None if policy is None else Choices.concat(choices),
+        logits.array,
+        labels.array,
+        {name: columns[name].array for name in carried},
+        {name: columns[name].array for name in codes},
+        {name: column.array for name, column in outputs.items()},
+        {name: column.array for name, column in targets.items()},
+        choices=None if policy is None else Choices(chosen.array, expected.array),
     )
 
 
@@ -110,7 +111,3 @@ def _scorer(model: Model, rows: MicroBatch, schema: DatasetSchema) -> ScoreActio
         return model.outputs_of(continuous, categorical)["logits"].float().cpu().numpy()
 
     return score
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], empty: npt.DTypeLike) -> npt.NDArray[Any]:
-    return np.concatenate(parts) if parts else np.empty(0, empty)
