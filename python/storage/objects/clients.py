@@ -3,6 +3,10 @@
 S3: the environment (AWS_ACCESS_KEY_ID, ...), a web identity's token, the container's or the machine's role, and the
 profile of AWS_PROFILE in the shared credentials file. GCS: GOOGLE_APPLICATION_CREDENTIALS, the machine's account.
 Azure: AZURE_STORAGE_..., a managed or workload identity. An endpoint of another vendor's S3: AWS_ENDPOINT_URL.
+
+A store that is away or busy (an answer of 5xx, a connection that is refused or lost) is asked again for RETRY_SECONDS.
+The library's own ten tries are over after two or three seconds: its waits, each drawn between the first one and twice
+the one before, hardly grow.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import configparser
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,15 @@ from headrace.errors import UserError
 
 #: By the scheme of a Location: that of Hadoop's file systems for Spark. `s3a`, `gcs`, `az`, ... are read as these.
 HADOOP = {"s3": "s3a", "gs": "gs", "abfss": "abfss"}
+#: After this a store that is away is an error. Credentials are not asked for anew in between.
+RETRY_SECONDS = 180.0
+#: Seconds of the first wait, and of the longest: a lease is renewed every 15 s for 60 s (`lease`), so that its holder
+#: is back in time from an outage of half a minute.
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+#: A wait is at most so many times the one before.
+_GROWTH = 4
+#: More than there is time for.
+_TRIES = 10_000
 
 
 def open_bucket(scheme: str, bucket: str) -> Any:
@@ -26,13 +40,24 @@ def open_bucket(scheme: str, bucket: str) -> Any:
 
     if scheme == "s3":
         given: dict[str, Any] = {**_profile(os.environ), **_endpoint(os.environ)}
-        return S3Store(bucket, **given)
+        return S3Store(bucket, **given, **retries())
     if scheme == "gs":
-        return GCSStore(bucket)
+        return GCSStore(bucket, **retries())
     container, at, account = bucket.partition("@")
     if not at:
         raise UserError(f"{scheme}://{bucket}: write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")
-    return AzureStore(container, account_name=account.split(".")[0])
+    return AzureStore(container, account_name=account.split(".")[0], **retries())
+
+
+def retries() -> dict[str, Any]:
+    """How long, and how often, the library asks a store that is away: arguments of its stores."""
+    backoff = {
+        "init_backoff": timedelta(seconds=_FIRST_WAIT),
+        "max_backoff": timedelta(seconds=_LONGEST_WAIT),
+        "base": _GROWTH,
+    }
+    limit = timedelta(seconds=RETRY_SECONDS)
+    return {"retry_config": {"max_retries": _TRIES, "retry_timeout": limit, "backoff": backoff}}
 
 
 def endpoint_of(environ: Mapping[str, str]) -> str | None:
