@@ -2,8 +2,8 @@
 
 Where the seconds of a launch go, and what is done about them: Horovod probes all pairs of network interfaces (10 s on
 a machine with a second one), so where all ranks are on this machine it is told to use loopback; and it asks whether
-Gloo was built (2-3 s; see `_gloo_is_built`); and it ended each launch 3 s late (`_tasks_end_with_their_ranks`). What
-stays, about 7 s: Spark's tasks 1-2, Horovod's own processes 2-3, importing torch in each rank 3.
+Gloo was built (2-3 s; see `_gloo_is_built`); and it ended each launch 3 s late (headrace.train.launch.task_lifetime).
+What stays, about 7 s: Spark's tasks 1-2, Horovod's own processes 2-3, importing torch in each rank 3.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, Progre
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
+from headrace.train.launch.addresses import reached_by_others, without_loopback
 from headrace.train.launch.lost_hosts import notice_lost_hosts, silence
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import BEGIN, phase_seconds, show
@@ -46,6 +47,8 @@ log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
 _TAIL = 40
 _STALL_POLL_SECONDS = 1.0
+#: Ranks may start so far apart, however short `train.deadline_seconds` is: hosts read their imports at their own speed.
+_LEAST_START_SECONDS = 120.0
 #: glibc gives large blocks back to the kernel at every free, and page faults then cost a tenth of a step: keep them.
 _ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_MMAP_MAX_": "0",
@@ -148,7 +151,8 @@ def _launch(
         open(_ranks_log(job), "a", encoding="utf-8") as file,
         ProgressReader(job.progress_file, ProgressBar(), on_event),
         _gloo_is_built(),
-        _tasks_end_with_their_ranks(),
+        _prepared_tasks(),
+        without_loopback(),
         notice_lost_hosts(silence(job.train.deadline_seconds)),
         _silence_cancelled_job(),
         _signals(job) as received,
@@ -234,8 +238,9 @@ def _horovod_timeouts(deadline: float) -> dict[str, str]:
         # Warn of tensors that some ranks have not submitted; then end the job.
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, round(deadline / 2))),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(round(behind)),
-        # One message of gloo's, among them Horovod's own; its default of 30 s is less than a checkpoint may take.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(behind)),
+        # One message of gloo's, among them Horovod's own; its default of 30 s is less than a checkpoint may take. It is
+        # also how long a rank waits in `hvd.init` for those that start later.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(max(behind, _LEAST_START_SECONDS))),
     }
 
 
@@ -299,10 +304,10 @@ def _gloo_is_built() -> Iterator[None]:
 
 
 @contextmanager
-def _tasks_end_with_their_ranks() -> Iterator[None]:
-    """See headrace.train.launch.task_lifetime."""
+def _prepared_tasks() -> Iterator[None]:
+    """Spark's tasks of Horovod as headrace.train.launch.task_lifetime and headrace.train.launch.addresses want them."""
     before = horovod.spark.runner._make_mapper
-    horovod.spark.runner._make_mapper = lambda *args: counting_from_start(before(*args))
+    horovod.spark.runner._make_mapper = lambda *args: reached_by_others(counting_from_start(before(*args)))
     try:
         yield
     finally:
