@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import horovod.runner.gloo_run
 import pytest
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task.task_service import SparkTaskService
@@ -22,7 +23,9 @@ from pyspark.sql import SparkSession
 from headrace.config import Model, Train
 from headrace.errors import EXIT_FAILURE, UserError
 from headrace.manifest import Manifest
+from headrace.storage import Location
 from headrace.storage.objects import copies
+from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
 from headrace.train.launch import slots as slots_module
@@ -248,6 +251,21 @@ def test_a_rank_computes_on_the_gpu_that_spark_assigned_to_its_task(job: Job, tm
         env=environ,
     )
     assert done.stdout == "5 PCI_BUS_ID\n", done.stderr
+
+
+def test_a_stall_is_found_though_the_store_was_away(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([StoreError("503 Slow Down"), False, True])
+
+    def has_stalled(folder: Location) -> bool:
+        answer = next(answers)
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(module, "has_stalled", has_stalled)
+    monkeypatch.setattr(module, "_STALL_POLL_SECONDS", 0.01)
+    with module._signals(job):
+        assert horovod.runner.gloo_run.register_shutdown_event().wait(30)
 
 
 UNANSWERED = """

@@ -17,7 +17,8 @@ from headrace.errors import UserError
 from headrace.lake.session import with_slots
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import DatasetSchema
-from headrace.storage import local
+from headrace.storage import Location, local
+from headrace.storage.objects.calls import StoreError
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.workspace import Workspace
@@ -194,6 +195,21 @@ def test_what_rank_0_says_is_heard_while_it_speaks(tmp_path: Path, caplog: pytes
     assert [r.message for r in caplog.records] == ["2 ranks", show(TICKS[0]), "half a line", show(TICKS[2])]
     assert caplog.records[0].levelno == logging.WARNING
     assert "epoch 1/2  step 100/100  loss 0.5123  12,346 samples/s  1:15 left" in caplog.text
+
+
+def test_rank_0_is_heard_again_when_the_store_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, opened, away = threading.Event(), Location.open, iter([StoreError("503 Slow Down")] * 2)
+
+    def open_when_back(self: Location, *args: Any) -> Any:
+        for error in away:
+            raise error
+        return opened(self, *args)
+
+    monkeypatch.setattr(Location, "open", open_when_back)
+    path = local(tmp_path / "progress.jsonl")
+    ProgressWriter(path).write(TICKS[0])
+    with ProgressReader(path, ProgressBar(io.StringIO()), lambda tick: heard.set()):
+        assert heard.wait(30)
 
 
 def test_progress_on_a_terminal_is_one_line_that_is_rewritten() -> None:

@@ -189,8 +189,8 @@ class ProgressReader:
             with self._path.open() as f:
                 f.seek(self._offset)
                 content = f.read()
-        except FileNotFoundError:
-            return
+        except OSError:
+            return  # it is not there yet, or the store is away: it will be read
         whole = content.rfind(b"\n") + 1
         self._offset += whole
         for line in content[:whole].splitlines():

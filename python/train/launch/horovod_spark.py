@@ -378,9 +378,11 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
 
         def kill_the_stalled() -> None:
             while not over.wait(_STALL_POLL_SECONDS):
-                if has_stalled(job.ranks_folder):
-                    kill.set()
-                    return
+                # A store that is away says nothing, and may be back.
+                with suppress(OSError):
+                    if has_stalled(job.ranks_folder):
+                        kill.set()
+                        return
 
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, ask)
