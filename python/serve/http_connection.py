@@ -84,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self._last = False  # no request is taken behind this one
         self._work: Cancellable | None = None
         self._ahead = bytearray()  # what came behind it
-        self._consuming = self._reading_paused = self._writing_paused = False
+        self._reading_paused = self._writing_paused = False
         self._used = 0.0
         self._idle: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -134,7 +134,6 @@ class Connection(asyncio.BufferedProtocol):
     def _consume(self, data: bytearray, stop: int) -> None:
         """Take bytes of requests, up to one that is to be answered first."""
         at, view = 0, memoryview(data)
-        self._consuming = True
         try:
             while at < stop and not self._transport.is_closing():
                 if self._answering or (self._writing_paused and self.head is None):
@@ -157,7 +156,6 @@ class Connection(asyncio.BufferedProtocol):
             # Where the next request begins is not known.
             self._end(e)
         finally:
-            self._consuming = False
             self._watch()
 
     def _keep(self, data: memoryview) -> None:
@@ -318,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Take what came behind it."""
-        if self._consuming or self._answering or self._transport.is_closing():
+        if self._answering or self._transport.is_closing():
             return
         if self._ahead:
             data, self._ahead = self._ahead, bytearray()

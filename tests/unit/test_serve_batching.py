@@ -178,5 +178,8 @@ def test_blocks_are_inputs_behind_each_other() -> None:
     for i, x in enumerate(found):
         assert np.array_equal(x, np.concatenate([inputs_of(r)[i] for r in requests]))
     scalar = np.array(3.5)
-    assert [x.shape for x in inputs_of(blocks_of([scalar, np.zeros(2)]))] == [(), (2,)]
+    assert [(type(x), x.shape) for x in inputs_of(blocks_of([scalar, np.zeros(2)]))] == [
+        (np.ndarray, ()),
+        (np.ndarray, (2,)),
+    ]
     assert key_of(requests[0]) == key_of(requests[1]) == ((3,), (1, 2))

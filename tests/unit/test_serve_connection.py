@@ -162,8 +162,9 @@ def test_requests_in_any_pieces_are_answered_in_order(
     assert (closed, pending) == (last is not None, 0)
 
 
-def test_thousands_of_requests_in_one_piece() -> None:
-    found, closed, _ = talk([b"GET /a HTTP/1.1\r\n\r\n" * 5000])
+@pytest.mark.parametrize("later", [False, True])
+def test_thousands_of_requests_in_one_piece(later: bool) -> None:
+    found, closed, _ = talk([b"GET /a HTTP/1.1\r\n\r\n" * 5000], later)
     assert (found, closed) == (said(200, b"GET /a ") * 5000, False)
 
 
