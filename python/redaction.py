@@ -15,8 +15,10 @@ _SECRET = re.compile(
 _NO_SECRET = re.compile(r"(file|path|provider|provider\.type|\.enabled)$|secretKeyRef|\.secrets\.", re.IGNORECASE)
 #: `scheme://user:password@host`: what is between `//` and `@`, but for the user.
 _USER_INFO = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+@")
-#: `key=value` and `"key": "value"`.
-_ASSIGNMENT = re.compile(r"""([\w.-]+)(["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;&)}\]]+)""")
+#: The key and what follows it, of `key=value` and `"key": "value"`; a whole word, so that a long one is read once.
+_KEY = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*[=:]\s*""")
+#: The value; a quotation mark at its end is of a text that it stands in.
+_VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s,;&)}\]]*[^\s,;&)}\]"']""")
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{6,}")
 #: Shorter values of variables say nothing, and stand in other words.
 _SHORTEST = 6
@@ -38,8 +40,15 @@ def redact(text: str) -> str:
         if len(value) >= _SHORTEST and value in text and is_secret(name):
             text = text.replace(value, HIDDEN)
     text = _BEARER.sub(rf"\1 {HIDDEN}", _USER_INFO.sub(rf"\1:{HIDDEN}@", text))
-    return _ASSIGNMENT.sub(_without_value, text)
+    return _without_values(text)
 
 
-def _without_value(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{HIDDEN}" if is_secret(found[1]) else found[0]
+def _without_values(text: str) -> str:
+    """A text without values of secret keys; the value of another key may itself be a key: `Error: token=abc`."""
+    parts, at, kept = list[str](), 0, 0
+    while (key := _KEY.search(text, at)) is not None:
+        at = key.end()
+        if is_secret(key[1]) and (value := _VALUE.match(text, at)) is not None:
+            parts += [text[kept:at], HIDDEN]
+            at = kept = value.end()
+    return "".join([*parts, text[kept:]])
