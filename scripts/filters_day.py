@@ -1,6 +1,6 @@
 """Show that published scores have no item that a filter leaves out, by queries that know nothing of the filters' code.
 
-    python scripts/filters_day.py [--home DIR] [--rows-per-day N]
+    python -m scripts.filters_day [--home DIR] [--rows-per-day N]
 
 A day of the pipeline `clicks` with conf/overlays/candidates.yaml is published twice: without filters, and with eight.
 Orders, blocked pairs and items, and users who want no lists are drawn from the lists of the first run, so that each
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -28,6 +27,7 @@ from headrace.config import Warehouse
 from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect
 from headrace.workspace import Workspace, checkout
+from scripts.commands import headrace
 
 #: The day, and the first of its window: the overlay's `features.window_days: 3` before the day of validation.
 DS, FIRST = "2026-01-08", "2026-01-05"
@@ -77,16 +77,16 @@ def main() -> int:
         try:
             return _show(home, ["--home", str(home), "--set", size])
         finally:
-            _headrace("warehouse", "stop", "--home", str(home))
+            headrace("warehouse", "stop", "--home", str(home))
 
 
 def _show(home: Path, words: list[str]) -> int:
-    _headrace("generate", _PIPELINE, *words, "--until", DS)
+    headrace("generate", _PIPELINE, *words, "--until", DS)
     run = ["run", _PIPELINE, *words, "--ds", DS, "--overlay", str(checkout() / "conf/overlays/candidates.yaml")]
-    _headrace(*run, "--set", "score.filters=[]")
+    headrace(*run, "--set", "score.filters=[]")
     before, _ = _published(home)
     _write_tables(home, before)
-    _headrace(*run, "--set", f"score.filters={json.dumps(_FILTERS)}", "--set", f"sources.orders={json.dumps(_ORDERS)}")
+    headrace(*run, "--set", f"score.filters={json.dumps(_FILTERS)}", "--set", f"sources.orders={json.dumps(_ORDERS)}")
     after, facts = _published(home)
     with duckdb.connect() as db:
         _read(db, home)
@@ -172,13 +172,6 @@ def _count(db: duckdb.DuckDBPyConnection, rows: pd.DataFrame, broken: str) -> in
     ((known, found),) = db.execute(f"SELECT count(u.user_id), count(*) FILTER (WHERE {broken}) {every}").fetchall()
     assert known == len(rows), f"{len(rows) - known} rows of users that nobody knows"
     return int(found)
-
-
-def _headrace(*words: str) -> None:
-    command = [sys.executable, "-m", "headrace.cli", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"headrace {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Publish a day's scores to each kind of warehouse that runs here, and compare what they hold.
 
-    PYTHONPATH=. .venv/bin/python scripts/same_scores.py [--home DIR]
+    .venv/bin/python -m scripts.same_scores [--home DIR]
 
 A day of the pipeline `clicks` is made, and then published to PostgreSQL, DuckDB, SQLite, Parquet, Delta and, where its
 jar is (`make iceberg`), Iceberg: each time by `headrace publish`, with another `publish.warehouse`. The rows are read
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.workspace import Workspace
+from scripts.commands import headrace
 from tests.warehouses import COLUMNS, Warehouses
 
 DS = "2026-01-08"
@@ -38,19 +38,19 @@ def main() -> int:
         try:
             return _compare(home, Path(folder) / "warehouses")
         finally:
-            _headrace("warehouse", "stop", "--home", str(home))
+            headrace("warehouse", "stop", "--home", str(home))
 
 
 def _compare(home: Path, folder: Path) -> int:
     words = ["clicks", "--home", str(home)]
-    _headrace("generate", *words, "--until", DS)
-    _headrace("run", *words, "--ds", DS, "--to", "score")
+    headrace("generate", *words, "--until", DS)
+    headrace("run", *words, "--ds", DS, "--to", "score")
     folder.mkdir()
     ws, places = Workspace(home), Warehouses(folder)
     found = {"score stage": _scores(ws)}
     for kind in places.settings:
         sets = [word for text in places.overrides(kind) for word in ("--set", text)]
-        _headrace("publish", *words, "--ds", DS, *sets)
+        headrace("publish", *words, "--ds", DS, *sets)
         found[kind] = places.read(kind, ws, DS)
     print(f"{'':<12} {'rows':>8}  SHA-256")
     digests = set()
@@ -78,13 +78,6 @@ def digest(rows: pd.DataFrame) -> str:
         else:
             digested.update(values.astype(np.float32 if column == "score" else np.int64).tobytes())
     return digested.hexdigest()
-
-
-def _headrace(*words: str) -> None:
-    command = [sys.executable, "-m", "headrace.cli", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"headrace {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
 
 
 if __name__ == "__main__":

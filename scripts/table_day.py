@@ -1,7 +1,7 @@
 """Run whole days, ingest to published scores, from tables of other writers.
 
-    python scripts/table_day.py                        # all kinds
-    python scripts/table_day.py delta-rs parquet --rows-per-day 20000
+    python -m scripts.table_day                        # all kinds
+    python -m scripts.table_day delta-rs parquet --rows-per-day 20000
 
 A generated click log is loaded once; each writer then makes a table of its rows, and `headrace run` makes a day of that
 table in a pipeline of its own: a copy of the shipped one with another section `source`, or as `headrace init` writes it
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,6 +34,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
+from scripts.commands import headrace
 
 DS = "2026-01-04"
 
@@ -224,14 +223,6 @@ def shipped(spec: Path, name: str, written: Written) -> None:
         if column["name"] in written.paths:
             column["path"] = written.paths[column["name"]]
     spec.write_text(yaml.safe_dump(pipeline, sort_keys=False))
-
-
-def headrace(*words: str, check: bool = True) -> None:
-    """Run a command; what it prints is shown where it fails."""
-    command = [sys.executable, "-m", "headrace.cli", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if check and done.returncode:
-        sys.exit(f"headrace {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
 
 
 if __name__ == "__main__":
