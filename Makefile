@@ -152,6 +152,11 @@ endef
 $(eval $(call peer-env,nvtabular,NVTabular))
 $(eval $(call peer-env,duckdb-polars,DuckDB and Polars))
 
+# A changed lock is installed by whichever target needs the environment first. That removes all that the lock does not
+# name, Horovod and this package among it: each such target puts back what had been there.
+INSTALLED := $(wildcard $(addprefix $(STAMPS)/,horovod.$(HOROVOD) package onnx serve clickhouse))
+env native native-cuda s3 onnx serve clickhouse lint: $(INSTALLED)
+
 env: $(STAMPS)/horovod.$(HOROVOD) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
 jars: $(STAMPS)/jars
 native: $(STAMPS)/native
