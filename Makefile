@@ -140,7 +140,7 @@ $(STAMPS)/clickhouse: requirements/clickhouse.lock $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
-	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock'
+	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock; .venv-airflow/bin/python -m compileall -q airflow_dags'
 	@touch $@
 
 # peer-env NAME TITLE: requirements/NAME.lock in build/peers/NAME
