@@ -28,9 +28,10 @@ from tests.users_package import install
 hypothesis.settings.register_profile("headrace", deadline=None)
 hypothesis.settings.load_profile("headrace")
 
-# The JVMs of the tests live for seconds: the second compiler's work never pays off, and takes a core from Spark's, as
-# do the threads of a collector that works beside the program.
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Most JVMs of the tests live for seconds: the second compiler's work never pays off, and takes a core from Spark's, as
+# do the threads of a collector that works beside the program. The first compiler alone is given room for 48 MB of code,
+# and what a session of many tests compiles is more: it was thrown away and compiled again all the time.
+_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -XX:NewRatio=1 -XX:MetaspaceSize=192m"
 os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {_JVM}".strip()
 
 #: Files that share a fixture that takes long, so one process takes them all: by name of the fixture.
