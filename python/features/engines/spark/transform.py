@@ -38,26 +38,25 @@ def transform(
     """
     folder = saved or fitted.folder
     kept = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
-    joins = Joins(frame, broadcast_rows)
+    joins = _ChainJoins(Joins(frame, broadcast_rows))
     vocabularies: dict[str, Side] = {}
 
-    def lookup(vocabulary: str, key: Column) -> Column:
+    def lookup(at: tuple[int, int], vocabulary: str, key: Column) -> Column:
         if vocabulary not in vocabularies:
             vocabularies[vocabulary] = vocabulary_side(fitted.vocabularies[vocabulary], frame, folder, vocabulary)
-        return joins.add(vocabularies[vocabulary], key)["code"].cast("int")
+        return joins.add(at, vocabularies[vocabulary], key)["code"].cast("int")
 
-    def table(scope: str, name: str, key: Column) -> Mapping[str, Column]:
-        keyed = fitted.tables[f"{scope}.{name}"]
-        return dict(
-            zip(keyed.values, joins.add(keyed_side(keyed, frame, folder, f"{scope}.{name}"), key).values(), strict=True)
-        )
+    def table(at: tuple[int, int], name: str, key: Column) -> Mapping[str, Column]:
+        full = f"{at[0]}.{at[1]}.{name}"
+        keyed = fitted.tables[full]
+        return dict(zip(keyed.values, joins.add(at, keyed_side(keyed, frame, folder, full), key).values(), strict=True))
 
     identity = F.col(IDENTITY) if IDENTITY in frame.columns else None
     ends: dict[str, Column] = {}
     for i, (chain, states) in enumerate(zip(fitted.workflow.chains, fitted.states, strict=True)):
         columns = {name: input_column(name, fitted.workflow.input_type(name)) for name in chain.columns}
         for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
-            columns = step.spark(columns, state, lookup, partial(table, f"{i}.{j}"), identity)
+            columns = step.spark(columns, state, partial(lookup, (i, j)), partial(table, (i, j)), identity)
         ends |= columns
 
     selected = []
@@ -74,6 +73,27 @@ def transform(
     selected += [col(source).alias(name) for name, source in kept.items()]
 
     return joins.apply().select(*selected)
+
+
+class _ChainJoins:
+    """The joins that chains ask for, those of a step below those of the chain's later steps."""
+
+    def __init__(self, joins: Joins) -> None:
+        self._joins = joins
+        #: (chain, step) of the joins that are not in the frame yet.
+        self._waiting: set[tuple[int, int]] = set()
+
+    def add(self, at: tuple[int, int], side: Side, key: Column) -> dict[str, Column]:
+        """See Joins; the key may be made of what earlier steps of the chain have joined."""
+        if any(chain == at[0] and step < at[1] for chain, step in self._waiting):
+            self.apply()
+        self._waiting.add(at)
+        return self._joins.add(side, key)
+
+    def apply(self) -> DataFrame:
+        """See Joins."""
+        self._waiting.clear()
+        return self._joins.apply()
 
 
 def zero_of(feature: Feature) -> Column:
