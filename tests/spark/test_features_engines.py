@@ -39,6 +39,12 @@ FURTHER = [
     {"columns": ["device", "hour"], "ops": [{"hashed_cross": {"buckets": 50}}]},
     {"columns": ["item_category"], "ops": [{"target_encoding": {"folds": 3}}]},
     {"columns": ["user_country"], "ops": ["value_count", "normalize"]},
+    # One vocabulary, to which the chains come in different turns.
+    {"columns": ["user_id"], "ops": ["value_count", {"categorify": {"vocabulary": "numbers", "min_count": 5}}]},
+    {
+        "columns": ["hour"],
+        "ops": [{"categorify": {"vocabulary": "numbers", "min_count": 5}}, {"rename": {"suffix": "_shared"}}],
+    },
     {"columns": ["user_id", "device"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
     {"columns": ["item_tags"], "ops": ["raw_id", {"pad": {"length": 3}}, {"rename": {"suffix": "_raw"}}]},
     {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any, TypeAlias
@@ -28,6 +28,7 @@ from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
+from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 
@@ -48,7 +49,8 @@ class LakeFit:
         fitted = fit.finish(vocabularies)
 
     All chains go on together, each over operators that learn nothing until one needs statistics. So there are as many
-    turns as the longest chain has operators that learn, most often one.
+    turns as the longest chain has operators that learn, most often one. The values of a vocabulary are counted in one
+    turn, when all chains that share it have come to them: `min_count` is of all of them together.
     """
 
     def __init__(self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None) -> None:
@@ -56,24 +58,45 @@ class LakeFit:
         self._base = base
         self._workflow, self._rows, self._folder, self._turn = workflow, rows, rows.scratch, 0
         self._learned: list[list[FittedState]] = [[] for _ in workflow.chains]
-        self._values: dict[str, list[Partial]] = {}
+        #: Steps (chain, step) that learn in this turn.
+        self._learning: tuple[tuple[int, int], ...] = ()
+        self._values: list[pa.Table] = []
         self._merged: list[Merged] = []
 
     def next_task(self) -> AggregateTask | None:
         """What to aggregate next of each file; None: nothing more."""
-        requested: dict[tuple[int, int], Mapping[str, Statistic]] = {}
         for i, chain in enumerate(self._workflow.chains):
             mine = self._learned[i]
             while len(mine) < len(chain.steps) and (known := self._known(i, len(mine))) is not None:
                 mine.append(known)
-            if len(mine) < len(chain.steps):
-                step = chain.steps[len(mine)]
+        requested: dict[tuple[int, int], Mapping[str, Statistic]] = {}
+        later = self._later_vocabularies()
+        for i, step in self._next_steps():
+            if not isinstance(step.op, Categorify) or later.isdisjoint(step.op.vocabularies(step.inputs)):
                 assert isinstance(step.op, EstimatorOp)
-                requested[i, len(mine)] = step.op.statistics(step.inputs)
+                requested[i, len(self._learned[i])] = step.op.statistics(step.inputs)
         if not requested:
             return None
         self._turn += 1
+        self._learning = tuple(requested)
         return AggregateTask(self._workflow, tuple(map(tuple, self._learned)), requested, self._folder, self._turn)
+
+    def _next_steps(self) -> Iterator[tuple[int, BoundOp]]:
+        """By chain that is not done: its next step."""
+        for i, chain in enumerate(self._workflow.chains):
+            if len(self._learned[i]) < len(chain.steps):
+                yield i, chain.steps[len(self._learned[i])]
+
+    def _later_vocabularies(self) -> set[str]:
+        """Those that a chain comes to behind its next step, which learns something else and so is of this turn."""
+        return {
+            name
+            for i, step in self._next_steps()
+            if not isinstance(step.op, Categorify)
+            for later in self._workflow.chains[i].steps[len(self._learned[i]) + 1 :]
+            if isinstance(later.op, Categorify)
+            for name in later.op.vocabularies(later.inputs)
+        }
 
     def _known(self, i: int, j: int) -> FittedState | None:
         """What step j of chain i has learned, where nothing need be aggregated."""
@@ -112,8 +135,7 @@ class LakeFit:
                 partials.setdefault((i, j), {})[name] = mine
         with ThreadPoolExecutor(_MERGING_THREADS) as pool:
             merged = pool.map(self._counted, vocabularies, vocabularies.values())
-            for name, counted in zip(vocabularies, merged, strict=True):
-                self._values.setdefault(name, []).append(counted)
+            self._values += merged
             finished = pool.map(self._finish, partials, partials.values())
             learned = dict(zip(partials, finished, strict=True))
         for result in results:  # before they are written to the disk
@@ -128,11 +150,9 @@ class LakeFit:
         self._learn({at: self._finish(at, mine) for at, mine in partials.items()})
 
     def _learn(self, learned: Mapping[tuple[int, int], FittedState]) -> None:
-        """What the next steps have learned; that of a vocabulary comes last."""
-        for i, chain in enumerate(self._workflow.chains):
-            j = len(self._learned[i])
-            if j < len(chain.steps):
-                self._learned[i].append(learned.get((i, j), FittedState({})))
+        """What the steps of this turn have learned; that of a vocabulary comes last."""
+        for at in self._learning:
+            self._learned[at[0]].append(learned.get(at, FittedState({})))
 
     def finish(self, vocabularies: Vocabularies) -> FittedWorkflow:
         """Give codes and put together what was learned."""
@@ -174,4 +194,4 @@ class LakeFit:
     def _all_counts(self) -> pa.Table | DataFrame:
         if frames := [found.values for found in self._merged if found.values is not None]:
             return reduce(DataFrame.unionAll, frames)
-        return pa.concat_tables([t for tables in self._values.values() for t in tables])
+        return pa.concat_tables(self._values)
