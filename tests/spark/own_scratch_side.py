@@ -37,7 +37,7 @@ def of_executor(numbers: Iterator[int]) -> Iterator[tuple[int, str, list[str]]]:
     time.sleep(1)  # so that the other executor gets the other task
     folder = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
     for _ in numbers:
-        yield executor(), str(folder), [p.parent.name for p in folder.glob("encoded/*/*/*/pieces.json")]
+        yield executor(), str(folder), [p.parent.name for p in folder.glob("encoded/*/*/*/*/pieces.json")]
 
 
 def executors(spark: SparkSession) -> dict[int, tuple[str, list[str]]]:

@@ -16,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
+from headrace.features.build.lake_files import host_scratch
 from headrace.features.engines.arrow import blocks as module
 from headrace.features.engines.arrow import part_rows
 from headrace.features.engines.arrow.aggregate_task import Name
@@ -33,6 +34,7 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.exchange import Block
 from headrace.storage import local
+from headrace.workspace import Workspace
 from tests.unit.test_features_encoded import FIRST, WORKFLOW, digests, land, make, run
 
 SPLITS = ("train", "valid")
@@ -229,6 +231,20 @@ def test_a_host_keeps_what_the_next_run_reads_and_no_more(tmp_path: Path, monkey
     assert HostScratch("x", local(tmp_path / "named")).here() == local(tmp_path / "named" / "x")
     monkeypatch.delenv("HEADRACE_SCRATCH")
     assert HostScratch("x").here() == local(tmp_path / "spark" / "x")
+
+
+def test_workspaces_with_one_scratch_folder_keep_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pipeline in two homes: what a run of the one removes is none of the other's."""
+    monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
+    for named in (None, str(tmp_path / "named")):
+        homes = [Workspace(tmp_path / name, scratch_folder=named) for name in ("a", "b")]
+        first, second = (HostFolder(host_scratch(ws, ws.encoded("shop")), "layout", "1", ("x",)) for ws in homes)
+        for folder in (first, second):
+            (folder.here() / "x").make_dir()
+        again = HostFolder(host_scratch(homes[1], homes[1].encoded("shop")), "layout", "2", ())
+        assert again.here().entries() == []
+        assert [e.name for e in first.here().entries()] == ["x"]
+        assert first.here().is_below(local(tmp_path / ("named" if named else "host")) / "encoded" / "shop")
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -78,8 +79,10 @@ def rows_of_files(
 
 
 def host_scratch(ws: Workspace, folder: Location) -> HostScratch:
-    """Of a folder below scratch: the one of that name on each host."""
-    return HostScratch(folder.below(ws.scratch), ws.scratch if ws.scratch_folder else None)
+    """Of a folder below scratch: the one of that name on each host, in it a folder of this workspace's alone."""
+    # Workspaces may name one folder of a host, and each removes what its runs do not need.
+    mine = hashlib.sha256(ws.store.uri.encode()).hexdigest()[:12]
+    return HostScratch(f"{folder.below(ws.scratch)}/{mine}", ws.scratch if ws.scratch_folder else None)
 
 
 def _by_spark(spec: Spec) -> bool:
