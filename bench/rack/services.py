@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,8 @@ from headrace.storage import local
 from tests.s3_server import BUCKET, command, environ_of, prepare
 
 S3_PORT, POSTGRES_PORT, MASTER_PORT = 9000, 5432, 7077
+#: Where the store is asked through what can answer 503 in its place, and the file that has it do so: outage.py.
+OUTAGE_PORT, OUTAGE = 9001, PRIVATE / "outage"
 #: The role that publishes, and its password's file on each host.
 ROLE, PASSWORD = "headrace", PRIVATE / "postgres-password"
 _WORKERS_SECONDS = 120.0
@@ -26,6 +30,13 @@ def start_s3(host: Host, log: Path, port: int = S3_PORT) -> None:
     prepare(folder, f"http://0.0.0.0:{port}", PRIVATE / "s3")
     host.start(command(PRIVATE / "s3"), log)
     host.wait_for(port)
+
+
+def start_outage(host: Host, log: Path) -> None:
+    """What can answer in place of the S3 server of this host. Each request that it refuses is a line of `log`."""
+    words = [sys.executable, "-m", "bench.rack.outage", host.address, str(OUTAGE_PORT), str(S3_PORT), str(OUTAGE)]
+    host.start(words, log)
+    host.wait_for(OUTAGE_PORT)
 
 
 def store_environ(s3: Host, port: int = S3_PORT) -> Mapping[str, str]:
@@ -97,13 +108,13 @@ def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 
         time.sleep(0.1)
 
 
-def start_worker(host: Host, master: Host, logs: Path, cores: int = 1, memory: str = "2g") -> None:
+def start_worker(host: Host, master: Host, logs: Path, cores: int = 1, memory: str = "2g") -> subprocess.Popen[bytes]:
     """A worker of Spark's standalone cluster."""
     (local(host.folder) / "work").make_dir()
     words = ["java", "-Xmx512m", "-cp", f"{spark_home()}/jars/*", "org.apache.spark.deploy.worker.Worker"]
     words += ["--host", host.name, "--cores", str(cores), "--memory", memory, "--webui-port", "0"]
     words += ["--work-dir", str(PRIVATE / "work"), f"spark://{master.name}:{MASTER_PORT}"]
-    host.start(words, logs / f"worker-{host.name}.log", _spark_environ())
+    return host.start(words, logs / f"worker-{host.name}.log", _spark_environ())
 
 
 def spark_settings(master: Host, driver: Host, executors: int) -> Mapping[str, str]:

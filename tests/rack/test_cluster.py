@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.rack.hosts import PRIVATE, Host, rack
 from bench.rack.services import (
+    OUTAGE,
+    OUTAGE_PORT,
     PASSWORD,
     spark_settings,
+    start_outage,
     start_postgres,
     start_s3,
     start_spark,
     store_environ,
     warehouse_settings,
 )
+from headrace.storage import local
 from headrace.workspace import checkout, s3_dir
-from tests.s3_server import jars
+from tests.s3_server import BUCKET, jars
 
 SIDE = Path(__file__).with_name("spark_side.py")
 
@@ -38,13 +43,32 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
         yield found
 
 
-def test_executors_of_two_hosts_share_the_store_and_nothing_else(hosts: list[Host]) -> None:
-    settings = [f"{k}={json.dumps(v)}" for k, v in spark_settings(hosts[0], hosts[0], 2).items()]
-    said = json.loads(hosts[0].run([sys.executable, SIDE, json.dumps(settings)]).splitlines()[-1])
-    assert sorted(host for host, _, _ in said["tasks"]) == ["host1", "host2"]
-    assert sum(part for _, part, _ in said["tasks"]) == 4950
-    assert all(fresh for _, _, fresh in said["tasks"])
-    assert said["total"] == 10_000 * 9_999 // 2
+@pytest.fixture(scope="module")
+def said(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], list[str]]:
+    """What a Spark job says, and the requests that the store has refused its driver: some of those that commit."""
+    log, file = tmp_path_factory.mktemp("outage") / "log", local(hosts[0].folder) / OUTAGE.name
+    start_outage(hosts[0], log)
+    file.put_text(json.dumps({"containing": f"PUT /{BUCKET}/lake/numbers/_delta_log/{0:020d}.json", "times": 4}))
+    # Its client does not try again by itself.
+    given = {"fs.s3a.attempts.maximum": "1", "fs.s3a.retry.throttle.interval": "10ms"}
+    properties = {f"spark.properties.spark.hadoop.{k}": v for k, v in given.items()}
+    settings = [f"{k}={json.dumps(v)}" for k, v in {**spark_settings(hosts[0], hosts[0], 2), **properties}.items()]
+    endpoint = {"AWS_ENDPOINT_URL": f"http://{hosts[0].name}:{OUTAGE_PORT}"}
+    printed = hosts[0].run([sys.executable, SIDE, json.dumps(settings)], endpoint)
+    return json.loads(printed.splitlines()[-1]), log.read_text().splitlines()
+
+
+def test_executors_of_two_hosts_share_the_store_and_nothing_else(said: tuple[Mapping[str, Any], list[str]]) -> None:
+    tasks = said[0]["tasks"]
+    assert sorted(host for host, _, _ in tasks) == ["host1", "host2"]
+    assert sum(part for _, part, _ in tasks) == 4950
+    assert all(fresh for _, _, fresh in tasks)
+
+
+def test_a_commit_outlasts_refusals_of_a_busy_store(said: tuple[Mapping[str, Any], list[str]]) -> None:
+    found, refused = said
+    assert len(refused) == 4
+    assert found["total"] == 10_000 * 9_999 // 2
 
 
 def test_a_host_reaches_anothers_postgresql_by_its_password(hosts: list[Host], tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import java.util.Iterator;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataInputStream;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.s3a.Invoker;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
-import software.amazon.awssdk.core.exception.SdkException;
+import org.apache.hadoop.fs.s3a.S3ARetryPolicy;
 import software.amazon.awssdk.core.sync.RequestBody;
+import software.amazon.awssdk.services.s3.S3Client;
 import software.amazon.awssdk.services.s3.model.PutObjectRequest;
 import software.amazon.awssdk.services.s3.model.S3Exception;
 
@@ -47,19 +49,28 @@ public final class S3ConditionalLogStore extends S3SingleDriverLogStore {
             .key(file.toUri().getPath().substring(1))
             .overrideConfiguration(options -> options.putHeader("If-None-Match", "*"))
             .build();
+    S3Client client = fs.getS3AInternals().getAmazonS3Client("Delta commit");
+    // As S3A's own requests: the client gives a busy store up after some ten seconds.
+    S3Exception refusal =
+        new Invoker(new S3ARetryPolicy(fs.getConf()), Invoker.LOG_EVENT)
+            .retry("Delta commit", file.toString(), true, () -> refusal(client, request, commit));
+    if (refusal != null && !holds(fs, file, commit)) {
+      FileAlreadyExistsException taken = new FileAlreadyExistsException(file.toString());
+      taken.initCause(refusal);
+      throw taken;
+    }
+  }
+
+  /** Makes a commit; what the store says where there is one of that version already, or null. */
+  private static S3Exception refusal(S3Client client, PutObjectRequest request, byte[] commit) {
     try {
-      fs.getS3AInternals().getAmazonS3Client("Delta commit").putObject(request, RequestBody.fromBytes(commit));
+      client.putObject(request, RequestBody.fromBytes(commit));
+      return null;
     } catch (S3Exception e) {
-      if (e.statusCode() != PRECONDITION_FAILED && e.statusCode() != CONFLICT) {
-        throw new IOException(file.toString(), e);
+      if (e.statusCode() == PRECONDITION_FAILED || e.statusCode() == CONFLICT) {
+        return e;
       }
-      if (!holds(fs, file, commit)) {
-        FileAlreadyExistsException taken = new FileAlreadyExistsException(file.toString());
-        taken.initCause(e);
-        throw taken;
-      }
-    } catch (SdkException e) {
-      throw new IOException(file.toString(), e);
+      throw e;
     }
   }
 
