@@ -36,6 +36,9 @@ MBIT = 1000
 _PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount")
 _BRIDGE = "br0"
 _START_SECONDS = 30.0
+#: What the system's tools say where a process may make no namespaces or mounts in them, and `ip` and `tc` where the
+#: kernel has no bridges, no pairs of devices, or no shaping.
+_REFUSALS = ("operation not permitted", "permission denied", "unknown device type", "qdisc kind is unknown")
 _KINDS = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--propagation", "private"]
 #: A host's first process: it takes what is left by others, as the first one of a machine does.
 _FIRST = """
@@ -150,6 +153,14 @@ class Host:
         _run([*_enter(self.process, "--net"), "tc", "qdisc", "replace", "dev", "eth0", *bucket])
         _run([*_enter(self.switch, "--net"), "tc", "qdisc", "replace", "dev", f"v{self.number}", *bucket])
 
+    def end_all(self) -> None:
+        """End all that runs on it but its first process."""
+        # Itself the shell leaves out; with nothing else there it fails.
+        self.run(["bash", "-c", "kill -KILL -1 || true"])
+        for started in self._running:
+            started.wait()
+        self._running.clear()
+
     def die(self) -> None:
         """End all that runs on it, at once; nobody hears of it, since the link was cut before."""
         self.cut()
@@ -166,9 +177,16 @@ def _enter(process: int, *kinds: str) -> list[str]:
 
 
 def _run(words: Sequence[str]) -> None:
+    """Raises NoRack where the kernel has no such thing or lets nobody have it, else RuntimeError."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NoRack(f"{shlex.join(words)}: {done.stderr.strip() or done.returncode}")
+        raise _failure(words, done.stderr.strip() or str(done.returncode))
+
+
+def _failure(words: Sequence[str], said: str) -> Exception:
+    """What the failure of a command means: that this machine has no racks, or a fault."""
+    refused = any(text in said.lower() for text in _REFUSALS)
+    return (NoRack if refused else RuntimeError)(f"{shlex.join(words)}: {said}")
 
 
 def why_not() -> str | None:
@@ -191,6 +209,7 @@ def rack(folder: Path, count: int, mbit: float = MBIT) -> Iterator[list[Host]]:
 
     Raises:
         NoRack: the machine does not let us.
+        RuntimeError: something else is wrong.
     """
     if reason := why_not():
         raise NoRack(reason)
@@ -252,7 +271,7 @@ def _first_process(stack: ExitStack, log: Path, kinds: Sequence[str], before: st
     end = time.monotonic() + _START_SECONDS
     while log.read_bytes() != b"up\n":
         if holder.poll() is not None or time.monotonic() > end:
-            raise NoRack(f"unshare {' '.join(kinds)}: {log.read_text().strip() or holder.returncode}")
+            raise _failure(["unshare", *kinds], log.read_text().strip() or f"nothing after {_START_SECONDS:g} s")
         time.sleep(0.02)
     if "--fork" not in kinds:
         return holder.pid

@@ -77,6 +77,35 @@ def test_a_link_holds_back_what_is_more_than_it_carries(hosts: list[Host]) -> No
     hosts[0].shape(1000)
 
 
+def test_a_fault_of_a_tool_is_not_taken_for_a_machine_without_racks(hosts: list[Host]) -> None:
+    with pytest.raises(RuntimeError, match="tc qdisc replace"):
+        hosts[1].shape(0)
+
+
+def test_who_may_make_no_namespaces_is_told(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from bench.rack.hosts import NoRack, rack
+try:
+    with rack(Path({str(tmp_path)!r}) / "rack", 1):
+        print("a rack")
+except NoRack as e:
+    print(f"none: {{e}}")
+"""
+    words = ["setpriv", "--bounding-set", "-sys_admin", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("none: unshare --net: ")
+    assert "not permitted" in done.stdout
+
+
+def test_what_runs_on_a_host_can_be_ended_while_the_host_stays(hosts: list[Host], tmp_path: Path) -> None:
+    sleeps = hosts[2].start(["sleep", "1000"], tmp_path / "log")
+    hosts[2].end_all()
+    assert sleeps.poll() is not None
+    hosts[2].end_all()
+    fetch(hosts[2])
+
+
 def test_a_host_that_dies_takes_its_processes_and_says_nothing(tmp_path: Path) -> None:
     with rack(tmp_path / "rack", 2) as hosts:
         server = hosts[0].start([sys.executable, "-m", "http.server", str(PORT)], tmp_path / "log")
