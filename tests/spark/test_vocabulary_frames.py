@@ -89,6 +89,27 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
     assert DeltaLog(there).version == 2
 
 
+def test_known_values_are_counted_behind_deletion_vectors(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver takes no more than it may, also of a table whose files have rows that are no more."""
+    path, rules = local(tmp_path / "v"), {"a": VocabularyRule()}
+    known = {"name": ["a"] * 9, "value": [f"x{i}" for i in range(9)], "count": [2] * 9, "day": [0] * 9}
+    VocabularyTable(spark, path, "2026-01-03").update(pa.table(known), rules)
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE value = 'x4'")
+    version = DeltaLog(path).version
+    assert version is not None
+    assert DeltaLog(path).plain_files(version) is None
+    counted = spark.createDataFrame(pa.table({"name": ["a"], "value": ["new"], "count": [1], "day": [0]}))
+    # 8 known ones and the counted one.
+    for most, by_spark in ((8, True), (9, False)):
+        monkeypatch.setattr(delta_table, "MOST_IN_DRIVER", most)
+        found = VocabularyTable(spark, path, "2026-01-04", version, local(tmp_path)).update(counted, rules)["a"]
+        assert isinstance(found, FileLookup) == by_spark
+        assert lookup_of(found).table.column("value").to_pylist() == [f"x{i}" for i in range(9) if i != 4]
+
+
 def test_a_mapped_vocabulary_is_made_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_lookup, "_CHUNK_ROWS", 6)
     table = pa.table({"value": [f"v{i * i}" for i in range(20)], "code": pa.array(range(2, 22), pa.int64())})

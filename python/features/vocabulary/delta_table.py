@@ -232,18 +232,22 @@ class VocabularyTable:
         return data_file(self._path, rows.append_column("added_ds", pa.repeat(self._ds, rows.num_rows)).cast(_ROWS))
 
     def _known_rows(self) -> int:
-        log = DeltaLog(self._path)
-        version = log.version if self._pinned is None else self._pinned
-        files = None if version is None else log.plain_files(version)
-        return sum(pq.read_metadata(f.path).num_rows for f in files or ())
+        files = self._open()
+        if files is None:
+            return self._delta_frame().count()
+        return sum(pq.read_metadata(f.path).num_rows for f in files)
 
     def _known_frame(self) -> DataFrame:
         """All rows of the version that is read."""
         files = self._open()
-        if self.version is None or files == []:
+        if files == []:
             return self._spark.createDataFrame(_ROWS.empty_table())
         if files is not None:
             return self._spark.read.parquet(*(f.path.spark_path for f in files)).select(_ROWS.names)
+        return self._delta_frame()
+
+    def _delta_frame(self) -> DataFrame:
+        """All rows of `version` as Delta reads them: where not every row of the files is there any more."""
         table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
         return table.select(_ROWS.names)
 
@@ -280,14 +284,11 @@ class VocabularyTable:
 
     def _read(self) -> pa.Table:
         files = self._open()
-        if self.version is None:
-            return _ROWS.empty_table()
         if files is not None:
             # Without a Spark job: a day's fit is short.
             tables = [pq.ParquetFile(f.path).read(_ROWS.names).cast(_ROWS) for f in files]
             return pa.concat_tables(tables) if tables else _ROWS.empty_table()
-        table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
-        return table.select(_ROWS.names).toArrow().cast(_ROWS)
+        return self._delta_frame().toArrow().cast(_ROWS)
 
     def _open(self) -> list[DataFile] | None:
         """The data files of the version that is read, which is `version` then; None: Spark must read it."""
@@ -298,7 +299,7 @@ class VocabularyTable:
         written = log.application_version(_APPLICATION, self.version)
         self._written = -1 if written is None else written
         files = log.plain_files(self.version)
-        if files is None and self._pinned is not None:
+        if files is None and self._pinned is not None and log.files(self._pinned) is None:
             raise UserError(
                 f"{self._path}: version {self._pinned}, with which the dataset of {self._ds} was made, is no longer "
                 f"there, so the same dataset cannot be made again. Delete the day's features manifest to make another "
