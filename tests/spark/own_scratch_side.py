@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from headrace.config import build_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines.arrow import fit, fit_exchange, keyed_exchange
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.session import session
 from headrace.lake.tasks import numbered
@@ -70,6 +71,14 @@ def main(file: str, home: str, ds: str) -> None:
     """Print the folders that were made and what was seen on the way, as JSON."""
     data = json.loads(Path(file).read_text())
     ws, said = Workspace(Path(home)), dict[str, Any]()
+    fit_exchange.MOST_IN_DRIVER = 0
+
+    def noted(*args: Any) -> Any:
+        found = keyed_exchange.keyed_tables(*args)
+        said.setdefault("tables", []).extend(sorted(name for learned in found.values() for name in learned.tables))
+        return found
+
+    fit.keyed_tables = noted  # type: ignore[assignment]
     data["spark"] |= {"master": MASTER, "scratch": "own", "properties": {"spark.executor.memory": "1g"}}
     with session(build_spec(data).spark, ws, "own") as spark:
 

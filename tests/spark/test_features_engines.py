@@ -38,6 +38,10 @@ from tests.spark.test_features_stage import (
 FURTHER = [
     {"columns": ["device", "hour"], "ops": [{"hashed_cross": {"buckets": 50}}]},
     {"columns": ["item_category"], "ops": [{"target_encoding": {"folds": 3}}]},
+    {
+        "columns": ["item_id", "item_price"],
+        "ops": [{"join_groupby": {"by": "item_id", "stats": ["count", "mean", "std", "min"]}}],
+    },
     {"columns": ["user_country"], "ops": ["value_count", "normalize"]},
     # One vocabulary, to which the chains come in different turns.
     {"columns": ["user_id"], "ops": ["value_count", {"categorify": {"vocabulary": "numbers", "min_count": 5}}]},

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.features.vocabulary import delta_table, frame_codes, mapped_lookup, vocabulary_writer
+from headrace.features.vocabulary import delta_table, frame_codes, mapped_chunks, table_writer
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup, lookup_of
 from headrace.features.vocabulary.mapped_lookup import MappedLookup
@@ -51,7 +51,7 @@ def stored(path: Location) -> list[dict[str, object]]:
 
 def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_codes, "PARTITION_VALUES", 4)
-    monkeypatch.setattr(vocabulary_writer, "_GROUP_ROWS", 5)
+    monkeypatch.setattr(table_writer, "_GROUP_ROWS", 5)
     monkeypatch.setattr(delta_table, "_ROWS_A_FILE", 7)
     here, there = local(tmp_path / "here"), local(tmp_path / "there")
 
@@ -111,7 +111,7 @@ def test_known_values_are_counted_behind_deletion_vectors(
 
 
 def test_a_mapped_vocabulary_is_made_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_lookup, "_CHUNK_ROWS", 6)
+    monkeypatch.setattr(mapped_chunks, "_BATCH_ROWS", 6)
     table = pa.table({"value": [f"v{i * i}" for i in range(20)], "code": pa.array(range(2, 22), pa.int64())})
     whole = Lookup(table)
     for groups in (6, 4, 20):

@@ -85,6 +85,21 @@ class Rows:
     identity: I64 | None = None
 
 
+def empty(statistic: Statistic) -> Partial:
+    """The statistic with keys of no rows."""
+    columns = {"key": pa.float64() if statistic.kind == "number" else pa.string()}
+    if statistic.folds:
+        columns["fold"] = pa.int32()
+    columns["rows"] = pa.int64()
+    if statistic.day:
+        columns["day"] = pa.int64()
+    for i, number in enumerate(statistic.numbers):
+        columns[f"{i}.count"] = pa.int64()
+        if number.minmax:
+            columns |= {f"{i}.min": pa.float64(), f"{i}.max": pa.float64()}
+    return pa.schema(list(columns.items())).empty_table()
+
+
 def numbers(partial: Partial, number: int, measure: Literal["sum", "squares"]) -> dict[int, I64]:
     """Digits of a sum by place: int64 [groups] each."""
     prefix = f"{number}.{measure}."

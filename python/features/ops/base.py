@@ -42,7 +42,7 @@ class FittedState:
     #: By column.
     states: Mapping[str, State]
     #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see vocabulary.keyed_table.
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    tables: Mapping[str, pa.Table | KeyedTable] = field(default_factory=dict)
 
 
 def no_table(*_: Any) -> Any:

@@ -33,6 +33,7 @@ class JoinGroupby(EstimatorOp):
     """
 
     name: ClassVar[str] = "join_groupby"
+    by_key: ClassVar[bool] = True
 
     #: Columns of the chain that make the key; the others are the numbers.
     by: tuple[str, ...] = Field(min_length=1)

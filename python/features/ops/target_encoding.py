@@ -40,6 +40,7 @@ class TargetEncoding(EstimatorOp):
 
     name: ClassVar[str] = "target_encoding"
     out_of_fold: ClassVar[bool] = True
+    by_key: ClassVar[bool] = True
 
     folds: int = Field(default=5, ge=2, le=100)
     #: As many rows of the prior are added to each value's.

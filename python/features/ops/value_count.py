@@ -30,6 +30,7 @@ class ValueCount(EstimatorOp):
 
     name: ClassVar[str] = "value_count"
     by_value: ClassVar[bool] = True
+    by_key: ClassVar[bool] = True
 
     #: log(1 + count) in place of the count.
     log: bool = False

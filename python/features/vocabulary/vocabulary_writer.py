@@ -9,13 +9,10 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.lookup import FileLookup
-
-#: Rows of a row group, as in a file that is written of one table.
-_GROUP_ROWS = 1 << 20
+from headrace.features.vocabulary.table_writer import TableWriter
 
 
 class VocabularyWriter:
@@ -32,7 +29,7 @@ class VocabularyWriter:
             write: writes a data file of new rows (name, value, code, count); its `add` action.
             rows_a_file: most rows that it is given.
         """
-        self._files = {name: _File(folder / f"{quote(name, safe='')}.parquet") for name in names}
+        self._files = {name: TableWriter(folder / f"{quote(name, safe='')}.parquet", lookup.SCHEMA) for name in names}
         self._write, self._most = write, rows_a_file
         self._waiting: list[pa.RecordBatch] = []
         self._adds: list[dict[str, Any]] = []
@@ -43,7 +40,7 @@ class VocabularyWriter:
         """Take some rows."""
         for name in pc.unique(batch.column(0)).to_pylist():
             mine = batch.filter(pc.equal(batch.column(0), name))
-            self._files[name].add(mine.select(["value", "code"]))
+            self._files[name].add(pa.Table.from_batches([mine.select(["value", "code"])]))
             new = mine.filter(mine.column(3).is_valid())
             if new.num_rows:
                 self.new[name] = self.new.get(name, 0) + new.num_rows
@@ -63,30 +60,3 @@ class VocabularyWriter:
         whole = pa.Table.from_batches(self._waiting)
         self._adds.append(self._write(whole.slice(0, rows)))
         self._waiting = whole.slice(rows).to_batches()
-
-
-class _File:
-    """A vocabulary's file, with the bytes that it has where it is written of one table."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._writer = pq.ParquetWriter(path, lookup.SCHEMA, compression="zstd")
-        self._waiting: list[pa.RecordBatch] = []
-        self._rows, self._written = 0, False
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting += pa.Table.from_batches([batch]).cast(lookup.SCHEMA).to_batches()
-        self._rows += batch.num_rows
-        while self._rows >= _GROUP_ROWS:
-            self._flush(_GROUP_ROWS)
-
-    def finish(self) -> None:
-        if self._rows or not self._written:
-            self._flush(self._rows)
-        self._writer.close()
-
-    def _flush(self, rows: int) -> None:
-        whole = pa.Table.from_batches(self._waiting, lookup.SCHEMA)
-        self._writer.write_table(whole.slice(0, rows).combine_chunks(), max(rows, 1))
-        self._written, rest = True, whole.slice(rows)
-        self._waiting, self._rows = rest.to_batches(), rest.num_rows

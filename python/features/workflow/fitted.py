@@ -176,8 +176,8 @@ class FittedWorkflow:
         """What `save` wrote.
 
         Args:
-            most_values: a vocabulary with more values stays in its file; None: none does.
-            maps: a folder of this workflow's alone, where large vocabularies are mapped; None: they are in memory.
+            most_values: a vocabulary or keyed table with more values stays in its file; None: none does.
+            maps: a folder of this workflow's alone, where large ones are mapped; None: they are in memory.
 
         Raises:
             UserError: a file is missing or damaged.

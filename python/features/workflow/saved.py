@@ -16,6 +16,7 @@ from headrace import __version__
 from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable, MappedKeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.mapped_lookup import MappedLookup
 from headrace.schema import DatasetSchema, TableColumn
@@ -66,6 +67,9 @@ def write(
     """Fill a folder; `workflow.json` comes last."""
     (folder / "vocabulary").make_dir()
     for name, keyed in tables.items():
+        if isinstance(keyed, FileKeyedTable):
+            table_file(folder, name).copy_from(local(keyed.path))
+            continue
         with table_file(folder, name).new_file() as path:
             pq.write_table(keyed.table, path, compression="zstd")
     for name, vocabulary in vocabularies.items():
@@ -83,9 +87,9 @@ def read(
     """What `write` wrote.
 
     Args:
-        most_values: a vocabulary with more values stays in its file; None: none does.
-        maps: where large vocabularies are kept as files that all processes of the host map (made where they are not
-            there yet); of this workflow alone. None: all of them are in this process's memory.
+        most_values: a vocabulary or keyed table with more values stays in its file; None: none does.
+        maps: where large ones are kept as files that all processes of the host map (made where they are not there
+            yet); of this workflow alone. None: all of them are in this process's memory.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -110,13 +114,18 @@ def read(
             vocabularies[name] = MappedLookup(made_once(maps / quote(name, safe=""), write))
             continue
         vocabularies[name] = _lookup(file, rows, path)
-    tables = {}
+    tables: dict[str, KeyedTable] = {}
     for name, rows in saved.tables.items():
         file = table_file(folder, name)
-        table = _read(file)
-        if table.num_rows != rows or KEY not in table.schema.names:
-            raise UserError(f"{file} does not hold the {rows} keys that {path} says")
-        tables[name] = KeyedTable(table)
+        _check_table(file, rows, path)
+        if most_values is not None and rows > most_values:
+            tables[name] = FileKeyedTable(file.local_path())
+        elif maps is not None and rows > MAPPED_VALUES:
+            # No vocabulary's quoted name has this sign.
+            write = partial(_write_mapped_table, file)
+            tables[name] = MappedKeyedTable(made_once(maps / f"table={quote(name, safe='')}", write))
+        else:
+            tables[name] = KeyedTable(_read(file))
     return saved, vocabularies, tables
 
 
@@ -126,12 +135,26 @@ def _lookup(file: Location, rows: int, said_by: Location) -> Lookup:
 
 
 def _check(file: Location, rows: int, said_by: Location) -> None:
-    try:
-        there = pq.read_metadata(file)
-    except (OSError, pa.ArrowException) as e:
-        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
+    there = _metadata(file)
     if there.num_rows != rows or there.schema.names != ["value", "code"]:
         raise UserError(f"{file} does not hold the {rows} values (value, code) that {said_by} says")
+
+
+def _check_table(file: Location, rows: int, said_by: Location) -> None:
+    there = _metadata(file)
+    if there.num_rows != rows or KEY not in there.schema.names:
+        raise UserError(f"{file} does not hold the {rows} keys that {said_by} says")
+
+
+def _metadata(file: Location) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(file)
+    except (OSError, pa.ArrowException) as e:
+        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
+
+
+def _write_mapped_table(file: Location, folder: Location) -> None:
+    MappedKeyedTable.write_file(file.local_path(), folder)
 
 
 def _write_mapped(file: Location, rows: int, said_by: Location, folder: Location) -> None:

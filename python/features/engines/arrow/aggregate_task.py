@@ -15,7 +15,7 @@ from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic
 from headrace.features.ops.base import FittedState, no_lookup
 from headrace.features.ops.categorify import Categorify
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_table import keyed_of
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import Location
 
@@ -28,7 +28,7 @@ class AggregateTask:
     """What to aggregate of a file, in a task (headrace.features.engines.arrow.lake_rows.FileVisitor)."""
 
     workflow: Workflow
-    #: By chain: what its first steps have learned; the next one needs statistics.
+    #: By chain: what its first steps have learned, where the next one needs statistics.
     learned: tuple[tuple[FittedState, ...], ...]
     requested: Mapping[tuple[int, int], Mapping[str, Statistic]]
     folder: Location
@@ -70,7 +70,7 @@ class AggregateTask:
         chain = self.workflow.chains[i]
         columns = {name: row_group.column(name) for name in chain.columns}
         for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
-            tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
+            tables = {name: keyed_of(table) for name, table in learned.tables.items()}
             identity = rows.training_identity if step.op.out_of_fold else None
             columns = apply_op(step, columns, learned.states, no_lookup, tables.__getitem__, identity)
         return columns

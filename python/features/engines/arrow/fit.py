@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.features.engines.arrow.aggregate_task import AggregateTask, Name
 from headrace.features.engines.arrow.fit_exchange import Merged, counted_values, scan_merged
 from headrace.features.engines.arrow.host_folder import HostFolder
+from headrace.features.engines.arrow.keyed_exchange import KeyedStep, keyed_tables
 from headrace.features.engines.arrow.lake_rows import LakeRows, table_at
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic
@@ -26,7 +27,7 @@ from headrace.features.ops.base import FittedState
 from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -79,7 +80,10 @@ class LakeFit:
             return None
         self._turn += 1
         self._learning = tuple(requested)
-        return AggregateTask(self._workflow, tuple(map(tuple, self._learned)), requested, self._folder, self._turn)
+        # Of chains that need nothing the tasks need not be told what they have learned.
+        asking = {i for i, _ in requested}
+        learned = tuple(tuple(map(_sent, mine)) if i in asking else () for i, mine in enumerate(self._learned))
+        return AggregateTask(self._workflow, learned, requested, self._folder, self._turn)
 
     def _next_steps(self) -> Iterator[tuple[int, BoundOp]]:
         """By chain that is not done: its next step."""
@@ -106,7 +110,7 @@ class LakeFit:
         if self._base is None or isinstance(op, Categorify):
             return None
         of = f"{i}.{j}."
-        tables = {n.removeprefix(of): t.table for n, t in self._base.tables.items() if n.startswith(of)}
+        tables = {n.removeprefix(of): t for n, t in self._base.tables.items() if n.startswith(of)}
         return FittedState(self._base.states[i][j], tables)
 
     def scan(self, spark: SparkSession | None, task: AggregateTask | None) -> Scanned:
@@ -143,11 +147,30 @@ class LakeFit:
         self._learn(learned)
 
     def _merge_merged(self, found: Merged) -> None:
-        self._merged.append(found)
         partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
         for (i, j, name), mine in found.statistics.items():
             partials.setdefault((i, j), {})[name] = [mine]
-        self._learn({at: self._finish(at, mine) for at, mine in partials.items()})
+        large: dict[tuple[int, int], dict[int, str]] = {}
+        for (i, j, name), number in found.keyed.items():
+            large.setdefault((i, j), {})[number] = name
+        try:
+            learned = {at: self._finish(at, mine) for at, mine in partials.items() if at not in large}
+            if large:
+                steps = {at: self._keyed_step(at, names, partials.get(at, {})) for at, names in large.items()}
+                learned |= keyed_tables(found.partials, steps, self._folder / f"tables-{self._turn}")
+        finally:
+            if found.values is None:
+                found.release()
+        if found.values is not None:
+            self._merged.append(found)
+        self._learn(learned)
+
+    def _keyed_step(
+        self, at: tuple[int, int], names: Mapping[int, str], whole: Mapping[str, Sequence[Partial]]
+    ) -> KeyedStep:
+        step = self._workflow.chains[at[0]].steps[at[1]]
+        assert isinstance(step.op, EstimatorOp)
+        return KeyedStep(step.op, step.inputs, names, {name: merge(parts) for name, parts in whole.items()})
 
     def _learn(self, learned: Mapping[tuple[int, int], FittedState]) -> None:
         """What the steps of this turn have learned; that of a vocabulary comes last."""
@@ -164,7 +187,7 @@ class LakeFit:
                 for found in self._merged:
                     found.release()
         tables = {
-            f"{i}.{j}.{name}": KeyedTable(table)
+            f"{i}.{j}.{name}": keyed_of(table)
             for i, steps in enumerate(self._learned)
             for j, learned in enumerate(steps)
             for name, table in learned.tables.items()
@@ -195,3 +218,9 @@ class LakeFit:
         if frames := [found.values for found in self._merged if found.values is not None]:
             return reduce(DataFrame.unionAll, frames)
         return pa.concat_tables(self._values)
+
+
+def _sent(learned: FittedState) -> FittedState:
+    """The same for tasks, which do not see this host's files."""
+    tables = {name: t.table if isinstance(t, KeyedTable) else t for name, t in learned.tables.items()}
+    return FittedState(learned.states, tables)

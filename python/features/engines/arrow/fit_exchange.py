@@ -2,7 +2,8 @@
 but those that are small.
 
 Each task gives its files' statistics by parts of the keys' hash. What comes back: of operators that learn numbers the
-merged statistics, of vocabularies a frame of values with their counts, which is wherever Spark has it.
+merged statistics, of vocabularies a frame of values with their counts, which is wherever Spark has it; of operators
+that learn tables by key the merged statistics or, where these are large, such a frame.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.features.engines.arrow.aggregate_task import AggregateTask, Name
-from headrace.features.engines.arrow.blocks import Sender, packed, unpacked
+from headrace.features.engines.arrow.blocks import Sender, cut, packed, unpacked
 from headrace.features.engines.arrow.lake_rows import LakeRows, ScanTask
 from headrace.features.engines.arrow.text_counts import counted
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, counts
 from headrace.features.ops.categorify import Categorify
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.tasks import cores_of, executors_of
@@ -48,6 +50,8 @@ _MERGED_SCHEMA = pa.schema(
 )
 #: Values of a batch on its way to the JVM.
 _BATCH_ROWS = 10_000
+#: Bytes of statistics for tables by key, all together, that the driver takes into its memory.
+MOST_IN_DRIVER = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -75,20 +79,38 @@ class Tables:
             return len(self.statistics) + self.vocabularies.index(op.vocabulary_of(name[2]))
         return self.statistics.index(name)
 
+    def by_key(self, task: AggregateTask) -> list[int]:
+        """Numbers of statistics of which tasks can make tables, key by key.
+
+        That of a table from which the same chain learns again is none of them: the next turn's tasks are given it.
+        """
+        found = []
+        for number, (i, j, name) in enumerate(self.statistics):
+            steps = task.workflow.chains[i].steps
+            op, statistic = steps[j].op, task.requested[i, j][name]
+            if not isinstance(op, EstimatorOp) or not op.by_key or any(step.op.learns for step in steps[j + 1 :]):
+                continue
+            if statistic.key and statistic.kind == "text":
+                found.append(number)
+        return found
+
 
 @dataclass(frozen=True)
 class Merged:
     """The statistics of a turn over all files."""
 
-    #: Of operators.
+    #: Of operators, but for those in `keyed`.
     statistics: Mapping[Name, Partial]
     #: (name string, value string, count bigint, day bigint) of vocabularies; None: no value is counted in this turn.
     values: DataFrame | None
-    #: What `values` reads, on the executors' disks until `release`.
+    #: Numbers of statistics that are too large for the driver, and (name int, statistic binary) that has them.
+    keyed: Mapping[Name, int]
+    partials: DataFrame
+    #: What the frames read, on the executors' disks until `release`.
     persisted: DataFrame | None = None
 
     def release(self) -> None:
-        """Free it: the codes have been given."""
+        """Free it: codes have been given and tables made."""
         if self.persisted is not None:
             self.persisted.unpersist()
 
@@ -101,19 +123,26 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
     partitions = max(1, min(_MOST_TASKS, max(cores_of(spark), size // _BYTES_A_TASK)))
     send = SendStatistics(ScanTask(tasks, rows.folder, rows.layout, rows.splitter, None), task, tables, partitions)
     receive = MergeStatistics(tables, {n: task.workflow.rules[n] for n in tables.vocabularies})
+    by_key = tables.by_key(task)
     with small_batches(spark):
         merged = exchange(spark, len(tasks), send, partitions, receive, _MERGED, rows.hosts_of(tasks))
-        if tables.vocabularies:
-            # Codes look at the values more than once; what is lost is made again of what the tasks sent.
+        again = bool(tables.vocabularies or by_key)
+        if again:
+            # They are looked at more than once; what is lost is made again of what the tasks sent.
             merged = merged.persist(StorageLevel.DISK_ONLY)
-        found = merged.where("statistic is not null").select("name", "statistic").collect()
+        partials = merged.where("statistic is not null").select("name", "statistic", "count")
+        is_keyed = F.col("name").isin(by_key)
+        found = partials.withColumn("statistic", F.when(~is_keyed, F.col("statistic"))).collect()
+        large = sum(r["count"] for r in found if r.name in by_key) > MOST_IN_DRIVER
+        if by_key and not large:
+            found += partials.where(is_keyed).collect()
     facts = [json.loads(r.statistic) for r in found if r.name == _FACTS]
     rows.noted(facts)
     executors = executors_of(spark, {f["stage"] for f in facts})
     rows.hosts.update({rows.files[f["file"]].key: executors[f["task"]] for f in facts if f["task"] in executors})
     parts: dict[Name, list[Partial]] = {}
     for r in found:
-        if r.name != _FACTS:
+        if r.name != _FACTS and r.statistic is not None:
             for number, table in unpacked(bytes(r.statistic)):
                 parts.setdefault(tables.statistics[number], []).append(table.replace_schema_metadata(None))
     values = None
@@ -122,8 +151,13 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
             F.array(*map(F.lit, tables.vocabularies)), F.col("name") - F.lit(len(tables.statistics)) + 1
         )
         values = merged.where("statistic is null").select(name.alias("name"), "value", "count", "day")
-    statistics = {name: merge(mine) for name, mine in parts.items()}
-    return Merged(statistics, values, merged if tables.vocabularies else None)
+    return Merged(
+        {name: merge(mine) for name, mine in parts.items()},
+        values,
+        {tables.statistics[number]: number for number in by_key} if large else {},
+        partials.where(is_keyed).select("name", "statistic"),
+        merged if again else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +219,8 @@ class MergeStatistics:
         first = len(self.tables.statistics)
         for number, mine in sorted(parts.items()):
             if number < first:
-                yield _row(number, packed(merge(mine), number))
+                for piece in cut(merge(mine)):
+                    yield _row(number, packed(piece, number))
                 continue
             found = counted_values(mine, self.rules[self.tables.vocabularies[number - first]].min_count)
             yield from _values(number, found)
@@ -201,7 +236,8 @@ def counted_values(parts: Sequence[Partial], least: int) -> Partial:
 
 
 def _row(number: int, statistic: bytes) -> pa.RecordBatch:
-    columns = [[number], [None], [None], [None], [statistic]]
+    """A statistic, or what was counted; `count` is its bytes."""
+    columns = [[number], [None], [len(statistic)], [None], [statistic]]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, _MERGED_SCHEMA, strict=True)], schema=_MERGED_SCHEMA
     )

@@ -105,7 +105,7 @@ class LakeRows:
     splitter: Splitter
     #: Of the row groups: that which all tasks see, or one of each host's own.
     folder: Location | HostFolder
-    #: For what tasks hand to each other in this run, where they see one folder.
+    #: Of this run: for what tasks hand to each other, where they see one folder; else for what the driver writes here.
     scratch: Location
     counts: SplitCounts = field(default_factory=lambda: SplitCounts({}))
     #: Who has decoded a file, by its key, where hosts have folders of their own (`headrace.lake.tasks.numbered`).
@@ -167,7 +167,14 @@ def lake_rows(
     key, run = layout.key, uuid.uuid4().hex[:8]
     wanted = sorted(files, key=lambda f: str(f.path))
     if own is not None:
-        yield LakeRows(wanted, layout, splitter, HostFolder.of(own, key, run, wanted), home / f"{RUN}{run}")
+        for other in home.entries():
+            if other.name.startswith(RUN):
+                other.remove_quietly()
+        scratch = home / f"{RUN}{run}"
+        try:
+            yield LakeRows(wanted, layout, splitter, HostFolder.of(own, key, run, wanted), scratch)
+        finally:
+            scratch.remove_quietly()
         return
     for other in home.entries():
         if other.name != key:

@@ -19,7 +19,7 @@ from headrace.features.ops.base import FittedState, State, no_lookup
 from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -120,7 +120,7 @@ class _ChainFit:
     def _add(self, learned: FittedState) -> None:
         step, scope = self._chain.steps[len(self.states)], f"{self._index}.{len(self.states)}"
         self.states.append(learned.states)
-        tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
+        tables = {name: keyed_of(table) for name, table in learned.tables.items()}
         self.tables |= {f"{scope}.{name}": table for name, table in tables.items()}
         if not any(s.op.learns for s in self._chain.steps[len(self.states) :]):
             return  # nobody learns from its columns: they are not made

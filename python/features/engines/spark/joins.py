@@ -82,7 +82,7 @@ def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, nam
     """A keyed table as a frame: of its saved file where there is one (GPUs can scan it)."""
     spark = frame.sparkSession
     types = {"int64": "bigint", "double": "double", "string": "string"}
-    ddl = ", ".join(f"`{f.name.replace('`', '``')}` {types[str(f.type)]}" for f in table.table.schema)
+    ddl = ", ".join(f"`{f.name.replace('`', '``')}` {types[str(f.type)]}" for f in table.schema)
     if folder is not None:
         made = spark.read.schema(ddl).parquet(table_file(folder, name).spark_path)
     else:

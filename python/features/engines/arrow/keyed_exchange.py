@@ -1,0 +1,139 @@
+"""Keyed tables that the driver does not hold: tasks make their rows of merged statistics, Spark brings them into order.
+
+The driver sees the rows go by, a partition at a time, on their way to the tables' files: those that it would have
+written of tables in its memory, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from headrace.features.engines.arrow.blocks import unpacked
+from headrace.features.learn.statistics import Partial, Partials, Statistic, empty
+from headrace.features.ops.base import FittedState
+from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.types import ValueType
+from headrace.features.vocabulary.frame_codes import ordered
+from headrace.features.vocabulary.keyed_table import KEY
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.table_writer import TableWriter
+from headrace.lake.exchange import small_batches, streamed
+from headrace.storage import Location
+
+#: `row`: the table's values in order, doubles by their bits.
+_ROWS = "table int, key string, row array<bigint>"
+_ROWS_SCHEMA = pa.schema([("table", pa.int32()), ("key", pa.string()), ("row", pa.list_(pa.int64()))])
+#: Rows of a batch on its way to the JVM.
+_BATCH_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class KeyedStep:
+    """An operator whose statistics with keys are in a frame."""
+
+    op: EstimatorOp
+    types: Mapping[str, ValueType]
+    #: By the number under which the frame has it: the statistic's name.
+    names: Mapping[int, str]
+    #: What has no keys.
+    whole: Partials
+
+    def finish(self, parts: Partials) -> FittedState:
+        """What the operator makes of a part of the keys; a statistic that is not in `parts` has none of them."""
+        statistics: Mapping[str, Statistic] = self.op.statistics(self.types)
+        keyed = {name: parts.get(name, empty(statistics[name])) for name in self.names.values()}
+        return self.op.finish({**self.whole, **keyed}, self.types)
+
+
+def keyed_tables(
+    merged: DataFrame, steps: Mapping[tuple[int, int], KeyedStep], folder: Location
+) -> dict[tuple[int, int], FittedState]:
+    """What steps (chain, step) learn, their tables in files.
+
+    Args:
+        merged: (name int, statistic binary): statistics, all groups of a key in one partition.
+        steps: by chain and step.
+        folder: a local one, for the files.
+    """
+    learned = {at: step.finish({}) for at, step in steps.items()}
+    # Tables are numbered through, in this order.
+    tables = [(at, name, table.schema) for at, found in learned.items() for name, table in found.tables.items()]
+    numbers = {(at, name): i for i, (at, name, _) in enumerate(tables)}
+    work = FinishParts(steps, numbers)
+    folder.make_dir()
+    writers = [TableWriter(folder.local_path() / f"{i}.parquet", schema) for i, (_, _, schema) in enumerate(tables)]
+    rows = merged.mapInArrow(work.run, _ROWS).persist(StorageLevel.DISK_ONLY)
+    try:
+        with small_batches(merged.sparkSession):
+            rows.count()
+        for batch in streamed(ordered(rows, ["table", "key"])):
+            for number in pc.unique(batch.column(0)).to_pylist():
+                mine = batch.filter(pc.equal(batch.column(0), number))
+                writers[number].add(decoded(mine.column(1), mine.column(2), tables[number][2]))
+    finally:
+        rows.unpersist()
+    for writer in writers:
+        writer.finish()
+    return {
+        at: FittedState(found.states, {name: FileKeyedTable(writers[numbers[at, name]].path) for name in found.tables})
+        for at, found in learned.items()
+    }
+
+
+@dataclass(frozen=True)
+class FinishParts:
+    """In a task: the rows of the tables whose keys are in its partition (_ROWS)."""
+
+    steps: Mapping[tuple[int, int], KeyedStep]
+    numbers: Mapping[tuple[tuple[int, int], str], int]
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts: dict[int, list[Partial]] = {}
+        for batch in batches:
+            for statistic in batch.column(1):
+                for number, table in unpacked(statistic.as_buffer()):
+                    parts.setdefault(number, []).append(table.replace_schema_metadata(None))
+        if not parts:
+            return
+        # They were cut for the way: no group is twice.
+        whole = {number: pa.concat_tables(mine) for number, mine in parts.items()}
+        for at, step in self.steps.items():
+            mine = {name: whole[number] for number, name in step.names.items() if number in whole}
+            for name, table in step.finish(mine).tables.items():
+                number = pa.repeat(pa.scalar(self.numbers[at, name], pa.int32()), len(table))
+                yield from pa.table([number, *encoded(table)], schema=_ROWS_SCHEMA).to_batches(_BATCH_ROWS)
+
+
+def encoded(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ListArray]:
+    """The keys of a keyed table, and of each row its values: doubles by their bits, so that none of them changes."""
+    columns = [table.column(name).combine_chunks() for name in table.column_names if name != KEY]
+    n, width = table.num_rows, len(columns)
+    values, none = np.zeros((n, width), np.int64), np.zeros((n, width), np.bool_)
+    for i, column in enumerate(columns):
+        values[:, i] = column.fill_null(0).to_numpy().view(np.int64)
+        none[:, i] = column.is_null().to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.arange(n + 1, dtype=np.int32) * np.int32(width))
+    return table.column(KEY), pa.ListArray.from_arrays(offsets, pa.array(values.ravel(), mask=none.ravel()))
+
+
+def decoded(keys: pa.Array, rows: pa.ListArray, schema: pa.Schema) -> pa.Table:
+    """Rows of the table that `encoded` was given."""
+    width = len(schema) - 1
+    flat = rows.flatten()
+    values = flat.fill_null(0).to_numpy(zero_copy_only=False).reshape(-1, width)
+    none = flat.is_null().to_numpy(zero_copy_only=False).reshape(-1, width)
+    columns = []
+    for i, field in enumerate(f for f in schema if f.name != KEY):
+        mine = np.ascontiguousarray(values[:, i])
+        columns.append(
+            pa.array(mine.view(field.type.to_pandas_dtype()), field.type, mask=none[:, i], from_pandas=False)
+        )
+    columns.insert(schema.get_field_index(KEY), keys)
+    return pa.Table.from_arrays(columns, schema=schema)

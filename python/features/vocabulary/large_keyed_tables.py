@@ -1,0 +1,139 @@
+"""Keyed tables too large for a process's memory: in their files, or in files that all processes of a host map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.features.functions.arrays import one_chunk
+from headrace.features.vocabulary import mapped_chunks
+from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
+from headrace.features.vocabulary.lookup import SCHEMA, Lookup
+from headrace.features.vocabulary.mapped_chunks import MappedChunks
+from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.text_rows import TextRows
+from headrace.schema import FIRST_CODE
+from headrace.storage import Location
+
+_KEYS, _VALUES = "keys", "columns.arrow"
+
+
+class FileKeyedTable(KeyedTable):
+    """A keyed table that stays in its file, of which a row group is in memory at a time.
+
+    Each batch of keys costs a read of the whole file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """`path`: as `FittedWorkflow.save` writes it."""
+        self.path = path
+        metadata = pq.read_metadata(path)
+        self._rows, self._groups = metadata.num_rows, metadata.num_row_groups
+        self._schema = metadata.schema.to_arrow_schema()
+
+    def __len__(self) -> int:
+        return int(self._rows)
+
+    @property
+    def table(self) -> pa.Table:
+        """All of it, read anew."""
+        return pq.read_table(self.path)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See KeyedTable."""
+        return self._schema
+
+    def rows(self, keys: pa.Array) -> npt.NDArray[np.int64]:
+        """See KeyedTable."""
+        texts = pc.if_else(keys, "true", "false") if pa.types.is_boolean(keys.type) else keys.cast(pa.string())
+        encoded = texts.dictionary_encode()
+        found = np.full(len(encoded.dictionary) + 1, -1, np.int64)  # the last is null's
+        start = 0
+        for mine in self._column(KEY):
+            at = TextRows(mine).find(encoded.dictionary)
+            found[:-1] = np.where(at >= 0, at + start, found[:-1])
+            start += len(mine)
+        index: npt.NDArray[np.int64] = pc.fill_null(encoded.indices, len(found) - 1).to_numpy(zero_copy_only=False)
+        return found[index]
+
+    def _taken(self, column: str, rows: npt.NDArray[np.int64]) -> pa.Array:
+        pieces, places, start = [pa.array([], self.schema.field(column).type)], [np.empty(0, np.int64)], 0
+        for mine in self._column(column):
+            there = np.flatnonzero((rows >= start) & (rows < start + len(mine)))
+            pieces.append(mine.take(pa.array(rows[there] - start)))
+            places.append(there)
+            start += len(mine)
+        return _placed(pa.concat_arrays(pieces), np.concatenate(places), len(rows))
+
+    def _column(self, name: str) -> Iterator[pa.Array]:
+        file = pq.ParquetFile(self.path)
+        for group in range(self._groups):
+            yield one_chunk(file.read_row_group(group, columns=[name]).column(0))
+
+
+class MappedKeyedTable(KeyedTable):
+    """A keyed table whose columns lie in mapped files, its keys found by binary search in their sorted hashes."""
+
+    @staticmethod
+    def write_file(file: Path, folder: Location) -> None:
+        """Put the files into a folder, of one that `FittedWorkflow.save` wrote; of the keys, 16 bytes each are in
+        memory."""
+        schema = pq.read_schema(file)
+        others = [name for name in schema.names if name != KEY]
+        (folder / _KEYS).make_dir()
+        MappedLookup.write(
+            _numbered(mapped_chunks.of_file(file, [KEY])), pq.read_metadata(file).num_rows, folder / _KEYS
+        )
+        fields = pa.schema([schema.field(name) for name in others])
+        mapped_chunks.write(mapped_chunks.of_file(file, others), fields, folder / _VALUES)
+
+    def __init__(self, folder: Location) -> None:
+        """`folder`: see `write_file`."""
+        self._keys, self._columns = MappedLookup(folder / _KEYS), MappedChunks(folder / _VALUES)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def table(self) -> pa.Table:
+        """All of it."""
+        values = pa.Table.from_batches(self._columns.batches, self._columns.schema)
+        return values.add_column(0, KEY, self._keys.table.column("value").cast(pa.string()))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See KeyedTable."""
+        return pa.schema([pa.field(KEY, pa.string()), *self._columns.schema])
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        """See KeyedTable."""
+        return self._keys
+
+    def _taken(self, column: str, rows: npt.NDArray[np.int64]) -> pa.Array:
+        there = np.flatnonzero(rows >= 0)
+        return _placed(self._columns.take(column, rows[there]), there, len(rows))
+
+
+def _placed(values: pa.Array, places: npt.NDArray[np.int64], n: int) -> pa.Array:
+    """Values at their places among n, null at the others."""
+    of = np.full(n, -1, np.int64)
+    of[places] = np.arange(len(places))
+    return values.take(pa.array(of, mask=of < 0))
+
+
+def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Keys with the codes of their rows."""
+    start = FIRST_CODE
+    for batch in batches:
+        codes = pa.array(np.arange(start, start + batch.num_rows), pa.int64())
+        yield pa.RecordBatch.from_arrays([batch.column(0), codes], schema=SCHEMA)
+        start += batch.num_rows
