@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,27 @@ def test_known_values_are_counted_behind_deletion_vectors(
         found = VocabularyTable(spark, path, "2026-01-04", version, local(tmp_path)).update(counted, rules)["a"]
         assert isinstance(found, FileLookup) == by_spark
         assert lookup_of(found).table.column("value").to_pylist() == [f"x{i}" for i in range(9) if i != 4]
+
+
+@pytest.mark.parametrize("as_frame", [True, False])
+def test_long_texts_are_given_codes_by_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_frame: bool
+) -> None:
+    """Where counted and known ones are more than a column of texts holds, whoever has counted them."""
+    counted, path = counts(1), local(tmp_path / "v")
+    values = counted.column("value")
+    mine = sum(len(v.encode()) for v in values.to_pylist()) if as_frame else values.nbytes
+    monkeypatch.setattr(delta_table, "MOST_TEXT_IN_DRIVER", mine)
+
+    def given(ds: str) -> Mapping[str, pa.Table | Lookup]:
+        table = VocabularyTable(spark, path, ds, scratch=local(tmp_path / "scratch"))
+        return table.update(spark.createDataFrame(counted) if as_frame else counted, RULES)
+
+    first, second = given("2026-01-03"), given("2026-01-04")
+    assert {type(found) for found in first.values()} == {pa.Table}
+    assert {type(found) for found in second.values()} == {FileLookup}
+    for name, table in first.items():
+        assert lookup_of(second[name]).table.equals(lookup_of(table).table)
 
 
 def test_a_mapped_vocabulary_is_made_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
+from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.features.engines.arrow import lake_file
 from headrace.features.engines.arrow.dictionary_chunk import dictionary_columns
 from headrace.features.engines.arrow.lake_file import LakeFile, RowGroupLayout, row_groups
@@ -225,3 +226,29 @@ def test_row_groups_are_the_same_without_the_library(
                 assert len(column.values) <= 8 * part.rows
     assert found[0] == found[1]
     assert found[0]["text"] == table.column("text").to_pylist()
+
+
+def test_long_texts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary of them may hold no row group, so none is kept of the file's."""
+    n = 600
+    table = pa.table(
+        {
+            "long": pa.array([None if i % 9 == 0 else f"{i % 500} " * 40 for i in range(n)]),
+            "short": pa.array([f"{i % 5}" for i in range(n)]),
+            "_source_file": pa.array(["f"] * n),
+            "_source_line": pa.array(np.arange(n)),
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path)
+    size = sum(column_bytes(pq.read_metadata(path), "long"))
+    monkeypatch.setattr(lake_file, "_LONG_TEXTS", size - 1)
+    monkeypatch.setattr(lake_file, "_DECODED_BYTES", size // 4)
+    text = declared(TableColumn(name="t", type="string"))
+    layout = RowGroupLayout({"long": text, "short": text})
+    made, _ = row_groups(LakeFile(local(path), path.stat().st_size), local(tmp_path / "home"), layout)
+    assert len(made) >= 4
+    for name in ("long", "short"):
+        assert [v for g in made for v in g.column(name).decode().to_pylist()] == table.column(name).to_pylist()
+        assert all(g.column(name).distinct for g in made)
+    assert all(sum(len(v or "") for v in g.column("long").values.to_pylist()) <= size // 2 for g in made)

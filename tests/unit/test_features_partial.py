@@ -292,3 +292,14 @@ def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
             return learned.states, {n: KeyedTable(t).table.to_pydict() for n, t in learned.tables.items()}
 
         assert learn(days) == learn([(columns, facts)])
+
+
+def test_parts_have_more_texts_than_one_column_holds() -> None:
+    keys = pa.array([f"{i}" * (1 << 19) for i in range(100, 132)])
+    part = pa.table({"key": keys, "rows": pa.array([1] * len(keys), pa.int64())})
+    # 2 GiB and more, of which the parts share the memory.
+    parts = [part] * 45
+    assert sum(p.column("key").nbytes for p in parts) > 1 << 31
+    merged = canonical(merge(parts))
+    assert merged.column("rows").to_pylist() == [len(parts)] * len(keys)
+    assert merged.column("key").combine_chunks().equals(keys)

@@ -30,7 +30,7 @@ def merge(parts: Sequence[Partial]) -> Partial:
     names = list(dict.fromkeys(name for part in parts for name in part.column_names))
     rows = [part.num_rows for part in parts]
     keys = [name for name in ("key", "fold") if name in names]
-    groups, n, kept = groups_of({k: _column(parts, k) for k in keys}, sum(rows))
+    groups, n, kept = groups_of({k: _dictionary(parts, k) for k in keys}, sum(rows))
     out: dict[str, pa.Array] = dict(kept)
     sums: dict[tuple[str, str], dict[int, I64]] = {}
     for name in names:
@@ -97,13 +97,17 @@ def groups_of(keys: Mapping[str, pa.Array], n: int) -> tuple[npt.NDArray[np.intp
 
 
 def _encoded(key: pa.Array) -> pa.DictionaryArray:
+    if pa.types.is_dictionary(key.type):
+        return key
     if pa.types.is_boolean(key.type):  # Arrow's encoder spells no booleans
         key = key.cast(pa.string())
     return key.dictionary_encode()
 
 
-def _column(parts: Sequence[Partial], name: str) -> pa.Array:
-    return pa.concat_arrays([one_chunk(part.column(name)) for part in parts])
+def _dictionary(parts: Sequence[Partial], name: str) -> pa.DictionaryArray:
+    """A column of all parts. Not of one array: Arrow has 2 GiB of texts there, and most are in several parts."""
+    chunks = [chunk for part in parts for chunk in part.column(name).chunks]
+    return pa.chunked_array(chunks, parts[0].schema.field(name).type).dictionary_encode().combine_chunks()
 
 
 def _numpy(column: pa.ChunkedArray) -> Any:

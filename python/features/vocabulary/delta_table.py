@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import give_codes
 from headrace.features.vocabulary.frame_codes import codes_of
-from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
 from headrace.lake.append import append, data_file
@@ -48,6 +49,8 @@ _ROWS_A_FILE = 2_000_000
 _THREADS = 4
 #: Values, known ones and counted ones, that this process takes into its memory: about 100 bytes each.
 MOST_IN_DRIVER = 5_000_000
+#: Bytes of their texts, of which Arrow's columns have 2 GiB at most.
+MOST_TEXT_IN_DRIVER = 3 << 29
 #: Commits that may come in between before a run gives up.
 _ATTEMPTS = 5
 #: In the table's log, Delta keeps the last version that an application wrote by its name.
@@ -125,8 +128,8 @@ class VocabularyTable:
             fence: of the holder of the lease under which the table is written.
         """
         self._scratch = scratch
-        #: Of vocabularies that `update` left in files.
-        self._folder: TemporaryDirectory[str] | None = None
+        #: Of counted values that were given as a table, for Spark.
+        self._counts: TemporaryDirectory[str] | None = None
         self._spark, self._path, self._ds, self._pinned, self._fence = spark, path, ds, version, fence
         #: The last version that `_APPLICATION` had written when the table was read.
         self._written = -1
@@ -142,20 +145,28 @@ class VocabularyTable:
     ) -> Mapping[str, pa.Table | Lookup]:
         """See `Vocabularies.update`.
 
-        Codes are given out here, in Arrow; where a frame and the table have many values, by Spark, and this process
-        sees them go by on their way to files (MOST_IN_DRIVER).
+        Codes are given out here, in Arrow; where a frame and the table have many values, or their texts are long, by
+        Spark, and this process sees them go by on their way to files (MOST_IN_DRIVER, MOST_TEXT_IN_DRIVER).
 
         Raises:
             UserError: the table holds a code or a value twice, a vocabulary began with other buckets, or the pinned
                 version is gone.
             CodesOvertaken: other runs came in between every time; in the background, the first time (see `wait`).
         """
+        rows, size = self._known_size()
         if isinstance(counts, pa.Table):
-            return self._updated(lambda: self._update(counts, rules))
-        if counts.count() + self._known_rows() > MOST_IN_DRIVER:
-            return self._updated(lambda: self._update_by_spark(counts, rules))
-        counted = counts.toArrow()
-        return self._updated(lambda: self._update(counted, rules))
+            # Who gives a table has the memory for its values.
+            if counts.column("value").nbytes + size <= MOST_TEXT_IN_DRIVER:
+                return self._updated(lambda: self._update(counts, rules))
+            frame = self._frame_of(counts)
+        else:
+            frame = counts
+            counted = counts.agg(F.count("value"), F.sum(F.octet_length("value"))).first()
+            assert counted is not None
+            if rows + counted[0] <= MOST_IN_DRIVER and size + (counted[1] or 0) <= MOST_TEXT_IN_DRIVER:
+                values = counts.toArrow()
+                return self._updated(lambda: self._update(values, rules))
+        return self._updated(lambda: self._update_by_spark(frame, rules))
 
     def _updated(self, work: Callable[[], T]) -> T:
         return again_if_overtaken(work) if self._pool is None else work()
@@ -205,17 +216,15 @@ class VocabularyTable:
         """`_update` where no process holds all values: the same codes, the same rows, the same files of them."""
         known = self._known_frame().where(F.col("name").isin(list(rules)))
         self._check_unique_frame(known)
-        if self._scratch is not None:
-            self._scratch.make_dir()
-        self._folder = TemporaryDirectory(
-            prefix="vocabulary-", dir=None if self._scratch is None else str(self._scratch.local_path())
-        )
-        folder, pinned = Path(self._folder.name), self._pinned is not None
+        scratch, pinned = self._new_folder(), self._pinned is not None
+        folder = Path(scratch.name)
         with codes_of(counted, known, rules, self._ds, pinned=pinned) as codes:
             written = VocabularyWriter(folder, list(rules), self._data_file, _ROWS_A_FILE)
             for batch in streamed(codes.rows):
                 written.add(batch)
-            found, adds = written.finish()
+            files, adds = written.finish()
+        # They live as long as who looks into them.
+        found = {name: FileLookup(path, scratch) for name, path in files.items()}
         for name in rules:
             self.added[name] = codes.earlier.get(name, 0) + written.new.get(name, 0)
             _LOG.info("vocabulary %s: %s values, %s new", name, f"{len(found[name]):,}", f"{self.added[name]:,}")
@@ -227,15 +236,32 @@ class VocabularyTable:
             self._pending = self._pool.submit(self._append_files, adds)
         return found
 
+    def _new_folder(self) -> TemporaryDirectory[str]:
+        if self._scratch is not None:
+            self._scratch.make_dir()
+        scratch = None if self._scratch is None else str(self._scratch.local_path())
+        return TemporaryDirectory(prefix="vocabulary-", dir=scratch)
+
+    def _frame_of(self, counts: pa.Table) -> DataFrame:
+        """Counted values as a frame: of a file, for which the JVM needs no memory."""
+        self._counts = self._new_folder()
+        path = Path(self._counts.name) / "counts.parquet"
+        pq.write_table(counts, path, _ROWS_A_FILE // 16)
+        return self._spark.read.parquet(str(path))
+
     def _data_file(self, rows: pa.Table) -> dict[str, Any]:
         """New values (name, value, code, count) as a data file of the table, not committed yet."""
         return data_file(self._path, rows.append_column("added_ds", pa.repeat(self._ds, rows.num_rows)).cast(_ROWS))
 
-    def _known_rows(self) -> int:
+    def _known_size(self) -> tuple[int, int]:
+        """(rows, bytes of their values) of the version that is read."""
         files = self._open()
         if files is None:
-            return self._delta_frame().count()
-        return sum(pq.read_metadata(f.path).num_rows for f in files)
+            found = self._delta_frame().agg(F.count("value"), F.sum(F.octet_length("value"))).first()
+            assert found is not None
+            return found[0], found[1] or 0
+        footers = [pq.read_metadata(f.path) for f in files]
+        return sum(f.num_rows for f in footers), sum(sum(column_bytes(f, "value")) for f in footers)
 
     def _known_frame(self) -> DataFrame:
         """All rows of the version that is read."""

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.features.functions.arrays import one_chunk
 from headrace.features.vocabulary import mapped_chunks
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import SCHEMA, Lookup
@@ -35,8 +34,7 @@ class FileKeyedTable(KeyedTable):
         """`path`: as `FittedWorkflow.save` writes it."""
         self.path = path
         metadata = pq.read_metadata(path)
-        self._rows, self._groups = metadata.num_rows, metadata.num_row_groups
-        self._schema = metadata.schema.to_arrow_schema()
+        self._rows, self._schema = metadata.num_rows, metadata.schema.to_arrow_schema()
 
     def __len__(self) -> int:
         return int(self._rows)
@@ -74,9 +72,7 @@ class FileKeyedTable(KeyedTable):
         return _placed(pa.concat_arrays(pieces), np.concatenate(places), len(rows))
 
     def _column(self, name: str) -> Iterator[pa.Array]:
-        file = pq.ParquetFile(self.path)
-        for group in range(self._groups):
-            yield one_chunk(file.read_row_group(group, columns=[name]).column(0))
+        return (batch.column(0) for batch in mapped_chunks.of_file(self.path, [name]))
 
 
 class MappedKeyedTable(KeyedTable):

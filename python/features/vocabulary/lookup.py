@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.features.functions.arrays import one_chunk
+from headrace.features.vocabulary import mapped_chunks
 from headrace.features.vocabulary.text_rows import TextRows
 from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
 
@@ -112,9 +113,14 @@ class FileLookup(Lookup):
     Each batch of values costs a read of the whole file, so it is for batches of many distinct values (`once`).
     """
 
-    def __init__(self, path: Path) -> None:
-        """`path`: as `FittedWorkflow.save` writes it, in order of code."""
-        self.path = path
+    def __init__(self, path: Path, folder: object = None) -> None:
+        """Open it.
+
+        Args:
+            path: as `FittedWorkflow.save` writes it, in order of code.
+            folder: what removes the file when it is gone.
+        """
+        self.path, self._folder = path, folder
         metadata = pq.read_metadata(path)
         self._rows, self._groups = metadata.num_rows, metadata.num_row_groups
         self._highest = FIRST_CODE - 1
@@ -143,9 +149,8 @@ class FileLookup(Lookup):
 
     def of_distinct(self, values: pa.StringArray) -> Codes:
         found = np.full(len(values), OOV_CODE, np.int32)
-        file = pq.ParquetFile(self.path)
-        for group in range(self._groups):
-            mine = Lookup(file.read_row_group(group)).of_distinct(values)
+        for batch in mapped_chunks.of_file(self.path, SCHEMA.names):
+            mine = Lookup(pa.Table.from_batches([batch])).of_distinct(values)
             found = np.where(mine == OOV_CODE, found, mine)
         return found
 

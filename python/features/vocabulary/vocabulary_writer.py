@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.vocabulary import lookup
-from headrace.features.vocabulary.lookup import FileLookup
 from headrace.features.vocabulary.table_writer import TableWriter
 
 
@@ -48,13 +47,13 @@ class VocabularyWriter:
         while sum(b.num_rows for b in self._waiting) >= self._most:
             self._flush(self._most)
 
-    def finish(self) -> tuple[dict[str, FileLookup], list[dict[str, Any]]]:
-        """The vocabularies, and the data files of new rows."""
+    def finish(self) -> tuple[dict[str, Path], list[dict[str, Any]]]:
+        """The vocabularies' files, and the data files of new rows."""
         for file in self._files.values():
             file.finish()
         if self._waiting:
             self._flush(sum(b.num_rows for b in self._waiting))
-        return {name: FileLookup(file.path) for name, file in self._files.items()}, self._adds
+        return {name: file.path for name, file in self._files.items()}, self._adds
 
     def _flush(self, rows: int) -> None:
         whole = pa.Table.from_batches(self._waiting)

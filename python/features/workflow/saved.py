@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__
 from headrace.config import Chain
+from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable, MappedKeyedTable
@@ -23,6 +24,8 @@ from headrace.schema import DatasetSchema, TableColumn
 from headrace.storage import Location, local
 from headrace.storage.once import made_once
 
+#: Bytes of values, above which neither a vocabulary nor a keyed table is taken into memory: Arrow's texts have 2 GiB.
+MOST_TEXT = 3 << 29
 #: Vocabularies with more values are mapped where that is asked for: a smaller one costs a process a few MB.
 MAPPED_VALUES = 100_000
 
@@ -109,29 +112,29 @@ def read(
         if most_values is not None and rows > most_values:
             vocabularies[name] = FileLookup(file.local_path())
             continue
-        if maps is not None and rows > MAPPED_VALUES:
-            write = partial(_write_mapped, file, rows, path)
+        _check(file, rows, path)
+        long = _is_long(file, "value")
+        if maps is not None and (rows > MAPPED_VALUES or long):
+            write = partial(_write_mapped, file)
             vocabularies[name] = MappedLookup(made_once(maps / quote(name, safe=""), write))
-            continue
-        vocabularies[name] = _lookup(file, rows, path)
+        else:
+            vocabularies[name] = FileLookup(file.local_path()) if long else Lookup(_read(file))
     tables: dict[str, KeyedTable] = {}
     for name, rows in saved.tables.items():
         file = table_file(folder, name)
         _check_table(file, rows, path)
+        long = _is_long(file, KEY)
         if most_values is not None and rows > most_values:
             tables[name] = FileKeyedTable(file.local_path())
-        elif maps is not None and rows > MAPPED_VALUES:
+        elif maps is not None and (rows > MAPPED_VALUES or long):
             # No vocabulary's quoted name has this sign.
             write = partial(_write_mapped_table, file)
             tables[name] = MappedKeyedTable(made_once(maps / f"table={quote(name, safe='')}", write))
+        elif long:
+            tables[name] = FileKeyedTable(file.local_path())
         else:
             tables[name] = KeyedTable(_read(file))
     return saved, vocabularies, tables
-
-
-def _lookup(file: Location, rows: int, said_by: Location) -> Lookup:
-    _check(file, rows, said_by)
-    return Lookup(_read(file))
 
 
 def _check(file: Location, rows: int, said_by: Location) -> None:
@@ -146,6 +149,11 @@ def _check_table(file: Location, rows: int, said_by: Location) -> None:
         raise UserError(f"{file} does not hold the {rows} keys that {said_by} says")
 
 
+def _is_long(file: Location, column: str) -> bool:
+    """Whether the texts of a column, none of which is twice, are too many for memory."""
+    return sum(column_bytes(_metadata(file), column)) > MOST_TEXT
+
+
 def _metadata(file: Location) -> pq.FileMetaData:
     try:
         return pq.read_metadata(file)
@@ -157,8 +165,7 @@ def _write_mapped_table(file: Location, folder: Location) -> None:
     MappedKeyedTable.write_file(file.local_path(), folder)
 
 
-def _write_mapped(file: Location, rows: int, said_by: Location, folder: Location) -> None:
-    _check(file, rows, said_by)
+def _write_mapped(file: Location, folder: Location) -> None:
     MappedLookup.write_file(file.local_path(), folder)
 
 

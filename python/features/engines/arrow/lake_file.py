@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.errors import UserError
 from headrace.features.engines.arrow import kernels
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
@@ -41,6 +42,9 @@ FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
 _DECODED_BYTES, _CELL_BYTES = 192 << 20, 8
 #: Of a row group with more none is read but in parts.
 _HELD_BYTES = 4 * _DECODED_BYTES
+#: Bytes of a column's texts in a row group, above which they are read in parts and not as a dictionary: Arrow keeps 2
+#: GiB in one, however the row group is cut.
+_LONG_TEXTS = 1 << 30
 #: Numbers are kept once each where this many first rows have at most half as many values.
 _SAMPLE = 4_096
 
@@ -147,20 +151,22 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
         footer = pq.read_metadata(file.path.local_path())
         there = set(footer.schema.to_arrow_schema().names)
         texts = {FILE, *(name for name, t in columns.items() if str(t) == "string")}
+        long = {name for name in texts & there if max(column_bytes(footer, name), default=0) > _LONG_TEXTS}
         parquet = pq.ParquetFile(
             file.path.local_path(),
             metadata=footer,
             memory_map=True,
             coerce_int96_timestamp_unit="us",
-            read_dictionary=sorted(texts & there),
+            read_dictionary=sorted(texts & there - long),
         )
         wanted = [name for name in (*columns, *place) if name in there]
         written: list[int] = []
         before = 0
         # Operators make rows of Arrow's arrays.
         numbered = {} if layout.preparation is not None else _numbered_types(columns, place)
+        numbered = {name: type_ for name, type_ in numbered.items() if name not in long}
         for group in range(parquet.num_row_groups):
-            for table, ready in _decoded(parquet, stored.fileno(), group, wanted, numbered):
+            for table, ready in _decoded(parquet, stored.fileno(), group, wanted, numbered, long):
                 if file.name is not None:
                     table, before = _placed(table, file.name, before), before + table.num_rows
                 if layout.preparation is not None:
@@ -177,12 +183,18 @@ def _numbered_types(columns: Mapping[str, ValueType], place: Sequence[str]) -> d
 
 
 def _decoded(
-    parquet: pq.ParquetFile, fd: int, group: int, columns: list[str], numbered: Mapping[str, pa.DataType]
+    parquet: pq.ParquetFile,
+    fd: int,
+    group: int,
+    columns: list[str],
+    numbered: Mapping[str, pa.DataType],
+    long: Collection[str],
 ) -> Iterator[tuple[pa.Table, Mapping[str, pa.DictionaryArray]]]:
     """The rows of a row group, in even parts of at most _DECODED_BYTES where it has more: a table and further columns.
 
     Args:
         numbered: columns that may come as a dictionary, apart from the table, with their types.
+        long: columns whose texts count as decoded.
     """
     rows = parquet.metadata.row_group(group).num_rows
     if not rows or not columns:
@@ -193,6 +205,7 @@ def _decoded(
     rest = [name for name in columns if name not in ready] or columns[:1]
     # A part makes dictionaries of its own of those of the whole, which takes half as long as to decode them.
     decoded = rows * len(rest) * _CELL_BYTES + sum(column.indices.nbytes for column in ready.values())
+    decoded += sum(column_bytes(parquet.metadata, name)[group] for name in long)
     parts = -(-decoded // _DECODED_BYTES)
     if parts == 1:
         yield parquet.read_row_group(group, columns=rest, use_threads=False), ready
