@@ -1,11 +1,12 @@
 """Features where hosts share no scratch folder (spark.scratch: own), beside the way with a folder in common.
 
     python -m bench.bench_scratch rows 2         # millions of Criteo-shaped rows, shared and own in turns, three times
-    python -m bench.bench_scratch ids 1 4 10     # the driver's memory with so many million distinct ids
+    python -m bench.bench_scratch ids 1 10 100   # the driver's memory with so many million distinct ids
+    python -m bench.bench_scratch keys 1 4       # the same with tables by key (join_groupby, target_encoding)
 
 `rows` runs both in one session of local[*] over the same files, nothing decoded before; the datasets are compared byte
-by byte. `ids` runs `own` on an executor of its own (local-cluster), with a driver whose heap is 512 MiB, and a row for
-each id. Writes build/bench/scratch-PART-SIZE.json.
+by byte. `ids` and `keys` run `own` on an executor of its own (local-cluster), with a driver whose heap is 512 MiB or
+what --heap says, and a row for each id. Writes build/bench/scratch-PART-SIZE.json.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from bench.criteo_data import FIRST_DAY, write_days
 from bench.etl_lake import DAYS, Lake, spec_of
 from bench.report import Figure, publish
-from headrace.config import Spark, Spec
+from headrace.config import Chain, Spark, Spec
 from headrace.features.vocabulary import delta_table
 from headrace.lake.session import session
 from headrace.workspace import Workspace
@@ -37,6 +37,10 @@ _TURNS = 3
 _HEAP = "512m"
 #: Above so many values the driver takes none: the same way for all sizes.
 _MOST_IN_DRIVER = 100_000
+_BY_KEY = (
+    Chain(columns=("C1",), ops=({"op": "target_encoding"},)),
+    Chain(columns=("C1",), ops=({"op": "join_groupby", "params": {"by": "C1"}},)),
+)
 
 
 def with_scratch(spec: Spec, scratch: str) -> Spec:
@@ -84,57 +88,62 @@ def forget(lake: Lake, work: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def of_ids(millions: float, work: Path) -> list[Figure]:
-    """Peaks of the driver's two processes."""
+def of_ids(millions: float, work: Path, part: str = "ids", heap: str = _HEAP) -> list[Figure]:
+    """Peaks of the driver's two processes: with a vocabulary of so many values, or (`keys`) tables of so many keys."""
     rows = int(millions * 1e6)
     delta_table.MOST_IN_DRIVER = _MOST_IN_DRIVER
     conf = Spark(
         master="local-cluster[1,2,2048]",
         scratch="own",
-        driver_memory=_HEAP,
-        properties={"spark.executor.memory": "2g", "spark.sql.shuffle.partitions": "8"},
+        driver_memory=heap,
+        properties={
+            "spark.executor.memory": "2g",
+            # A sort in a task is of about a million values.
+            "spark.sql.shuffle.partitions": str(max(8, rows // 1_000_000)),
+            # The disk of this machine is small.
+            "spark.io.compression.codec": "zstd",
+        },
     )
     spec = spec_of(("C1",), (), 1)
-    spec = spec.model_copy(update={"spark": conf})
+    features = spec.features if part == "ids" else spec.features.model_copy(update={"workflow": _BY_KEY})
+    spec = spec.model_copy(update={"spark": conf, "features": features})
     with session(conf, Workspace(work), "bench-ids") as spark:
-        lake = Lake(spark, work / "lake", days_of_ids(work / "raw", rows), rows)
-        shutil.rmtree(work / "raw")
+        lake = Lake(spark, work / "lake", rows_of_ids(spark, rows), rows)
         Path("/proc/self/clear_refs").write_text("5")  # peaks begin anew
         before = peak_mib(os.getpid())
         fit, write, fitted = lake.features(spec, work / "out")
-        assert len(fitted.vocabularies["C1"]) == rows - rows // DAYS, "each id of the training days has a code"
+        trained = rows - rows // DAYS
+        if part == "ids":
+            assert len(fitted.vocabularies["C1"]) == trained, "each id of the training days has a code"
+        else:
+            assert [len(t) for t in fitted.tables.values()] == [trained] * 2, "each id of the training days is a key"
         gateway = SparkContext._gateway
         assert gateway is not None
         python, jvm = peak_mib(os.getpid()), peak_mib(gateway.proc.pid)
-    at = f"{millions:g} M ids"
+    at = f"{millions:g} M {part}"
     return [
         Figure(f"driver's Python, {at}", python, "MiB", peer=before),
         Figure(f"driver's JVM, {at}", jvm, "MiB"),
+        Figure(f"fit, {at}", fit, "s"),
         Figure(f"fit, transform and write, {at}", rows / (fit + write), "rows/s"),
     ]
 
 
-def days_of_ids(folder: Path, rows: int) -> list[Path]:
-    """Days of rows with an id each, none twice, a file each; written a day at a time."""
-    folder.mkdir(parents=True)
-    paths = []
-    for day in range(DAYS):
-        start, end = rows * day // DAYS, rows * (day + 1) // DAYS
-        n, ds = end - start, np.datetime64(FIRST_DAY) + day
-        # An odd factor: all different, and in no order.
-        ids = (np.arange(start, end, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
-        columns = {
-            "label": pa.array(np.arange(n) % 2, pa.int32()),
-            "C1": pa.array(ids).cast(pa.string()),
-            "ts": pa.array(np.full(n, ds.astype("datetime64[us]"))).cast(pa.timestamp("us", tz="UTC")),
-            "_source_file": pa.array([f"{ds}.txt"] * n),
-            "_source_line": pa.array(np.arange(n)),
-            "ds": pa.array([str(ds)] * n),
-        }
-        paths.append(folder / f"{day}.parquet")
-        pq.write_table(pa.table(columns), paths[-1])
-        del columns
-    return paths
+def rows_of_ids(spark: SparkSession, rows: int) -> DataFrame:
+    """Days of rows with an id each, none twice and in no order: a file a day."""
+    # Of an odd factor's products modulo a power of two none is twice.
+    bits = (rows - 1).bit_length()
+    odd = 0x9E3779B1 % (1 << bits) | 1
+    day = F.spark_partition_id()
+    ds = F.date_add(F.lit(FIRST_DAY).cast("date"), day)
+    return spark.range(0, rows, 1, DAYS).select(
+        (F.col("id") % 2).cast("int").alias("label"),
+        ((F.col("id") * odd) % (1 << bits)).cast("string").alias("C1"),
+        ds.cast("timestamp").alias("ts"),
+        F.concat(ds.cast("string"), F.lit(".txt")).alias("_source_file"),
+        F.col("id").alias("_source_line"),
+        ds.cast("string").alias("ds"),
+    )
 
 
 def peak_mib(process: int) -> float:
@@ -145,19 +154,22 @@ def peak_mib(process: int) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("rows", "ids"))
+    parser.add_argument("part", choices=("rows", "ids", "keys"))
     parser.add_argument("millions", nargs="+", type=float)
+    parser.add_argument("--heap", default=_HEAP, help="of the driver's JVM, for ids and keys")
     given = parser.parse_args()
     if len(given.millions) > 1:
         # Peaks are a process's: each size has its own.
         for one in given.millions:
-            line = [sys.executable, "-m", "bench.bench_scratch", given.part, str(one)]
+            line = [sys.executable, "-m", "bench.bench_scratch", given.part, str(one), "--heap", given.heap]
             subprocess.run(line, check=True)
         sys.exit(0)
-    figures = []
-    for one in given.millions:
-        with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-            figures += (of_rows if given.part == "rows" else of_ids)(one, Path(name))
-    publish(f"scratch-{given.part}-{given.millions[0]:g}", figures)
+    (size,) = given.millions
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        if given.part == "rows":
+            figures = of_rows(size, Path(name))
+        else:
+            figures = of_ids(size, Path(name), given.part, given.heap)
+    publish(f"scratch-{given.part}-{size:g}", figures)
     for figure in figures:
         print(figure)

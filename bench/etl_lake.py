@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from bench.criteo_data import CATEGORIES, COUNTS
 from headrace.config import Spec, build_spec
@@ -51,10 +51,10 @@ def spec_of(categories: tuple[str, ...] = CATEGORIES, counts: tuple[str, ...] = 
 class Lake:
     """A Delta table of generated rows in a workspace of its own."""
 
-    def __init__(self, spark: SparkSession, folder: Path, raw: list[Path], rows: int) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, raw: list[Path] | DataFrame, rows: int) -> None:
         self.ws, self.rows, self._spark = Workspace(folder / "home"), rows, spark
         self.table = self.ws.table("etl", "events")
-        frame = spark.read.parquet(*map(str, raw))
+        frame = raw if isinstance(raw, DataFrame) else spark.read.parquet(*map(str, raw))
         frame.write.format("delta").partitionBy("ds").save(str(self.table))
 
     @property
