@@ -21,6 +21,7 @@ from headrace.lake.session import iceberg_jars, session, spark_settings
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout
+from tests.hadoop_servers import Hdfs, hdfs
 from tests.support import DAY, NEXT_DAY, Run, headrace
 from tests.users_package import install
 
@@ -36,6 +37,7 @@ os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {_
 
 #: Files that share a fixture that takes long, so one process takes them all: by name of the fixture.
 _TOGETHER = {
+    "hdfs_server": ("tests/unit/test_storage_contract.py", "tests/unit/test_storage_hdfs.py"),
     "finished_day": ("tests/fault/test_kill.py", "tests/e2e/test_day.py"),
     "shop": tuple(
         f"tests/spark/test_score_{name}.py" for name in ("stage", "lists", "vectors", "registered", "incremental")
@@ -43,6 +45,11 @@ _TOGETHER = {
 }
 #: Which tests begin first when several processes share them: the longest, so that none ends long after the others.
 _FIRST = (*_TOGETHER["finished_day"], "tests/dags", "tests/fault", "tests/gpu_plan", "tests/dist", "tests/spark")
+
+#: The NameNode waits neither for the disk at each change, nor at the end of a file until DataNodes report its last
+#: block: where that comes after the client's question, as it mostly does, the client asks again half a second later.
+#: (It waits all the same where there is one copy of each block.)
+_HDFS = {"dfs.namenode.edits.noeditlogchannelflush": "true", "dfs.namenode.file.close.num-committed-allowed": "1"}
 
 SHARED_DATA = checkout().parent / "shared" / "data"
 
@@ -76,6 +83,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 #: the same expressions: for tests of few rows and many plans, of which the compiler would take a quarter of the time.
 _GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """A NameNode and two DataNodes of this machine, which take seconds to start."""
+    pytest.importorskip("hdfs_native")
+    folder = tmp_path_factory.mktemp("hdfs")
+    with hdfs(folder / "hdfs", folder / "conf", datanodes=2, settings=_HDFS) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """HDFS and YARN of this machine for tests and scripts: Hadoop's own servers, one process each, on loopback.
 
-`hdfs` starts a NameNode and a DataNode, `yarn` a ResourceManager and a NodeManager whose containers are processes of
+`hdfs` starts a NameNode and DataNodes, `yarn` a ResourceManager and a NodeManager whose containers are processes of
 this machine. `make hadoop` fetches the servers' jars. Both write what clients need to know into a folder, for
 HADOOP_CONF_DIR; given the same one, clients find both.
 """
@@ -99,13 +99,13 @@ class Server:
 
 @dataclass(frozen=True)
 class Hdfs:
-    """A NameNode and a DataNode at work."""
+    """A NameNode and its DataNodes at work."""
 
     url: str
     web: str
     conf: Path
     namenode: Server
-    datanode: Server
+    datanodes: tuple[Server, ...]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,13 @@ class Yarn:
 
 @contextmanager
 def hdfs(
-    folder: Path, conf: Path, *, port: int = 0, web: int = 0, settings: Mapping[str, str] | None = None
+    folder: Path,
+    conf: Path,
+    *,
+    port: int = 0,
+    web: int = 0,
+    datanodes: int = 1,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Hdfs]:
     """HDFS, new and empty, while the block runs.
 
@@ -147,6 +153,7 @@ def hdfs(
         conf: where core-site.xml and hdfs-site.xml are written.
         port: of the NameNode, which clients speak to; 0: a free one.
         web: of its pages and of WebHDFS; 0: a free one.
+        datanodes: each with a copy of every block.
         settings: more of hdfs-site.xml.
     """
     require_jars()
@@ -156,11 +163,10 @@ def hdfs(
     loopback = {f"dfs.datanode.{name}": "127.0.0.1:0" for name in ("address", "http.address", "ipc.address")}
     given = {
         "dfs.namenode.name.dir": f"file://{folder / 'name'}",
-        "dfs.datanode.data.dir": f"file://{folder / 'data'}",
         "dfs.namenode.http-address": f"127.0.0.1:{web}",
         "dfs.namenode.rpc-bind-host": "127.0.0.1",
         "dfs.datanode.hostname": "127.0.0.1",
-        "dfs.replication": "1",
+        "dfs.replication": str(datanodes),
         "dfs.permissions.enabled": "false",
         # As soon as a block is reported, instead of 30 s after.
         "dfs.namenode.safemode.extension": "0",
@@ -171,18 +177,20 @@ def hdfs(
     for name in ("hdfs", "datanode"):
         (conf / "webapps" / name).mkdir(parents=True, exist_ok=True)
     namenode = Server("namenode", conf, folder / "namenode.log", "512m")
-    datanode = Server("datanode", conf, folder / "datanode.log")
+    nodes = tuple(Server("datanode", conf, folder / f"datanode{n}.log") for n in range(datanodes))
     namenode.start("-format", "-nonInteractive")
     assert namenode.process is not None
     if namenode.process.wait(_START_SECONDS):
         raise RuntimeError(f"no new file system:\n{namenode.log.read_text()[-3000:]}")
     with ExitStack() as stack:
-        for server in (namenode, datanode):
+        for server in (namenode, *nodes):
             stack.callback(server.stop)
-            server.start()
+        namenode.start()
+        for n, node in enumerate(nodes):
+            node.start("-D", f"dfs.datanode.data.dir=file://{folder / f'data{n}'}")
         status = f"http://127.0.0.1:{web}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
-        datanode.wait(lambda: bool((_get(status) or {})["beans"][0]["NumLiveDataNodes"]))
-        yield Hdfs(f"hdfs://127.0.0.1:{port}", f"http://127.0.0.1:{web}", conf, namenode, datanode)
+        nodes[-1].wait(lambda: (_get(status) or {})["beans"][0]["NumLiveDataNodes"] == datanodes)  # type: ignore[index]
+        yield Hdfs(f"hdfs://127.0.0.1:{port}", f"http://127.0.0.1:{web}", conf, namenode, nodes)
 
 
 @contextmanager

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.storage import Location, local, location
+from headrace.storage.hdfs.store import HdfsStore
+from headrace.storage.objects.file_list import is_unfinished
 from headrace.storage.objects.store import ObjectStore
+from tests.hadoop_servers import Hdfs
 
 
 def memory_home(monkeypatch: pytest.MonkeyPatch, cache: Path, readers: tuple[str, ...] = ()) -> Location:
@@ -26,6 +29,14 @@ def memory_home(monkeypatch: pytest.MonkeyPatch, cache: Path, readers: tuple[str
         monkeypatch.setitem(location.STORES, scheme, ObjectStore(scheme, open_bucket))
     monkeypatch.setenv("HEADRACE_CACHE", str(cache))
     return Location(PurePosixPath(f"/bucket/{uuid.uuid4().hex[:8]}"), "memory")
+
+
+def hdfs_home(monkeypatch: pytest.MonkeyPatch, cache: Path, server: Hdfs, readers: tuple[str, ...] = ()) -> Location:
+    """A place in HDFS. `readers`: as for `memory_home`."""
+    for scheme in ("hdfs", *readers):
+        monkeypatch.setitem(location.STORES, scheme, HdfsStore())
+    monkeypatch.setenv("HEADRACE_CACHE", str(cache))
+    return Location(PurePosixPath(f"/{server.url.removeprefix('hdfs://')}/{uuid.uuid4().hex[:8]}"), "hdfs")
 
 
 def home_of(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
@@ -45,4 +56,5 @@ def left_over(home: Location) -> list[str]:
     from headrace.storage.objects import calls  # the calls as they are now: a test may have replaced them
 
     every = [o.key for o in calls.list_below(tree.bucket, key)]
-    return sorted(k[len(key) + 1 :] for k in every if k not in named and "/.headrace/lists/" not in f"/{k}")
+    lists = {k for k in every if "/.headrace/lists/" in f"/{k}" and not any(map(is_unfinished, k.split("/")))}
+    return sorted(k[len(key) + 1 :] for k in every if k not in named and k not in lists)

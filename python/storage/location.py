@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from headrace.storage.hdfs.store import HdfsStore
 from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
 from headrace.storage.objects.store import ObjectStore
@@ -18,7 +19,11 @@ from headrace.storage.store import Info, Store, Unfinished
 from headrace.storage.uri import parse_uri
 
 #: By the scheme of their URIs.
-STORES: dict[str, Store] = {"file": LocalStore(), **{scheme: ObjectStore(scheme) for scheme in ("s3", "gs", "abfss")}}
+STORES: dict[str, Store] = {
+    "file": LocalStore(),
+    "hdfs": HdfsStore(),
+    **{scheme: ObjectStore(scheme) for scheme in ("s3", "gs", "abfss")},
+}
 
 
 @dataclass(frozen=True, order=True)

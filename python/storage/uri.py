@@ -19,11 +19,11 @@ _PATHS_WORK = (
 
 #: Other names of a store's scheme.
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
-SCHEMES = ("s3", "gs", "abfss")
+SCHEMES = ("s3", "gs", "abfss", "hdfs")
 
 
 def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
-    """(scheme, path in the store) of a path, a file: URI or the URI of a bucket or a folder in one.
+    """(scheme, path in the store) of a path, a file: URI or the URI of a bucket, of HDFS or of a folder in one.
 
     Args:
         text: as the user gave it.
@@ -42,7 +42,8 @@ def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
     if "@" in parts.netloc and scheme != "abfss":
         raise UserError(f"{where}: a secret does not belong in a URI: leave out what is before the @")
     if not parts.netloc or parts.query or parts.fragment or ".." in parts.path.split("/"):
-        raise UserError(f"{where}: write {scheme}://BUCKET/FOLDER")
+        authority = "HOST:PORT" if scheme == "hdfs" else "BUCKET"
+        raise UserError(f"{where}: write {scheme}://{authority}/FOLDER")
     return scheme, PurePosixPath("/", parts.netloc, *(p for p in parts.path.split("/") if p))
 
 

@@ -16,12 +16,16 @@ from hypothesis import strategies as st
 
 from headrace.storage import Location, local, system
 from headrace.storage.objects.calls import ChangedInPlace
-from tests.storage_homes import home_of, left_over, memory_home
+from tests.storage_homes import hdfs_home, home_of, left_over, memory_home
+
+LOCAL = ["local", "local, no rename that replaces nothing", "local, no exchange of names"]
 
 
-@pytest.fixture(params=["local", "local, no rename that replaces nothing", "local, no exchange of names", "memory"])
+@pytest.fixture(params=[*LOCAL, "memory", "hdfs"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
     kind, _, lacks = request.param.partition(", ")
+    if kind == "hdfs":
+        return hdfs_home(monkeypatch, tmp_path / "cache", request.getfixturevalue("hdfs_server"))
     if lacks.startswith("no rename"):
         monkeypatch.setattr(system, "_renameat2", lambda: None)
     elif lacks:

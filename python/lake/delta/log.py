@@ -23,7 +23,7 @@ from headrace.storage import Location, local, location_of
 LOG_RETENTION = "interval 3650 days"
 _COMMIT = re.compile(r"(\d{20})\.json")
 #: Of other stores than this machine's file system.
-_STORES = ("s3", "s3a", "gs", "abfss")
+_STORES = ("s3", "s3a", "gs", "abfss", "hdfs")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 
 #: Identifies a data file in a log: its path, and its deletion vector's id (empty without one).

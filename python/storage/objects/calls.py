@@ -1,6 +1,7 @@
 """The calls of a store of objects. Each may fail, and a process may be killed between any two.
 
-Tests replace them to fail the n-th call (tests/unit/test_storage_objects_faults.py). A key is the path within a bucket.
+A bucket is one of obstore's, or a `Bucket` that makes the calls in its own way. Tests replace the calls to fail the
+n-th (tests/unit/test_storage_objects_faults.py). A key is the path within a bucket.
 
 What the store answers that is neither "not there" nor "the condition does not hold" becomes a UserError where it is
 about permissions, else a StoreError; neither quotes more than the store's first line.
@@ -8,13 +9,18 @@ about permissions, else a StoreError; neither quotes more than the store's first
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from headrace.errors import UserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Bytes that a download holds in memory at a time.
 _BLOCK = 8 << 20
@@ -50,12 +56,66 @@ class Stored:
         return self.tag if self.version is None else f"{self.tag}{_BEFORE_VERSION}{self.version}"
 
 
+class Bucket(ABC):
+    """A bucket of another kind than obstore's: its methods are the functions of this module."""
+
+    @abstractmethod
+    def get_small(self, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None: ...
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, size: int) -> bytes: ...
+
+    @abstractmethod
+    def head(self, key: str) -> Stored | None: ...
+
+    @abstractmethod
+    def put(self, key: str, data: bytes) -> str: ...
+
+    @abstractmethod
+    def put_new(self, key: str, data: bytes) -> str | None: ...
+
+    @abstractmethod
+    def put_if(self, key: str, data: bytes, revision: str) -> str | None: ...
+
+    @abstractmethod
+    def upload(self, key: str, file: Path) -> None: ...
+
+    @abstractmethod
+    def download(self, key: str, file: Path) -> Stored: ...
+
+    @abstractmethod
+    def copy(self, source: str, target: str) -> None: ...
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def list_below(self, prefix: str) -> list[Stored]: ...
+
+    @abstractmethod
+    def list_level(self, prefix: str) -> tuple[list[str], list[Stored]]: ...
+
+
+def _of_any_bucket(of_obstore: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """The same call of a `Bucket`, where it is one."""
+
+    @wraps(of_obstore)
+    def call(bucket: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if isinstance(bucket, Bucket):
+            found: T = getattr(bucket, of_obstore.__name__)(*args, **kwargs)
+            return found
+        return of_obstore(bucket, *args, **kwargs)
+
+    return call
+
+
 def get(bucket: Any, key: str) -> tuple[bytes, Stored] | None:
     """An object's bytes; None where there is none."""
     found = get_small(bucket, key, None)
     return None if found is None else (found[0] or b"", found[1])
 
 
+@_of_any_bucket
 def get_small(bucket: Any, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None:
     """An object's bytes, or None in their place where it has more than `limit`; None where there is no object."""
     import obstore
@@ -69,6 +129,7 @@ def get_small(bucket: Any, key: str, limit: int | None) -> tuple[bytes | None, S
             return None
 
 
+@_of_any_bucket
 def get_range(bucket: Any, key: str, start: int, size: int) -> bytes:
     """Some bytes of an object. Raises FileNotFoundError."""
     import obstore
@@ -77,6 +138,7 @@ def get_range(bucket: Any, key: str, start: int, size: int) -> bytes:
         return bytes(obstore.get_range(bucket, key, start=start, length=size))
 
 
+@_of_any_bucket
 def head(bucket: Any, key: str) -> Stored | None:
     """What the store knows of an object; None where there is none."""
     import obstore
@@ -88,6 +150,7 @@ def head(bucket: Any, key: str) -> Stored | None:
             return None
 
 
+@_of_any_bucket
 def put(bucket: Any, key: str, data: bytes) -> str:
     """Write an object, whole; its tag."""
     import obstore
@@ -96,6 +159,7 @@ def put(bucket: Any, key: str, data: bytes) -> str:
         return str(obstore.put(bucket, key, data)["e_tag"])
 
 
+@_of_any_bucket
 def put_new(bucket: Any, key: str, data: bytes) -> str | None:
     """Write an object where there is none; None where there is one."""
     import obstore
@@ -108,6 +172,7 @@ def put_new(bucket: Any, key: str, data: bytes) -> str | None:
             return None
 
 
+@_of_any_bucket
 def put_if(bucket: Any, key: str, data: bytes, revision: str) -> str | None:
     """Write an object in place of the one of that revision; None where another one, or none, is there.
 
@@ -135,6 +200,7 @@ def is_there(bucket: Any, key: str, data: bytes) -> bool:
     return found is not None and found[0] == data
 
 
+@_of_any_bucket
 def upload(bucket: Any, key: str, file: Path) -> None:
     """Write an object from a local file: a large one in parts, and it appears with the last."""
     import obstore
@@ -143,6 +209,7 @@ def upload(bucket: Any, key: str, file: Path) -> None:
         obstore.put(bucket, key, file)
 
 
+@_of_any_bucket
 def download(bucket: Any, key: str, file: Path) -> Stored:
     """Write a local file, which may be there, from an object. Raises FileNotFoundError."""
     import obstore
@@ -155,6 +222,7 @@ def download(bucket: Any, key: str, file: Path) -> Stored:
         return _stored(found.meta)
 
 
+@_of_any_bucket
 def copy(bucket: Any, source: str, target: str) -> None:
     """Copy an object within its bucket. Raises FileNotFoundError."""
     import obstore
@@ -163,6 +231,7 @@ def copy(bucket: Any, source: str, target: str) -> None:
         obstore.copy(bucket, source, target)
 
 
+@_of_any_bucket
 def delete(bucket: Any, keys: Sequence[str]) -> None:
     """Remove objects; some may be gone."""
     import obstore
@@ -178,6 +247,7 @@ def delete(bucket: Any, keys: Sequence[str]) -> None:
                         obstore.delete(bucket, key)
 
 
+@_of_any_bucket
 def list_below(bucket: Any, prefix: str) -> list[Stored]:
     """All objects below a prefix, by key. A prefix is a whole folder's: `a` does not match `ab`."""
     import obstore
@@ -187,6 +257,7 @@ def list_below(bucket: Any, prefix: str) -> list[Stored]:
         return sorted(found, key=lambda s: s.key)
 
 
+@_of_any_bucket
 def list_level(bucket: Any, prefix: str) -> tuple[list[str], list[Stored]]:
     """Names of the folders, and the objects, one level below a prefix."""
     import obstore

@@ -11,6 +11,8 @@ HIDDEN = ".headrace"
 DATA, LISTS = f"{HIDDEN}/data", f"{HIDDEN}/lists"
 #: In the place of an attempt, until it is published: that nobody has emptied the place since the attempt began.
 BEGUN = f"{HIDDEN}/begun"
+#: What is on its way to its name in a store that has renames, and who replaces a file on a condition.
+PARTIAL, LOCK = ".partial", ".lock"
 
 
 class ListedFile(BaseModel):
@@ -62,6 +64,18 @@ def data_prefix(folder: str, token: str = "") -> str:
     """Where the files of a folder are, of all attempts to fill it or of one."""
     above, _, name = folder.rpartition("/")
     return f"{_in(above)}{DATA}/{name}" + (f"/{token}" if token else "")
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a name in a folder is that of no file, but of what its writer renames or removes at the end."""
+    return name.startswith(".") and name.endswith((PARTIAL, LOCK))
+
+
+def final_name(name: str) -> str:
+    """The NAME of `.NAME.TOKEN.partial` and of `.NAME.lock`."""
+    if name.endswith(LOCK):
+        return name[1:].removesuffix(LOCK)
+    return name[1:].removesuffix(PARTIAL).rpartition(".")[0]
 
 
 def _in(folder: str) -> str:

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import ChangedInPlace, Stored
-from headrace.storage.objects.file_list import DATA, HIDDEN, LISTS, FileList, ListedFile, data_prefix, list_key
+from headrace.storage.objects.file_list import (
+    DATA,
+    HIDDEN,
+    LISTS,
+    FileList,
+    ListedFile,
+    data_prefix,
+    is_unfinished,
+    list_key,
+)
 
 T = TypeVar("T")
 
@@ -151,6 +160,8 @@ class Tree:
         start = len(key) + 1 if key else 0
         for stored in calls.list_below(self.bucket, key):
             parts = stored.key[start:].split("/")
+            if any(is_unfinished(part) for part in parts):
+                continue
             if HIDDEN not in parts:
                 found[stored.key[start:]] = stored
                 continue
@@ -176,7 +187,7 @@ class Tree:
         if HIDDEN in folders:
             lists = calls.list_level(self.bucket, f"{key}/{LISTS}" if key else LISTS)[1]
             found |= {o.key.rsplit("/", 1)[-1].removesuffix(".json") for o in lists}
-        return sorted(found)
+        return sorted(name for name in found if not is_unfinished(name))
 
     def is_folder(self, key: str) -> bool:
         """Whether there is a published folder, or one with anything below it."""
@@ -187,7 +198,7 @@ class Tree:
             return bool(owner.published.below(key))
         folders, objects = calls.list_level(self.bucket, key)
         # One that has nothing but what is being filled is there, too, and empty.
-        return bool(objects or folders)
+        return any(not is_unfinished(name) for name in (*folders, *(o.key.rsplit("/", 1)[-1] for o in objects)))
 
     def _owner_now(self, key: str) -> Found | None:
         """As `owner`, by the list as it is now."""

@@ -1,0 +1,326 @@
+"""The calls of a store of objects by those of HDFS. A key is a path without its first slash.
+
+The tag of a file is the time of its last write (in ms, by the NameNode's clock) and its size: a listing tells both, of
+what Spark writes, too. A file keeps them when it is renamed.
+
+**A file is replaced on a condition** (`put_if`) by whoever has the *turn* at its name: the folder `.NAME.lock`, in
+which is one file, named by a token that nobody else ever uses, with the new content. The folder is made elsewhere and
+gets its name by a rename that replaces nothing, so one writer has it. That writer looks whether the file still has the
+tag, and renames
+
+    .NAME.lock/TOKEN  to  NAME
+
+which is the one step by which the file changes. It succeeds only where the source is there, and the source is there
+only while this very writer's turn lasts, from before its look. Who ends a turn removes the folder with the source in
+it, in one step. So no clock and no lease has to be right for it to hold: a turn may be ended too early, and then its
+writer, asleep between its look and its rename, finds no source, looks again and tells what it finds.
+
+- A writer that dies before its turn leaves `.NAME.TOKEN.partial`, which nobody minds; in its turn, a lock that others
+  end when they have waited for it for TURN_SECONDS by their own clocks (a turn takes milliseconds); after its
+  rename, an empty lock, which anybody removes at once.
+- The new file's time is made later than the old one's where the clock does not see to it: no tag comes twice.
+- `put_new` looks that there is no file, ends a turn that there may be, and only then renames, which fails where there
+  is one now. So who had looked at a file that has been removed since cannot replace the one after it.
+- Files that may be replaced so are removed in a turn, too: by a rename into a folder of the lock.
+- `put`, which replaces whatever is there, asks for no turn: nobody puts with and without condition at one key.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.errors import UserError
+from headrace.storage.hdfs import rpc
+from headrace.storage.hdfs.client import connect
+from headrace.storage.objects.calls import Bucket, Stored, StoreError
+from headrace.storage.objects.file_list import DATA, HIDDEN, LOCK, PARTIAL
+
+T = TypeVar("T")
+
+#: Seconds for which a writer waits for another one's turn to end, before it ends it; a test's may be shorter.
+TURN_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+#: Bytes of a file that are in memory at a time while it goes up.
+_BLOCK = 8 << 20
+#: Where a rename finds no source it was not done before, its answer lost.
+_GONE = "what was to become this file was removed by somebody else"
+
+
+class HdfsBucket(Bucket):
+    """All of one HDFS; see the module and `headrace.storage.objects.calls`."""
+
+    def __init__(self, authority: str) -> None:
+        self._authority = authority
+
+    @cached_property
+    def client(self) -> Any:
+        """The connection. Of no use to a child that is forked afterwards: the library's threads are the parent's."""
+        return connect(self._authority)
+
+    def get_small(self, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None:
+        """Its bytes and its tag are of one write."""
+
+        def bytes_of(stored: Stored) -> bytes | None:
+            if limit is not None and stored.size > limit:
+                return None
+            return rpc.read(self.client, _path(key), 0, stored.size)
+
+        return self._of_one_write(key, bytes_of)
+
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        return rpc.read(self.client, _path(key), start, size)
+
+    def head(self, key: str) -> Stored | None:
+        found = rpc.status(self.client, _path(key))
+        return None if found is None or found.isdir else _stored(key, found)
+
+    def put(self, key: str, data: bytes) -> str:
+        return self._put(key, [data])
+
+    def upload(self, key: str, file: Path) -> None:
+        self._put(key, _blocks(file))
+
+    def put_new(self, key: str, data: bytes) -> str | None:
+        if self.head(key) is not None:
+            return None
+        partial, tag = self._written(key, [data])
+        try:
+            rpc.delete_tree(self.client, _path(_lock(key)))
+            try:
+                if rpc.rename_new(self.client, _path(partial), _path(key)):
+                    return tag
+            except FileNotFoundError:
+                found = self.get_small(key, None)
+                if found is None or found[0] != data:
+                    raise StoreError(f"{_path(key)}: {_GONE}") from None
+                return tag
+        except BaseException:
+            self._clear(partial)
+            raise
+        rpc.delete_tree(self.client, _path(partial))
+        return None
+
+    def put_if(self, key: str, data: bytes, revision: str) -> str | None:
+        """See the module. Where others end its turn it looks again."""
+        while True:
+            token = uuid.uuid4().hex
+            folder = _partial(key, token)
+            try:
+                rpc.create(self.client, _path(f"{folder}/{token}"), [data])
+                self._take_turn(key, folder, token)
+                now = self.head(key)
+                if now is None or now.revision != revision:
+                    self._end_turn(key, token)
+                    return None
+                tag = self._later_than(now, f"{_lock(key)}/{token}")
+                with suppress(FileNotFoundError):  # the turn was ended, or this was done and not answered
+                    rpc.rename_over(self.client, _path(f"{_lock(key)}/{token}"), _path(key))
+                    rpc.delete(self.client, _path(_lock(key)))
+                    return tag
+            except FileNotFoundError:  # the turn was ended before the look at its own file
+                continue
+            except BaseException:
+                self._clear(folder)
+                with suppress(OSError, UserError):
+                    self._end_turn(key, token)
+                raise
+            found = self.get_small(key, None)
+            if found is not None and found[0] == data:
+                return found[1].tag
+
+    def download(self, key: str, file: Path) -> Stored:
+        found = self._of_one_write(key, lambda s: rpc.read_to(self.client, _path(key), file, s.size))
+        if found is None:
+            raise FileNotFoundError(f"there is no file {_path(key)}")
+        return found[1]
+
+    def copy(self, source: str, target: str) -> None:
+        """By this process: HDFS has no call for it."""
+        found = self.head(source)
+        if found is None:
+            raise FileNotFoundError(f"there is no file {_path(source)}")
+        size = found.size
+        starts = range(0, size, _BLOCK)
+        self._put(target, (rpc.read(self.client, _path(source), at, min(_BLOCK, size - at)) for at in starts))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Also the folders of the store's own that are empty then."""
+        for key in keys:
+            if f"/{DATA}/" in f"/{key}":
+                rpc.delete(self.client, _path(key))
+            else:
+                self._delete_in_turn(key)
+        for folder in sorted({key.rpartition("/")[0] for key in keys}, reverse=True):
+            self._prune(folder)
+
+    def list_below(self, prefix: str) -> list[Stored]:
+        found = (_stored(_key(s), s) for s in rpc.below(self.client, _path(prefix)))
+        return sorted((s for s in found if s.key != prefix), key=lambda s: s.key)
+
+    def list_level(self, prefix: str) -> tuple[list[str], list[Stored]]:
+        found = [s for s in rpc.level(self.client, _path(prefix)) if _key(s) != prefix]
+        folders = sorted(_key(s).rpartition("/")[2] for s in found if s.isdir)
+        return folders, sorted((_stored(_key(s), s) for s in found if not s.isdir), key=lambda s: s.key)
+
+    def remove_folder(self, key: str) -> None:
+        """Remove a folder and all below it, whatever it is; a file stays."""
+        found = rpc.status(self.client, _path(key))
+        if found is not None and found.isdir:
+            rpc.delete_tree(self.client, _path(key))
+
+    def remove_partial(self, key: str) -> None:
+        """Remove what a writer left beside a file, or its turn."""
+        rpc.delete_tree(self.client, _path(key))
+
+    def _of_one_write(self, key: str, read: Callable[[Stored], T]) -> tuple[T, Stored] | None:
+        """What is read of a file, and its tag; again where it was replaced meanwhile."""
+        before = self.head(key)
+        while before is not None:
+            fault: Exception | None = None
+            try:
+                got = read(before)
+            except (FileNotFoundError, StoreError) as e:  # its blocks may have gone with it
+                fault = e
+            after = self.head(key)
+            if after == before:
+                if fault is not None:
+                    raise fault
+                return got, before
+            before = after
+        return None
+
+    def _put(self, key: str, blocks: Iterable[bytes]) -> str:
+        partial, tag = self._written(key, blocks)
+        try:
+            rpc.rename_over(self.client, _path(partial), _path(key))
+        except FileNotFoundError:
+            found = self.head(key)
+            if found is None or found.tag != tag:
+                raise StoreError(f"{_path(key)}: {_GONE}") from None
+        except BaseException:
+            self._clear(partial)
+            raise
+        return tag
+
+    def _written(self, key: str, blocks: Iterable[bytes]) -> tuple[str, str]:
+        """A file beside that of a key, and its tag."""
+        partial = _partial(key, uuid.uuid4().hex[:8])
+        try:
+            rpc.create(self.client, _path(partial), blocks)
+            found = self.head(partial)
+            if found is None:
+                raise StoreError(f"{_path(partial)} is gone since it was written")
+        except BaseException:
+            self._clear(partial)
+            raise
+        return partial, found.tag
+
+    def _take_turn(self, key: str, folder: str, token: str) -> None:
+        """Have the folder be the lock. Raises FileNotFoundError where somebody removed it."""
+        lock = _lock(key)
+        seen, since = "", 0.0
+        while True:
+            try:
+                if rpc.rename_new(self.client, _path(folder), _path(lock)):
+                    return
+            except FileNotFoundError:
+                # It may have been done and not answered.
+                if rpc.status(self.client, _path(f"{lock}/{token}")) is not None:
+                    return
+                raise
+            held = next((_key(s) for s in rpc.level(self.client, _path(lock))), "")
+            if not held:
+                rpc.delete(self.client, _path(lock))
+                continue
+            if held != seen:
+                seen, since = held, time.monotonic()
+            elif time.monotonic() - since > TURN_SECONDS:
+                rpc.delete_tree(self.client, _path(lock))
+                continue
+            time.sleep(_POLL_SECONDS)
+
+    def _end_turn(self, key: str, token: str) -> None:
+        """That of the token, and no other: it is over, or another one's, where the token is not there."""
+        rpc.delete_tree(self.client, _path(f"{_lock(key)}/{token}"))
+        rpc.delete(self.client, _path(_lock(key)))
+
+    def _delete_in_turn(self, key: str) -> None:
+        """Remove a file, or a folder that is empty: of who had looked at it before, none can replace it any more."""
+        while (found := rpc.status(self.client, _path(key))) is not None:
+            if found.isdir:
+                rpc.delete(self.client, _path(key))
+                return
+            token = uuid.uuid4().hex
+            folder = _partial(key, token)
+            try:
+                rpc.make_folder(self.client, _path(f"{folder}/{token}"))
+                with suppress(FileNotFoundError):  # the turn was ended, or somebody else has removed the file
+                    self._take_turn(key, folder, token)
+                    # Its target's folder is there only while the turn lasts.
+                    rpc.rename_new(self.client, _path(key), _path(f"{_lock(key)}/{token}/gone"))
+            except BaseException:
+                self._clear(folder)
+                with suppress(OSError, UserError):
+                    self._end_turn(key, token)
+                raise
+            self._end_turn(key, token)
+
+    def _later_than(self, old: Stored, new: str) -> str:
+        """The tag of a file, whose time is made a later one than that of `old`. Raises FileNotFoundError."""
+        found = self.head(new)
+        if found is None:
+            raise FileNotFoundError(new)
+        if found.modified_ns <= old.modified_ns:
+            rpc.set_modified(self.client, _path(new), old.modified_ns // 1_000_000 + 1)
+            found = self.head(new)
+            if found is None:
+                raise FileNotFoundError(new)
+        return found.tag
+
+    def _prune(self, folder: str) -> None:
+        """Remove a folder of the store's own, and those above it that are its own, while they are empty."""
+        while HIDDEN in folder.split("/") and rpc.delete(self.client, _path(folder)):
+            folder = folder.rpartition("/")[0]
+
+    def _clear(self, key: str) -> None:
+        """Remove what nobody reads. What cannot be removed now goes with `discard_unfinished`."""
+        with suppress(OSError, UserError):
+            rpc.delete_tree(self.client, _path(key))
+
+
+def _path(key: str) -> str:
+    return f"/{key}"
+
+
+def _key(found: Any) -> str:
+    return str(found.path).lstrip("/")
+
+
+def _stored(key: str, found: Any) -> Stored:
+    time_ms, size = int(found.modification_time), int(found.length)
+    return Stored(key, size, time_ms * 1_000_000, f"{time_ms}-{size}")
+
+
+def _beside(key: str, name: Callable[[str], str]) -> str:
+    above, slash, own = key.rpartition("/")
+    return f"{above}{slash}{name(own)}"
+
+
+def _partial(key: str, token: str) -> str:
+    return _beside(key, lambda name: f".{name}.{token}{PARTIAL}")
+
+
+def _lock(key: str) -> str:
+    return _beside(key, lambda name: f".{name}{LOCK}")
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    with open(file, "rb") as f:
+        while block := f.read(_BLOCK):
+            yield block

@@ -1,0 +1,178 @@
+"""The calls of HDFS. Each may fail, and a process may be killed between any two.
+
+What changes a name is done by the NameNode whole or not at all, one after the other. Tests replace the calls to fail
+the n-th (tests/unit/test_storage_hdfs.py).
+
+What HDFS answers that is neither "not there" nor "there is one already" becomes a UserError where it is about
+permissions, else a StoreError; neither quotes more than the first line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UserError
+from headrace.storage.objects.calls import StoreError
+
+#: Of setTimes: leave that time as it is (Java's -1).
+_AS_IT_IS = (1 << 64) - 1
+#: How the client tells an exception of the server: its class, and its message with the server's stack behind it.
+_ANSWER = re.compile(r'(?:Fatal)?RPCError\("(?:[\w$]+\.)*([\w$]+)", "(.*?)(?:\\n|"\)|$)', re.DOTALL)
+_NOT_EMPTY = "PathIsNotEmptyDirectoryException"
+#: Below a file there is nothing, which the server tells in two ways.
+_BELOW_A_FILE = ("ParentNotDirectoryException", "(is not a directory)")
+_REFUSED = {"AccessControlException", "AuthorizationException"}
+_NO_TICKET = ("SASLError", "GSSAPIError", "NoSASLMechanism")
+
+
+def status(client: Any, path: str) -> Any | None:
+    """What the NameNode knows of a file or a folder (`FileStatus`); None where there is none."""
+    with _errors(path):
+        try:
+            return client.get_file_info(path)
+        except FileNotFoundError:
+            return None
+        except RuntimeError as e:
+            if _is_below_a_file(e):
+                return None
+            raise
+
+
+def level(client: Any, path: str) -> list[Any]:
+    """What is in a folder (`FileStatus`), by name; of a file itself. Empty where there is neither."""
+    return _listed(client, path, recursive=False)
+
+
+def below(client: Any, path: str) -> list[Any]:
+    """The files (`FileStatus`) in a folder and in those below it, one call for each folder; of a file itself."""
+    return [s for s in _listed(client, path, recursive=True) if not s.isdir]
+
+
+def _listed(client: Any, path: str, recursive: bool) -> list[Any]:
+    with _errors(path):
+        try:
+            return sorted(client.list_status(path, recursive), key=lambda s: str(s.path))
+        except FileNotFoundError:
+            return []
+        except RuntimeError as e:
+            if _is_below_a_file(e):
+                return []
+            raise
+
+
+def read(client: Any, path: str, start: int, size: int) -> bytes:
+    """Some bytes of a file. Raises FileNotFoundError."""
+    with _errors(path):
+        return bytes(client.read(path).read_range(start, size))
+
+
+def read_to(client: Any, path: str, file: Path, size: int) -> None:
+    """Write the first bytes of a file to a local one, which may be there. Raises FileNotFoundError."""
+    with _errors(path):
+        blocks = client.read(path).read_range_stream(0, size)
+        with open(file, "wb") as out:
+            for block in blocks:
+                out.write(block)
+
+
+def create(client: Any, path: str, blocks: Iterable[bytes]) -> None:
+    """Write a file; folders above it are made. A reader of `path` may see a part of it, or another one's before."""
+    from hdfs_native import WriteOptions
+
+    with _errors(path):
+        writer = client.create(path, WriteOptions(overwrite=True, create_parent=True))
+        for block in blocks:
+            writer.write(block)
+        writer.close()
+
+
+def make_folder(client: Any, path: str) -> None:
+    """Make a folder, and those above it; it may be there."""
+    with _errors(path):
+        client.mkdirs(path, create_parent=True)
+
+
+def set_modified(client: Any, path: str, milliseconds: int) -> None:
+    """Say when a file was written. Raises FileNotFoundError."""
+    with _errors(path):
+        client.set_times(path, milliseconds, _AS_IT_IS)
+
+
+def rename_new(client: Any, source: str, target: str) -> bool:
+    """Rename a file or a folder in one step; False, and nothing done, where there is something at `target`.
+
+    Raises:
+        FileNotFoundError: there is nothing at `source`. The client sends a call again that was not answered: it may
+            have done this before.
+    """
+    with _errors(target):
+        try:
+            client.rename(source, target, False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def rename_over(client: Any, source: str, target: str) -> None:
+    """Rename a file in one step; one that is at `target` is replaced. Raises FileNotFoundError, as `rename_new`."""
+    with _errors(target):
+        client.rename(source, target, True)
+
+
+def delete(client: Any, path: str) -> bool:
+    """Remove a file, or a folder that is empty, in one step; False where it is a folder that is not, and stays."""
+    with _errors(path):
+        try:
+            client.delete(path, False)
+        except FileNotFoundError:
+            return True
+        except RuntimeError as e:
+            if _answer(e)[0] == _NOT_EMPTY:
+                return False
+            if not _is_below_a_file(e):
+                raise
+        return True
+
+
+def delete_tree(client: Any, path: str) -> None:
+    """Remove a file, or a folder and all below it, in one step. Nothing where there is none."""
+    with _errors(path):
+        try:
+            client.delete(path, True)
+        except FileNotFoundError:
+            return
+        except RuntimeError as e:
+            if not _is_below_a_file(e):
+                raise
+
+
+def _answer(error: Exception) -> tuple[str, str]:
+    """The name of the server's exception, without its package, and the first line of its message; ("", "")."""
+    found = _ANSWER.match(str(error))
+    return (found[1], found[2].replace('\\"', '"')) if found else ("", "")
+
+
+def _is_below_a_file(error: Exception) -> bool:
+    name, message = _answer(error)
+    return name == _BELOW_A_FILE[0] or message.endswith(_BELOW_A_FILE[1])
+
+
+@contextmanager
+def _errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, StoreError):
+        raise
+    except (OSError, RuntimeError, NotImplementedError) as e:
+        name, message = _answer(e)
+        said = f"{name}: {message}" if name else str(e).partition("\n")[0].strip()
+        if name in _REFUSED or said.startswith(_NO_TICKET):
+            raise UserError(
+                f"HDFS refuses {path}: {said}. The user is HADOOP_USER_NAME, or with Kerberos that of kinit's ticket "
+                f"(docs/storage.md); it must be allowed to read, write, rename and delete there"
+            ) from None
+        raise StoreError(f"{path}: {said}") from None
