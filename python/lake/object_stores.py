@@ -1,4 +1,4 @@
-"""What Spark needs to reach a lake or a store in object storage: S3A, and a log store that loses no commit.
+"""What Spark needs to reach a lake or a store: S3A, and a log store that loses no commit; what a path means to it.
 
 Credentials are found by the cloud's own chain in each JVM, and stand in no property.
 """
@@ -16,6 +16,8 @@ _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 #: AWS's: environment, web identity, profile, container, machine.
 _CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _LOG_STORE = "headrace.delta.S3ConditionalLogStore"
+#: A path without a scheme is a file here, also where core-site.xml in HADOOP_CONF_DIR says that it is one in HDFS.
+_LOCAL_PATHS = {"spark.hadoop.fs.defaultFS": "file:///"}
 #: `str()` of a Location has the first, `uri` the second.
 _SCHEMES = ("s3", "s3a")
 
@@ -41,9 +43,13 @@ def store_properties(ws: Workspace, environ: Mapping[str, str]) -> dict[str, str
         ws: the workspace.
         environ: of this process: which S3 server, and which region.
     """
+    found = dict(_LOCAL_PATHS)
+    if ws.store.scheme == "hdfs":
+        # What YARN brings to its containers: else in the file system of paths without a scheme.
+        found["spark.yarn.stagingDir"] = str(ws.store / ".spark-staging")
     if "s3" not in _schemes(ws):
-        return {}
-    found = {
+        return found
+    found |= {
         "spark.hadoop.fs.s3.impl": _S3A,
         "spark.hadoop.fs.s3a.aws.credentials.provider": _CHAIN,
         **{f"spark.delta.logStore.{scheme}.impl": _LOG_STORE for scheme in _SCHEMES},

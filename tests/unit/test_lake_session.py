@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.config import Spark
@@ -16,3 +18,14 @@ def test_sessions_are_in_utc(ws: Workspace) -> None:
     assert properties(Spark(), ws)[ZONE] == "UTC"
     with pytest.raises(UserError, match=r"spark\.sql\.session\.timeZone is 'Europe/Berlin'.*is source\.timezone"):
         properties(Spark(properties={ZONE: "Europe/Berlin"}), ws)
+
+
+def test_a_path_is_a_file_whatever_hadoop_calls_its_default(tmp_path: Path) -> None:
+    """core-site.xml of a cluster says that paths without a scheme are in HDFS; the user's own word counts more."""
+    default = "spark.hadoop.fs.defaultFS"
+    ws = Workspace(tmp_path, store_uri="hdfs://namenode:8020/store")
+    found = properties(Spark(), ws)
+    assert found[default] == "file:///"
+    assert found["spark.yarn.stagingDir"] == "hdfs://namenode:8020/store/.spark-staging"
+    assert "spark.yarn.stagingDir" not in properties(Spark(), Workspace(tmp_path))
+    assert properties(Spark(properties={default: "hdfs://namenode:8020"}), ws)[default] == "hdfs://namenode:8020"
