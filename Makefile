@@ -10,6 +10,7 @@
 #   make clickhouse    ClickHouse in process (chdb), for its tests (51 MB)
 #   make s3        what Spark needs for a lake in S3 (9 MB): docs/storage.md
 #   make s3-day    a whole day with lake and store in S3 beside the same day on local files; fetches an S3 server (12 MB)
+#   make hdfs-day  the same with lake and store in HDFS; make yarn-day: and the tasks and ranks in containers of YARN (81 MB)
 #   make hadoop    HDFS and YARN of one machine for tests (81 MB)
 #   make rack      (root) three hosts as namespaces of this machine that share nothing but S3, features and training over them: docs/cluster.md
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
@@ -50,7 +51,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hadoop rack rapids onnx export-parity serve wheel gpu-check lock format
+.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hdfs-day yarn-day hadoop rack rapids onnx export-parity serve wheel gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -185,7 +186,10 @@ closed-loop: env
 	@$(PYTHON) scripts/closed_loop.py --home build/closed-loop
 
 s3-day: env s3 s3proxy
-	@PYTHONPATH=. $(PYTHON) scripts/s3_day.py
+	@PYTHONPATH=. $(PYTHON) scripts/store_day.py --on s3
+
+hdfs-day yarn-day: env hadoop
+	@PYTHONPATH=. $(PYTHON) scripts/store_day.py --on hdfs $(if $(filter yarn-day,$@),--yarn)
 
 # RACK="day slow_link ...": scenarios; all of them: RACK=all.
 RACK ?= train

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from headrace.workspace import Workspace
-from scripts.s3_day import digests, manifests, scores
+from scripts.store_day import digests, manifests, scores
 
 #: Where a model or a dataset keeps its rows and weights; what stands beside them names places and times.
 _DATA = (".parquet", ".safetensors", ".arrow")
