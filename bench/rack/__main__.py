@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from bench.rack import scenarios
+from bench.rack import faults, rows, scenarios
 from bench.rack.hosts import NoRack
 from headrace.workspace import checkout
 
+_KNOWN = [*scenarios.ALL, *faults.ALL]
+
 
 def main() -> int:
-    """Run scenarios; 2 where there can be no rack."""
-    parser = argparse.ArgumentParser(prog="python -m bench.rack", description=scenarios.__doc__)
-    known = sorted(scenarios.ALL)
-    parser.add_argument("scenario", nargs="*", default=["train"], help=f"of: {', '.join(known)}, all (default: train)")
+    """Run scenarios; 1 where one failed, 2 where there can be no rack."""
+    parser = argparse.ArgumentParser(prog="python -m bench.rack", description=__doc__)
+    parser.add_argument("scenario", nargs="*", default=["train"], help=f"of: {', '.join(_KNOWN)}, all (default: train)")
     parser.add_argument("--rows", type=int, default=5000, help="events of a generated day")
     parser.add_argument("--ds", default="2026-01-03")
     parser.add_argument("--keep", type=Path, help="keep the hosts' files and logs in this folder")
     args = parser.parse_args()
-    names = known if args.scenario == ["all"] else args.scenario
-    if unknown := set(names) - set(known):
-        parser.error(f"no scenario {', '.join(sorted(unknown))}; known: {', '.join(known)}, all")
-    failed = 0
-    for name in names:
-        with tempfile.TemporaryDirectory(prefix="rack-", dir=_build()) as temporary:
-            folder = (args.keep / name if args.keep else Path(temporary)).absolute()
-            try:
-                row = scenarios.ALL[name](scenarios.Day(folder, args.ds, args.rows))
-            except NoRack as e:
-                print(f"no rack here: {e}", file=sys.stderr)
-                return 2
-            except RuntimeError as e:
-                print(f"| {name} | FAILED | {str(e)[:2000]} |", flush=True)
-                failed = 1
-                continue
-        print(row, flush=True)
-    return failed
+    names = _KNOWN if args.scenario == ["all"] else args.scenario
+    if unknown := set(names) - set(_KNOWN):
+        parser.error(f"no scenario {', '.join(sorted(unknown))}; known: {', '.join(_KNOWN)}, all")
+    with ExitStack() as stack:
+        folder = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rack-", dir=_build())))
+        try:
+            found = _run(names, scenarios.Day(folder.absolute(), args.ds, args.rows))
+        except NoRack as e:
+            print(f"no rack here: {e}", file=sys.stderr)
+            return 2
+    rows.publish(found)
+    return int(len(found) < len(names))
+
+
+def _run(names: Sequence[str], given: scenarios.Day) -> list[rows.Row]:
+    """Rows of those that did not fail."""
+    found = []
+
+    def attempt(name: str, act: Callable[[], rows.Row]) -> None:
+        try:
+            found.append(act())
+            print(found[-1], flush=True)
+        except (RuntimeError, subprocess.TimeoutExpired) as e:
+            print(f"| {name} | FAILED | {str(e)[:2000]} |", flush=True)
+
+    for name in (n for n in scenarios.ALL if n in names):
+        attempt(name, lambda name=name: scenarios.ALL[name](given.below(name)))
+    disturbed = [n for n in names if n in faults.ALL]
+    if disturbed:
+        with faults.lab(given.below("faults")) as lab:
+            for name in disturbed:
+                attempt(name, lambda name=name: faults.ALL[name](lab))
+    return found
 
 
 def _build() -> Path:

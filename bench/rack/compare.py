@@ -1,4 +1,7 @@
-"""On a host: whether the day over the rack is that of one machine. `python -m bench.rack.compare ONE OTHER DS`."""
+"""On a host: whether two days are equal. `python -m bench.rack.compare ONE OTHER DS [STAGE]`.
+
+ONE and OTHER are a folder, that of a `--home`, or the URI below which lake and store are.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from headrace.stages import ORDER
 from headrace.workspace import Workspace
 from scripts.store_day import digests, manifests, scores
 
@@ -13,14 +17,15 @@ from scripts.store_day import digests, manifests, scores
 _DATA = (".parquet", ".safetensors", ".arrow")
 
 
-def main(one: str, other: str, ds: str) -> None:
-    """Compare datasets, weights and scores, as far as the first day went.
+def main(one: str, other: str, ds: str, last: str = ORDER[-1]) -> None:
+    """Compare datasets, weights and scores, as far as the first day went, and to the stage `last` at most.
 
     Raises:
         SystemExit: they differ.
     """
-    a, b = Workspace(Path(one)), Workspace.at(Path(other), os.environ)
-    first, second = manifests(a, ds), manifests(b, ds)
+    a, b = _workspace(one), _workspace(other)
+    wanted = ORDER[: ORDER.index(last) + 1]
+    first, second = ({s: m for s, m in manifests(ws, ds).items() if s in wanted} for ws in (a, b))
     faults = [f"stage {stage}" for stage in first if stage not in second]
     print(", ".join(f"{s} {first[s].seconds:.0f} s and {second[s].seconds:.0f} s" for s in first if s in second))
     for stage, kind in (("features", "dataset"), ("train", "model")):
@@ -40,6 +45,12 @@ def main(one: str, other: str, ds: str) -> None:
         faults += [] if equal else ["scores"]
     if faults:
         raise SystemExit(f"the days differ: {', '.join(faults[:10])}")
+
+
+def _workspace(root: str) -> Workspace:
+    if "://" not in root:
+        return Workspace(Path(root))
+    return Workspace(Path.home(), f"{root}/lake", f"{root}/store", os.environ["HEADRACE_SCRATCH"])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ class Cluster:
     logs: Path
     #: Of the pipeline, besides where it runs.
     settings: Mapping[str, object]
+    #: `--home`, on every host.
+    home: Path = HOME
 
     @property
     def services(self) -> Host:
@@ -38,7 +40,7 @@ class Cluster:
     def words(self, driver: Host, *words: str, on_cluster: bool = True) -> list[str]:
         """The command line of `headrace WORDS...` on a host, by the cluster or by Spark's local master there."""
         spark = spark_settings(self.services, driver, RANKS) if on_cluster else {"spark.master": f"local[{RANKS}]"}
-        return [*_headrace(), *words, "--home", str(HOME), *_sets({**self.settings, **spark, **self._warehouse})]
+        return [*_headrace(), *words, "--home", str(self.home), *_sets({**self.settings, **spark, **self._warehouse})]
 
     @property
     def _warehouse(self) -> Mapping[str, str]:

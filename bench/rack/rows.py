@@ -1,0 +1,35 @@
+"""The table of what happened: a row for each scenario."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headrace.storage import local
+from headrace.workspace import checkout
+
+HEAD = "| scenario | what was lost | seconds | undisturbed |\n|---|---|---:|---:|"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a scenario came to. That its end result is right was checked before."""
+
+    scenario: str
+    lost: str
+    seconds: float
+    #: Of the same without what happens in the scenario; of one without anything, of one machine.
+    undisturbed: float
+
+    def __str__(self) -> str:
+        return f"| {self.scenario} | {self.lost} | {self.seconds:.0f} | {self.undisturbed:.0f} |"
+
+
+def publish(rows: Sequence[Row]) -> Path:
+    """Write build/bench/rack.json in one step and print the table."""
+    path = checkout() / "build" / "bench" / "rack.json"
+    local(path).put_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print("\n".join(["", HEAD, *map(str, rows)]), flush=True)
+    return path

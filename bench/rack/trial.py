@@ -1,0 +1,148 @@
+"""Workspaces of their own on a cluster's hosts: what one scenario does is not seen by the next."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.rack.day import PIPELINE, Cluster, tail
+from bench.rack.hosts import PRIVATE, Host
+from bench.rack.losses import PROPERTIES, Losses, losses
+from bench.rack.services import S3_PORT
+from headrace.storage import local
+from tests.s3_server import BUCKET, environ_of
+
+#: The last stages of the day's parts: each is a command of its own.
+PARTS = ("ingest", "features", "train", "promote", "score")
+#: Those by Spark's local master: their tasks share the driver's scratch folder (Cluster.ingest, Cluster.score).
+_ALONE = ("ingest", "score")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Lake and store, and on each host a home, a scratch folder and Spark's logs of events."""
+
+    cluster: Cluster
+    name: str
+    ds: str
+    #: Of the store, as its processes know it.
+    port: int = S3_PORT
+
+    @staticmethod
+    def of(found: Cluster, name: str, ds: str, port: int = S3_PORT) -> Trial:
+        """A workspace in which there is nothing yet."""
+        root, endpoint = f"s3://{BUCKET}/{name}", f"http://{found.services.name}:{port}"
+        spark = {**PROPERTIES, "eventLog.dir": f"file://{PRIVATE}/events/{name}"}
+        spark["executorEnv.AWS_ENDPOINT_URL"] = endpoint
+        places = {"lake": f"{root}/lake", "store": f"{root}/store", "scratch": str(PRIVATE / "trials" / name)}
+        settings = {**found.settings, **places, **{f"spark.properties.spark.{k}": v for k, v in spark.items()}}
+        return Trial(replace(found, settings=settings, home=PRIVATE / "home" / name), name, ds, port)
+
+    @property
+    def root(self) -> str:
+        """The URI below which lake and store are."""
+        return f"s3://{BUCKET}/{self.name}"
+
+    @property
+    def objects(self) -> Path:
+        """The same as files of the server's."""
+        return self.cluster.services.folder / "s3" / "buckets" / BUCKET / self.name
+
+    @property
+    def log(self) -> Path:
+        """What its commands say."""
+        return self.cluster.logs / f"{self.name}.log"
+
+    def scratch(self, host: Host) -> list[Path]:
+        """The files that tasks have left on a host."""
+        return [p for p in (host.folder / "trials" / self.name).rglob("*") if p.is_file()]
+
+    def start(self, driver: Host, *words: str) -> subprocess.Popen[bytes]:
+        """Start `headrace WORDS...` on the cluster."""
+        (local(driver.folder) / "events" / self.name).make_dir()
+        endpoint = f"http://{self.cluster.services.name}:{self.port}"
+        on_cluster = words[-1] not in _ALONE
+        return driver.start(self.cluster.words(driver, *words, on_cluster=on_cluster), self.log, environ_of(endpoint))
+
+    def start_part(self, driver: Host, part: str) -> subprocess.Popen[bytes]:
+        """Start the stages up to the last one of a part; those before are done, and pass."""
+        return self.start(driver, "run", PIPELINE, "--ds", self.ds, "--to", part)
+
+    def end(self, running: subprocess.Popen[bytes], seconds: float | None = None) -> None:
+        """Wait for a command.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        code = running.wait(seconds)
+        if code:
+            raise RuntimeError(f"{self.name}: exit code {code}; {tail(self.log)}")
+
+    def run_part(self, part: str) -> float:
+        """Run the stages of a part on the host of the services; seconds."""
+        begin = time.perf_counter()
+        self.end(self.start_part(self.cluster.services, part))
+        return time.perf_counter() - begin
+
+    def events(self, driver: Host) -> list[Path]:
+        """Spark's logs of the applications of a driver's host; while one runs, its own has another name."""
+        return sorted((driver.folder / "events" / self.name).glob("*"))
+
+    def losses(self, driver: Host) -> Losses:
+        """What Spark lost and made again in the applications of a driver's host."""
+        return losses(self.events(driver))
+
+
+class CalmDay:
+    """A day to which nothing happens, run as far as somebody asks, with a copy of the workspace after each part."""
+
+    def __init__(self, found: Cluster, ds: str) -> None:
+        self._trial = Trial.of(found, "calm", ds)
+        self._kept = found.services.folder / "kept"
+        #: By part.
+        self._seconds: dict[str, float] = {}
+
+    def seconds(self, parts: Sequence[str]) -> float:
+        """What some parts took."""
+        self._run(parts[-1])
+        return sum(self._seconds[part] for part in parts)
+
+    def begin(self, name: str, after: str, port: int = S3_PORT) -> Trial:
+        """A new workspace, as it is after a part."""
+        self._run(after)
+        found = Trial.of(self._trial.cluster, name, self._trial.ds, port)
+        home = found.cluster.services.folder / "home"
+        for kept, place in (
+            (self._kept / after / "objects", found.objects),
+            (self._kept / after / "home", home / name),
+        ):
+            shutil.copytree(kept, place)
+        return found
+
+    def check(self, other: Trial, last: str) -> None:
+        """Compare another workspace's dataset, weights and scores, up to a part.
+
+        Raises:
+            RuntimeError: they differ.
+        """
+        self._run(last)
+        words = [sys.executable, "-m", "bench.rack.compare", self._trial.root, other.root, other.ds, last]
+        print(self._trial.cluster.services.run(words), end="", flush=True)
+
+    def _run(self, last: str) -> None:
+        for part in PARTS[: PARTS.index(last) + 1]:
+            if part in self._seconds:
+                continue
+            if part == "ingest":
+                services = self._trial.cluster.services
+                self._trial.end(self._trial.start(services, "generate", PIPELINE, "--until", self._trial.ds))
+            self._seconds[part] = self._trial.run_part(part)
+            home = self._trial.cluster.services.folder / "home" / self._trial.name
+            local(home).make_dir()
+            for name, place in (("objects", self._trial.objects), ("home", home)):
+                shutil.copytree(place, self._kept / part / name)
