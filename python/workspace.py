@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import headrace
 from headrace.errors import UserError
 from headrace.stages import LEASES
 from headrace.storage import Location, local, local_folder, location_of
+from headrace.storage.host_scratch import HostScratch
 from headrace.storage.objects.copies import VARIABLE as CACHE
 from headrace.storage.uri import server_fault
 
@@ -135,6 +137,21 @@ class Workspace:
     def mapped(self, pipeline: str) -> Location:
         """What processes of this host map of the models that score: tables and vocabularies, made where missing."""
         return self._scratch_root / "mapped" / pipeline
+
+    def on_hosts(self, folder: Location) -> HostScratch:
+        """Of a folder below scratch: the one of that name on each host, in it a folder of this workspace's alone."""
+        # Workspaces may name one folder of a host, and each removes what its runs do not need.
+        mine = hashlib.sha256(self.store.uri.encode()).hexdigest()[:12]
+        named = self._scratch_root if self.scratch_folder else None
+        return HostScratch(f"{folder.below(self._scratch_root)}/{mine}", named, folder.durable)
+
+    def staging(self, pipeline: str) -> Location:
+        """Rows on their way, in the lake, where all hosts see them; what is there belongs to runs that are at work."""
+        return self.lake / "staging" / pipeline
+
+    def handed_on(self, pipeline: str, stage: str, own: bool) -> Location:
+        """Files that tasks of a stage hand to each other: in scratch; in the lake where hosts share none (`own`)."""
+        return self.staging(pipeline).transient() / stage if own else self.spark_local / stage / pipeline
 
     def runs(self, pipeline: str) -> Location:
         """The manifests of a pipeline: a folder for each day."""

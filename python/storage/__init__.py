@@ -6,6 +6,7 @@
     hdfs       that for HDFS: the one for objects, whose calls are made of renames
     location   a place in a store, which is all that other packages see
     lease      who is at work on a pipeline
+    once       folders that many processes want and one makes; host_scratch: folders of each host's own
     uri        which folder `--home` and paths in a spec mean
 
 A store is added by a class beside `local.py` and a line in `location.STORES`. Callers hold a `Location` and know of no

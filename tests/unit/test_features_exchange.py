@@ -16,14 +16,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
-from headrace.features.build.lake_files import host_scratch
 from headrace.features.engines.arrow import blocks as module
 from headrace.features.engines.arrow import part_rows
 from headrace.features.engines.arrow.aggregate_task import Name
 from headrace.features.engines.arrow.blocks import Sender, cut, packed, unpacked
 from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.fit_exchange import MergeStatistics, SendStatistics, Tables, by_key
-from headrace.features.engines.arrow.host_folder import HostFolder, HostScratch
+from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.features.engines.arrow.lake_rows import FileTasks, ScanTask, Splitter, lake_rows
 from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
@@ -34,6 +33,7 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.exchange import Block
 from headrace.storage import local
+from headrace.storage.host_scratch import HostScratch
 from headrace.workspace import Workspace
 from tests.unit.test_features_encoded import FIRST, WORKFLOW, digests, land, make, run
 
@@ -238,10 +238,10 @@ def test_workspaces_with_one_scratch_folder_keep_apart(tmp_path: Path, monkeypat
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
     for named in (None, str(tmp_path / "named")):
         homes = [Workspace(tmp_path / name, scratch_folder=named) for name in ("a", "b")]
-        first, second = (HostFolder(host_scratch(ws, ws.encoded("shop")), "layout", "1", ("x",)) for ws in homes)
+        first, second = (HostFolder(ws.on_hosts(ws.encoded("shop")), "layout", "1", ("x",)) for ws in homes)
         for folder in (first, second):
             (folder.here() / "x").make_dir()
-        again = HostFolder(host_scratch(homes[1], homes[1].encoded("shop")), "layout", "2", ())
+        again = HostFolder(homes[1].on_hosts(homes[1].encoded("shop")), "layout", "2", ())
         assert again.here().entries() == []
         assert [e.name for e in first.here().entries()] == ["x"]
         assert first.here().is_below(local(tmp_path / ("named" if named else "host")) / "encoded" / "shop")

@@ -119,3 +119,14 @@ def test_the_uri_of_a_published_folder_names_its_files(tmp_path: Path, monkeypat
             _ = place.uri
     assert files(model / "deep" / "er") == ["c"]
     assert (model / "deep" / "b").uri.endswith("/deep/b")
+
+
+def test_a_host_that_knows_its_scratch_alone_has_its_copies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = memory_home(monkeypatch, tmp_path / "given")
+    (home / "file").put_text("x")
+    monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "scratch"))
+    assert (home / "file").local_path().is_relative_to(tmp_path / "given")
+    monkeypatch.delenv("HEADRACE_CACHE")
+    assert (home / "file").local_path().is_relative_to(tmp_path / "scratch" / "cache")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +10,6 @@ from pyspark.sql import SparkSession
 from headrace.config import Spec
 from headrace.features.build.events import days_of_window
 from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.host_folder import HostScratch
 from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.layout.day_ranges import time_ranges
@@ -73,16 +71,9 @@ def rows_of_files(
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
     home = ws.encoded(spec.pipeline)
-    own = host_scratch(ws, home) if spec.spark.own_scratch else None
+    own = ws.on_hosts(home) if spec.spark.own_scratch else None
     with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec), own) as found:
         yield found
-
-
-def host_scratch(ws: Workspace, folder: Location) -> HostScratch:
-    """Of a folder below scratch: the one of that name on each host, in it a folder of this workspace's alone."""
-    # Workspaces may name one folder of a host, and each removes what its runs do not need.
-    mine = hashlib.sha256(ws.store.uri.encode()).hexdigest()[:12]
-    return HostScratch(f"{folder.below(ws.scratch)}/{mine}", ws.scratch if ws.scratch_folder else None)
 
 
 def _by_spark(spec: Spec) -> bool:

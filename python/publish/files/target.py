@@ -55,7 +55,7 @@ class FilesTarget(Target):
     @property
     def staging(self) -> Location:
         """The folder of the pipeline's staged days, which executors write to: below the lake."""
-        return self.ws.lake / "staging" / self.spec.pipeline
+        return self.ws.staging(self.spec.pipeline)
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         self.columns = published_columns(self.user, self.item, spark_types, self.types)

@@ -24,7 +24,8 @@ from headrace.storage import flock, system
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import ChangedInPlace, Stored
 
-#: The environment variable that names the folder; a workspace sets it to its scratch.
+#: The environment variable that names the folder; a workspace sets it to its scratch. On other hosts, whose processes
+#: know of none, it is of that of their HEADRACE_SCRATCH.
 VARIABLE = "HEADRACE_CACHE"
 #: The environment variable that says how much copies may take, in GiB; else as much as the disk has.
 LIMIT = "HEADRACE_CACHE_GIB"
@@ -42,8 +43,10 @@ _FILES, _FOLDERS = _COPIES = ("files", "folders")
 
 def folder() -> Path:
     """Where this host's copies and files on their way to a store are."""
-    given = os.environ.get(VARIABLE)
-    return Path(given) if given else Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
+    given, scratch = os.environ.get(VARIABLE), os.environ.get("HEADRACE_SCRATCH")
+    if given or scratch:
+        return Path(given or f"{scratch}/cache")
+    return Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
 
 
 def new_path(name: str) -> Path:

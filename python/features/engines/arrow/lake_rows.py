@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.features.engines.arrow.aggregate import TrainRows
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
-from headrace.features.engines.arrow.host_folder import RUN, HostFolder, HostScratch
+from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.kernels import count
 from headrace.features.engines.arrow.lake_file import (
     FILE,
@@ -38,6 +38,7 @@ from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.tasks import cores_of, grouped, run_tasks
 from headrace.storage import Location
+from headrace.storage.host_scratch import RUN, HostScratch
 
 _LOG = logging.getLogger("headrace.features")
 

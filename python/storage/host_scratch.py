@@ -1,0 +1,76 @@
+"""Folders of each host's own, where the hosts of a cluster share no disk: named before, and found in tasks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headrace.storage.location import Location, local
+from headrace.storage.once import made_once
+
+#: What a run has for itself: its folder beside those that outlive it begins so.
+RUN = "scratch."
+
+
+@dataclass(frozen=True)
+class HostScratch:
+    """A folder of a host's own, in terms that are the same on all hosts. Pickled into tasks."""
+
+    #: Its path in the host's scratch folder.
+    below: str
+    #: The scratch folder that the pipeline names, on every host. None: HEADRACE_SCRATCH of the executor's own
+    #: environment, else the folder that Spark gave the executor, which goes with it.
+    folder: Location | None = None
+    #: Whether what appears there is on the disk: what a later run takes as it is must be whole after a power cut.
+    durable: bool = False
+
+    def here(self) -> Location:
+        """The folder on this host."""
+        named = os.environ.get("HEADRACE_SCRATCH")
+        of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+        root = self.folder or local(named or of_spark or tempfile.gettempdir())
+        return (root if self.durable else root.transient()) / self.below
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder of each host's own of which a run says what may stay. Pickled into tasks."""
+
+    scratch: HostScratch
+    #: Of all runs, this one.
+    run: str
+    #: Names in the folder: all others are removed before the run's first task on a host begins.
+    keep: tuple[str, ...]
+
+    def here(self) -> Location:
+        """The folder on this host, which has been tidied up."""
+        return self.of_run().parent
+
+    def of_run(self, tidy: Callable[[], None] | None = None) -> Location:
+        """A folder in it for this run alone: the next one removes it. `tidy`: what is done besides, once a host."""
+        home = self.scratch.here()
+
+        def make(_: Location) -> None:
+            self._remove_others(home)
+            if tidy is not None:
+                tidy()
+
+        return made_once(home / f"{RUN}{self.run}", make)
+
+    def _remove_others(self, home: Location) -> None:
+        """What earlier runs left and this one does not need. Other tasks of the run on this host wait."""
+        for other in home.entries():
+            if other.name not in self.keep and not other.name.startswith(f"{RUN}{self.run}"):
+                other.remove_quietly()
+
+
+#: A folder that all tasks see at one place, or one of each host's own.
+HostPlace: TypeAlias = Location | HostScratch | RunFolder
+
+
+def on_this_host(place: HostPlace) -> Location:
+    """The folder that it is for this process."""
+    return place if isinstance(place, Location) else place.here()
