@@ -29,9 +29,9 @@ class Spark(Section):
     master: str = "local[*]"
     #: The driver's heap, as Spark spells it.
     driver_memory: str = "3g"
-    #: Whether the executors share a disk for what features hand from task to task: `shared`, one scratch folder at one
-    #: path; `own`, each host has its own, and what tasks hand to each other goes through Spark's shuffle; `auto`: `own`
-    #: where executors are on other machines.
+    #: Whether the executors share a disk for what tasks hand to each other: `shared`, one scratch folder at one path;
+    #: `own`, each host has its own, and it goes through Spark's shuffle or the lake; `auto`: `own` where executors are
+    #: on other machines.
     scratch: Literal["auto", "shared", "own"] = "auto"
     #: Further properties, highest priority.
     properties: Mapping[str, str] = Field(default_factory=dict)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 from headrace.housekeeping.step import Step, newest_write_ns, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work
+from headrace.lake.handed_on import HANDING
 from headrace.storage import Location
 
 
 def scratch_steps(state: WorkspaceState) -> Iterator[Step]:
-    """Temporary files of this pipeline's stages, and of Spark where no pipeline is at work."""
+    """Temporary files of this pipeline's stages, on this host and in the lake, and of Spark where none is at work."""
     ws, mine = state.ws, state.pipeline
     temporary = ws.spark_local
-    places = [temporary / kind / mine for kind in ("ingest", "score", "vocabulary")]
+    places = [temporary / kind / mine for kind in (*HANDING, "vocabulary")]
+    places += [ws.handed_on(mine, stage, own=True) for stage in HANDING]
     places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{mine}-")]
     others = (name for name in ws.pipelines() if name != mine)
     if not any(is_at_work(ws, name) for name in (*others, *(f"{n}-search" for n in ws.pipelines()))):

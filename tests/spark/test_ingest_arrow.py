@@ -25,7 +25,6 @@ from headrace.lake.ingest.arrow_plan import arrow_plan, why_spark
 from headrace.lake.ingest.arrow_rows import ArrowRows, read_by_arrow
 from headrace.lake.ingest.batch_rows import rows_by_spark, source_format_of
 from headrace.lake.ingest.profile import profiles
-from headrace.lake.ingest.read_lines import LEFT_FOLDER
 from headrace.lake.sources.criteo import CRITEO
 from headrace.lake.sources.frame import GOOD, SKIPPED
 from headrace.lake.sources.lines import LandingBatch
@@ -98,7 +97,7 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     # The profile of both parts is that of the whole.
     left = None
     if read.left:
-        rest = LandingBatch(spark, batch.source, batch.table, batch.days, read.scratch / LEFT_FOLDER)
+        rest = LandingBatch(spark, batch.source, batch.table, batch.days, read.left_files)
         left, _ = rows_by_spark(rest, source_format_of(batch), scratch / "left-typed")
     found = read.profile(0, profiles(left, batch.table, batch, read.left)[0])
     (whole,) = profiles(typed, batch.table, batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,21 @@ def unfinished(spec: Spec, ws: Workspace, now: datetime, delete: bool = False) -
     """Bytes by what can go."""
     steps: list[Step] = [s for s in collect(spec, ws, now, delete) if "killed" in s.reason]
     return {s.what: s.size for s in steps}
+
+
+def test_what_tasks_handed_on_in_the_lake_goes(ws: Workspace, spec: Spec) -> None:
+    names = set()
+    for stage in ("ingest", "score"):
+        place = ws.handed_on("clicks", stage, own=True) / "run"
+        (place / "rows.parquet").put_text("x")
+        begin(place / "items", "t", "x")
+        names.add(f"staging/clicks/{stage}")
+    (ws.staging("other") / "score" / "run" / "rows.parquet").put_text("x")
+    now = datetime.now(UTC) + timedelta(seconds=1)
+    steps = [s.what for s in collect(spec, ws, now, True) if s.what.startswith("staging/")]
+    assert set(steps) == names
+    assert [f.below(ws.lake) for f in (ws.lake / "staging").files()] == ["staging/other/score/run/rows.parquet"]
+    assert left_over(ws.lake) == []
 
 
 def begin(place: Location, token: str, text: str) -> None:

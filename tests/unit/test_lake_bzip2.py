@@ -15,6 +15,7 @@ from headrace.lake.blocks import bzip2
 from headrace.lake.blocks.lines import Part, blocks
 from headrace.lake.ingest import unpack
 from headrace.storage import Location, local
+from tests.storage_homes import memory_home
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -116,6 +117,17 @@ def test_damaged_files_are_not_read_in_ranges(tmp_path: Path) -> None:
     assert by_ranges(written(tmp_path, [good, b"and more"]), tmp_path / "bad") is None
     assert by_ranges(written(tmp_path, [TEXT]), tmp_path / "bad") is None
     assert list((tmp_path / "bad").iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_pieces_in_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, good = memory_home(monkeypatch, tmp_path / "cache"), bz2.compress(TEXT, 1)
+    parts = unpack.unpack(None, {3: written(tmp_path, [good])}, 1, lake)[3]
+    assert len(parts) > 3
+    assert lines_of(parts) == list(enumerate(TEXT.removesuffix(b"\n").split(b"\n"), 1))
+    before = list(lake.files())
+    assert unpack.unpack(None, {3: written(tmp_path, [good[:-9]])}, 1, lake) == {}
+    assert list(lake.files()) == before
 
 
 @pytest.mark.usefixtures("small_ranges")

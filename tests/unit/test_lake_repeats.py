@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.ingest.hash_files import hashes_of_share, load_hashes, save_hashes
-from headrace.lake.ingest.repeats import RepeatTask
+from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE
+from headrace.lake.ingest.hash_files import hashes_of_share, load_hashes, save_array, save_hashes
+from headrace.lake.ingest.repeats import REPEATED, KeyedFile, RepeatTask, SuspectTask
 from headrace.storage import Location, local
+from tests.storage_homes import memory_home
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 HASHES = st.one_of(st.integers(LEAST, MOST), st.sampled_from([LEAST, LEAST + 1, -1, 0, 1, MOST]))
@@ -53,6 +57,21 @@ def test_all_that_are_there_twice(
         assert list(zip(hashes.tolist(), keyed.tolist(), strict=True)) == rows
         ranges = [hashes_of_share(scratch, name, k, shares) for k in range(shares)]
         assert np.concatenate(ranges).tolist() == sorted(h for h, k in rows if k)
+
+
+def test_files_of_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = memory_home(monkeypatch, tmp_path)
+    names = [saved(lake, [(5, True), (7, True), (9, False)]), saved(lake, [(9, True), (7, True)])]
+    assert repeated(lake, names[:1], names[1:], 3) == [7]
+    assert [x.tolist() for x in load_hashes(lake, names[0])] == [[5, 7, 9], [True, True, False]]
+    save_array(lake / REPEATED, np.array([7]))
+    rows = pa.table({"id": ["a", "b", "c"], SOURCE_FILE: ["x"] * 3, SOURCE_LINE: [1, 2, 3]})
+    with (lake / "data.parquet").new_file() as place:
+        pq.write_table(rows, place)
+    task = SuspectTask((KeyedFile(lake / "data.parquet", "2026-01-01", hashes=names[0]),), ("id",), None, lake)
+    (made,) = task(0)
+    suspect = pq.read_table((lake / made["path"]).local_path()).to_pylist()
+    assert suspect == [{"id": "b", "ds": "2026-01-01"}]
 
 
 def test_memory_is_that_of_a_range(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from headrace.lake.blocks.lines import COMPRESSIONS, Part
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.arrow_plan import COMPRESSED_TO, ArrowPlan, grouped_by_day, part_size, split_files
-from headrace.lake.ingest.data_file import WrittenFile, data_schema, remove_files
+from headrace.lake.ingest.data_file import WrittenFile, data_schema, footer, remove_files
+from headrace.lake.ingest.hash_files import save_array
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.read_lines import CountTask, PartCounts, ReadTask
-from headrace.lake.ingest.repeats import REPEATED, SUSPECTS, HashTask, KeyedFile, RepeatTask, SuspectTask
+from headrace.lake.ingest.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask
 from headrace.lake.ingest.unpack import LEAST_BYTES, unpack
 from headrace.lake.ingest.write_rows import Dropped, RewriteTask
 from headrace.lake.sources.frame import quoted
@@ -59,11 +59,14 @@ class ArrowRows:
     table: Location
     #: Of the data files.
     schema: pa.Schema
-    scratch: Location
+    #: Of the load, for what tasks hand to each other.
+    folder: Location
     codec: str
     data: tuple[_Data, ...]
     counts: Mapping[int, tuple[PartCounts, ...]]
     keys: tuple[str, ...]
+    #: Those with the lines for Spark's rules.
+    left_files: tuple[Location, ...]
 
     @property
     def left(self) -> Mapping[int, int]:
@@ -107,7 +110,7 @@ class ArrowRows:
 
     def suspects(
         self, typed: Sequence[Location], loaded: Sequence[tuple[str, Location]]
-    ) -> tuple[Location | None, Location | None] | None:
+    ) -> tuple[tuple[Location, ...], tuple[Location, ...]] | None:
         """Rows whose key may be there twice.
 
         Args:
@@ -115,33 +118,33 @@ class ArrowRows:
             loaded: (day, data file) of the rows of the table that they are compared with.
 
         Returns:
-            (keys, `_ds`, `_file` and `_line` of rows here; keys and `ds` of rows in the table), as folders of
-            Parquet files, None for no rows; None where no hash is there twice.
+            (keys, `_ds`, `_file` and `_line` of rows here; keys and `ds` of rows in the table), as Parquet files, none
+            where there are no rows; None where no hash is there twice.
         """
         here = [KeyedFile(self.table / d.file.path, d.file.ds, hashes=d.hashes) for d in self.data]
         there = [KeyedFile(path, ds) for ds, path in loaded]
         others = [KeyedFile(path, is_typed=True) for path in typed]
         hashed = (*there, *others)
         rows = sum(d.file.rows for d in self.data)
-        rows += sum(pq.read_metadata(f.path.local_path()).num_rows for f in hashed)
+        rows += sum(footer(f.path).num_rows for f in hashed)
         spark = None if rows <= _DRIVER_ROWS else self.spark
-        found = run_tasks(spark, len(hashed), HashTask(hashed, self.keys, self.scratch))
+        found = run_tasks(spark, len(hashed), HashTask(hashed, self.keys, self.folder))
         names = {f["file"]: f["hashes"] for f in found}
         there = [replace(f, hashes=names[k]) for k, f in enumerate(there)]
         mine = [*(f.hashes for f in here), *(names[len(there) + k] for k in range(len(others)))]
         shares = max(1, -(-rows // _HASHES_AT_ONCE))
-        task = RepeatTask(tuple(mine), tuple(f.hashes for f in there), self.scratch, shares)
+        task = RepeatTask(tuple(mine), tuple(f.hashes for f in there), self.folder, shares)
         found = run_tasks(spark if shares > _DRIVER_SORTS else None, shares, task)
         # In ascending order, as the shares are.
-        hashes = np.concatenate([np.load((self.scratch / f["path"]).local_path()) for f in found])
+        hashes = np.concatenate([np.load((self.folder / f["path"]).local_path()) for f in found])
         if not len(hashes):
             return None
-        np.save((self.scratch / REPEATED).local_path(), hashes)
-        globs: list[Location | None] = []
-        for files, numbers, name in ((here, self.numbers, SUSPECTS[0]), (there, None, SUSPECTS[1])):
-            made = run_tasks(spark, len(files), SuspectTask(tuple(files), self.keys, numbers, self.scratch))
-            globs.append(self.scratch / name if made else None)
-        return globs[0], globs[1]
+        save_array(self.folder / REPEATED, hashes)
+        made: list[tuple[Location, ...]] = []
+        for files, numbers in ((here, self.numbers), (there, None)):
+            copy = SuspectTask(tuple(files), self.keys, numbers, self.folder)
+            made.append(tuple(self.folder / f["path"] for f in run_tasks(spark, len(files), copy)))
+        return made[0], made[1]
 
     def without(self, dropped: Dropped) -> ArrowRows:
         """The same with data files that lack some rows."""
@@ -173,23 +176,23 @@ def read_by_arrow(
     batch: LandingBatch,
     plan: ArrowPlan,
     table: Location,
-    scratch: Location,
+    folder: Location,
     codec: str,
     forgotten: ForgottenValues | None = None,
 ) -> ArrowRows | str:
     """Read a batch and write its data files, which no commit names yet; or why it could not be read."""
     size = sum(f.size * (COMPRESSED_TO if f.path.suffix in COMPRESSIONS else 1) for _, f in batch.files)
     spark = batch.spark if size > DRIVER_BYTES else None
-    scratch.make_dir()
     cores = cores_of(batch.spark)
-    tasks = grouped_by_day(batch, _parts(spark, batch, cores, scratch), cores)
+    tasks = grouped_by_day(batch, _parts(spark, batch, cores, folder), cores)
     keys = batch.table.keys
     extra = (f"{name} string" for name in quoted(plan.declaration.extra))
     schema = data_schema(", ".join([batch.table.spark_schema, *extra]))
     work = ReadTask(
-        tuple(tasks), plan.files, plan.declaration, plan.accept, keys, table, schema, scratch, codec, forgotten
+        tuple(tasks), plan.files, plan.declaration, plan.accept, keys, table, schema, folder, codec, forgotten
     )
     data: list[_Data] = []
+    left: list[Location] = []
     counts: dict[int, list[PartCounts]] = {}
     unreadable = None
     for task, found in zip(tasks, run_tasks(spark, len(tasks), work), strict=True):
@@ -199,14 +202,15 @@ def read_by_arrow(
         mine = [PartCounts(**p) for p in found["parts"]]
         for part in mine:
             counts.setdefault(part.file, []).append(part)
+        if found["left"] is not None:
+            left.append(folder / found["left"])
         if found["data"] is not None:
             lines = tuple(
                 (part.file, part.first_line, part.first_line + one.lines) for part, one in zip(task, mine, strict=True)
             )
             data.append(_Data(WrittenFile(**found["data"]), lines, found["hashes"] or ""))
-    rows = ArrowRows(
-        spark, plan, table, schema, scratch, codec, tuple(data), {i: tuple(p) for i, p in counts.items()}, keys
-    )
+    by_file = {i: tuple(p) for i, p in counts.items()}
+    rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(left))
     if unreadable is not None:
         remove_files(table, rows.written)
         return unreadable
@@ -222,7 +226,7 @@ def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Locati
     for path in sorted(folder.entries(), key=lambda p: p.name):
         if path.suffix != ".parquet":
             continue
-        metadata = pq.read_metadata(path.local_path())
+        metadata = footer(path)
         names = [metadata.schema.column(k).path for k in range(metadata.num_columns)]
         k = names.index("_ds")
         mine: set[str] = set()
@@ -234,12 +238,12 @@ def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Locati
     return found
 
 
-def _parts(spark: SparkSession | None, batch: LandingBatch, cores: int, scratch: Location) -> list[Part]:
+def _parts(spark: SparkSession | None, batch: LandingBatch, cores: int, folder: Location) -> list[Part]:
     """Parts of the batch's files, in their order, with the numbers of their first lines."""
     files = [file for _, file in batch.files]
     parts = _numbered(spark, split_files(batch, part_size([f.size for f in files], cores)))
     bzip2 = {i: (f.path, f.size) for i, f in enumerate(files) if f.path.suffix == ".bz2" and f.size > LEAST_BYTES}
-    plain = unpack(spark, bzip2, cores, scratch)
+    plain = unpack(spark, bzip2, cores, folder)
     return [part for whole in parts for part in plain.get(whole.file, [whole])]
 
 

@@ -22,7 +22,6 @@ from headrace.lake.ingest.data_file import WrittenFile
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.plan import LoadPlan
 from headrace.lake.ingest.profile import FileProfile, profiles
-from headrace.lake.ingest.read_lines import LEFT_FOLDER
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.ingest.write_rows import Dropped, TypedRowsTask, codec_of
@@ -51,7 +50,7 @@ class Places:
         """Compute them once."""
         if rows is None:
             return Places(None)
-        rows.write.parquet(str(folder))
+        rows.write.parquet(folder.spark_path)
         return Places(folder)
 
     @cached_property
@@ -72,7 +71,7 @@ class Places:
         """The others of `rows`."""
         if self.folder is None or not self.table.num_rows:
             return rows
-        mine = rows.sparkSession.read.parquet(str(self.folder)).drop("_ds")
+        mine = rows.sparkSession.read.parquet(self.folder.spark_path).drop("_ds")
         return rows.join(mine, list(POSITION), "left_anti")
 
 
@@ -119,8 +118,8 @@ class BatchRows:
             return None
         spark, keys = self.batch.spark, quoted(table.keys)
         mine: list[DataFrame] = []
-        if suspects[0] is not None:
-            found = spark.read.parquet(str(suspects[0]))
+        if suspects[0]:
+            found = spark.read.parquet(*_paths(suspects[0]))
             mine.append(found.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
         if self.typed is not None:
             mine.append(self.typed.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
@@ -128,7 +127,7 @@ class BatchRows:
         loaded = None
         if self.ctx.source.daily:
             none = here.select(*keys, F.col("_ds").alias("ds")).limit(0)
-            loaded = none if suspects[1] is None else spark.read.parquet(str(suspects[1])).select(*keys, "ds")
+            loaded = spark.read.parquet(*_paths(suspects[1])).select(*keys, "ds") if suspects[1] else none
         return deduplicate.duplicates(here, loaded, table)
 
     def without(self, dropped: Dropped) -> BatchRows:
@@ -184,7 +183,7 @@ def read_batch(
     left = sum(arrow.left.values())
     if not left:
         return BatchRows(ctx, plan, batch, None, folder, arrow, True)
-    rows, where = rows_by_spark(replace(batch, left=arrow.scratch / LEFT_FOLDER), form, folder, ctx.forgotten)
+    rows, where = rows_by_spark(replace(batch, left=arrow.left_files), form, folder, ctx.forgotten)
     return BatchRows(ctx, plan, batch, rows, where, arrow, left <= _FEW)
 
 
@@ -216,7 +215,7 @@ def _nearby(
 
 
 def _by_arrow(
-    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], scratch: Location
+    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], folder: Location
 ) -> ArrowRows | str:
     """What Arrow reads, or why it may not."""
     held = [d.ds for d in days if d.ds in plan.withhold]
@@ -230,7 +229,7 @@ def _by_arrow(
     arrow = arrow_plan(batch, [n for n in others if columns[n] == "string"])
     if isinstance(arrow, str):
         return arrow
-    return read_by_arrow(batch, arrow, ctx.events, scratch, codec_of(batch.spark), ctx.forgotten)
+    return read_by_arrow(batch, arrow, ctx.events, folder, codec_of(batch.spark), ctx.forgotten)
 
 
 def rows_by_spark(
@@ -271,5 +270,9 @@ def _stage(frame: DataFrame, folder: Location) -> DataFrame:
     spark = frame.sparkSession
     # As Arrow reads them; a time of 96 bits is Spark's own.
     with spark_settings(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
-        frame.write.parquet(str(folder))
-    return spark.read.schema(frame.schema).parquet(str(folder))
+        frame.write.parquet(folder.spark_path)
+    return spark.read.schema(frame.schema).parquet(folder.spark_path)
+
+
+def _paths(files: Sequence[Location]) -> list[str]:
+    return [file.spark_path for file in files]

@@ -250,18 +250,17 @@ class DaysCheck:
     ) -> None:
         days = [r.ds for r in records]
         create_quarantine(self.ctx.quarantine)
-        staging, files = self.ctx.staging, list[WrittenFile]()
-        staging.remove_quietly()
+        files = list[WrittenFile]()
         try:
             if any(r.left_out for r in records):
                 if repeated is not None:
                     why = f"repeats a row with the same {', '.join(self.table.keys)}"
                     repeated = repeated.select("_ds", "_file", "_line", F.lit(why).alias("_why"))
                 out = to_quarantine(rows.where(F.col("_ds").isin(days)), self.table, repeated)
-                files = frame_files(out, self.ctx.quarantine, QUARANTINE, staging / "quarantine")
+                with self.ctx.staging() as staging:
+                    files = frame_files(out, self.ctx.quarantine, QUARANTINE, staging / "quarantine")
             facts = metadata(records, self.seen.place.facts(), stored.types)
             commit_files(spark, self.ctx.quarantine, days, files, facts, fence=self.ctx.run.fence)
             files = []
         finally:
             remove_files(self.ctx.quarantine, files)
-            staging.remove_quietly()

@@ -104,6 +104,12 @@ def dictionary_columns(table: pa.Table) -> list[str]:
     return found
 
 
+def footer(file: Location) -> pq.FileMetaData:
+    """What a Parquet file says of itself; of a store, the rest is not fetched."""
+    with file.open() as stream:
+        return pq.read_metadata(stream)
+
+
 class DataFileWriter:
     """Writes one data file, row group by row group; none where there are no rows."""
 

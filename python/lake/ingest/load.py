@@ -96,7 +96,7 @@ class Load:
 
     def _load_batch(self, batch: LandingBatch, days: list[DayFiles]) -> None:
         tick = time.perf_counter()
-        with self._staging() as staging, self._uncommitted() as written:
+        with self.ctx.staging() as staging, self._uncommitted() as written:
             rows = read_batch(self.ctx, self.plan, batch, days, staging)
             if rows.arrow is not None:
                 written.events = rows.arrow.written
@@ -158,17 +158,6 @@ class Load:
             checked.append(_CheckedDay(day.day, record, extra))
             existing |= dict.fromkeys(extra, "string")
         return checked, None
-
-    @contextmanager
-    def _staging(self) -> Iterator[Location]:
-        """A folder for rows on their way, gone at the end (a killed run's goes here)."""
-        folder = self.ctx.staging
-        folder.remove_quietly()
-        folder.make_dir()
-        try:
-            yield folder
-        finally:
-            folder.remove()
 
     @contextmanager
     def _uncommitted(self) -> Iterator[_Written]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,8 +29,6 @@ from headrace.storage import Location
 
 #: The columns of the lines that are left to Spark: the number of the file, of the line, and the line as it is.
 LEFT = pa.schema([("_file", pa.int32()), ("_line", pa.int64()), ("_text", pa.string())])
-#: Where they are in the folder of a load.
-LEFT_FOLDER = "left"
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,14 @@ class ReadTask:
     table: Location
     #: Of the data files.
     schema: pa.Schema
-    scratch: Location
+    #: Of the load, for what others read of it.
+    folder: Location
     codec: str
     #: Values whose rows must not come back, of declared columns.
     forgotten: ForgottenValues | None = None
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        """What was found: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `left` (names in `scratch`), or
+        """What was found: `parts` (PartCounts), `data` (WrittenFile), `hashes` and `left` (names in `folder`), or
         `unreadable`: why a file could not be read."""
         parts = self.tasks[number]
         output = _Output(self, self.files[parts[0].file].ds, [self.files[p.file].name for p in parts])
@@ -150,7 +150,8 @@ class _Output:
         self._names = pa.array(names, pa.string())
         self._data = DataFileWriter(task.table, ds, self._schema, task.codec)
         self._left: pq.ParquetWriter | None = None
-        self._left_path = task.scratch / LEFT_FOLDER / f"{uuid.uuid4()}.parquet"
+        self._left_path = task.folder / f"left-{uuid.uuid4()}.parquet"
+        self._left_file = ExitStack()
         self._hashes: list[npt.NDArray[np.int64]] = []
         self._keyed: list[Mask] = []
 
@@ -171,8 +172,8 @@ class _Output:
     def leave(self, file: int, block: Block, which: Mask) -> None:
         """Lines for Spark's rules."""
         if self._left is None:
-            self._left_path.parent.make_dir()
-            self._left = pq.ParquetWriter(self._left_path.local_path(), LEFT, store_schema=False)
+            place = self._left_file.enter_context(self._left_path.new_file())
+            self._left = pq.ParquetWriter(place, LEFT, store_schema=False)
         numbers = block.number(which)
         files = pa.array(np.full(len(numbers), file, np.int32))
         table = pa.Table.from_arrays([files, pa.array(numbers), block.texts(which)], schema=LEFT)
@@ -186,13 +187,15 @@ class _Output:
             found["data"] = asdict(data)
         if self._left is not None:
             self._left.close()
+            self._left_file.close()
             found["left"] = self._left_path.name
         if self._hashes:
-            found["hashes"] = save_hashes(self._task.scratch, self._hashes, self._keyed)
+            found["hashes"] = save_hashes(self._task.folder, self._hashes, self._keyed)
         return found
 
     def abandon(self) -> None:
-        """Leave nothing of the data file."""
+        """Leave nothing of its files."""
         self._data.abandon()
         if self._left is not None:
             self._left.close()
+            self._left_file.__exit__(RuntimeError, RuntimeError("abandoned"), None)

@@ -15,15 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE
-from headrace.lake.ingest.hash_files import I64, Mask, hashes_of_share, load_hashes, save_hashes
+from headrace.lake.ingest.hash_files import I64, Mask, hashes_of_share, load_hashes, save_array, save_hashes
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.lake.sources.frame import GOOD
 from headrace.storage import Location
 
 #: The hashes that may be there twice, in the folder of a load: int64, sorted.
 REPEATED = "repeated.npy"
-#: Folders of rows with such hashes: to load, and in the table.
-SUSPECTS = ("suspects", "suspects-loaded")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class HashTask:
 
     files: tuple[KeyedFile, ...]
     keys: tuple[str, ...]
-    scratch: Location
+    folder: Location
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         mine = self.files[number]
@@ -63,7 +61,7 @@ class HashTask:
                 hashes, whole = key_hashes([table.column(k) for k in self.keys])
                 found.append(hashes)
                 keyed.append(whole)
-        yield {"file": number, "hashes": save_hashes(self.scratch, found, keyed)}
+        yield {"file": number, "hashes": save_hashes(self.folder, found, keyed)}
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class RepeatTask:
 
     mine: tuple[str, ...]
     loaded: tuple[str, ...]
-    scratch: Location
+    folder: Location
     #: Ranges of hashes of one length: memory is that of the largest, about as many hashes in each.
     shares: int
 
@@ -85,12 +83,12 @@ class RepeatTask:
             place = np.minimum(np.searchsorted(mine, loaded), len(mine) - 1)
             found.append(loaded[mine[place] == loaded])
         repeated = np.unique(np.concatenate(found))
-        path = self.scratch / f"repeated-{uuid.uuid4()}.npy"
-        np.save(path.local_path(), repeated)
+        path = self.folder / f"repeated-{uuid.uuid4()}.npy"
+        save_array(path, repeated)
         yield {"hashes": len(repeated), "path": path.name}
 
     def _hashes(self, name: str, share: int) -> I64:
-        return hashes_of_share(self.scratch, name, share, self.shares)
+        return hashes_of_share(self.folder, name, share, self.shares)
 
 
 @dataclass(frozen=True)
@@ -101,21 +99,20 @@ class SuspectTask:
     keys: tuple[str, ...]
     #: By day and name, the number of a landing file; None: rows of the table, which have `ds` in place of a place.
     numbers: Mapping[tuple[str, str], int] | None
-    scratch: Location
+    folder: Location
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         file = self.files[number]
-        hashes, keyed = load_hashes(self.scratch, file.hashes)
-        repeated = np.load((self.scratch / REPEATED).local_path(), mmap_mode="r")
+        hashes, keyed = load_hashes(self.folder, file.hashes)
+        repeated = np.load((self.folder / REPEATED).local_path(), mmap_mode="r")
         place = np.minimum(np.searchsorted(repeated, hashes), len(repeated) - 1)
         rows = np.flatnonzero((repeated[place] == hashes) & keyed)
         if not len(rows):
             return
         table = self._take(file, rows)
-        folder = self.scratch / SUSPECTS[self.numbers is None]
-        folder.make_dir()
-        path = folder / f"{uuid.uuid4()}.parquet"
-        pq.write_table(table, path.local_path(), store_schema=False)
+        path = self.folder / f"suspects-{uuid.uuid4()}.parquet"
+        with path.new_file() as local:
+            pq.write_table(table, local, store_schema=False)
         yield {"path": path.name}
 
     def _take(self, file: KeyedFile, rows: I64) -> pa.Table:

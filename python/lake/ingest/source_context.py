@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from headrace.config import LandingSource, Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.handed_on import handed_on
 from headrace.lake.ingest.load_history import LoadHistory
 from headrace.stage import Context
 from headrace.storage import Location
@@ -52,11 +54,9 @@ class SourceContext:
         """The Delta table of bad rows."""
         return self.ws.quarantine(self.pipeline, self.name)
 
-    @property
-    def staging(self) -> Location:
-        """A folder for rows on their way."""
-        folder = self.ws.spark_local / "ingest" / self.pipeline
-        return folder if self.name is None else folder / self.name
+    def staging(self) -> AbstractContextManager[Location]:
+        """Give a folder for rows on their way, gone at the end (a killed run's goes before)."""
+        return handed_on(self.run, "ingest", self.name)
 
     @property
     def forgotten(self) -> ForgottenValues | None:

@@ -1,4 +1,4 @@
-"""Large bzip2 files as plain text in a load's scratch folder, by many tasks: what is read then can be read in parts.
+"""Large bzip2 files as plain text in a load's folder, by many tasks: what is read then can be read in parts.
 
 A task decompresses the blocks that begin in its range of bytes, and writes the whole lines among them. Lines that begin
 in one range and end in another are put together by the driver. So each line's number is known, and no block is
@@ -31,7 +31,7 @@ _MOST_CUT = 4 << 20
 class Piece:
     """What a range holds. JSON values."""
 
-    #: The whole lines: name of a file in the scratch folder, bytes, and how many they are.
+    #: The whole lines: name of a file in the folder, bytes, and how many they are.
     name: str
     size: int
     lines: int
@@ -48,22 +48,21 @@ class UnpackTask:
 
     #: (file, first byte, last byte).
     ranges: tuple[tuple[Location, int, int], ...]
-    scratch: Location
+    folder: Location
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         path, start, end = self.ranges[number]
-        place = self.scratch / f"plain-{uuid.uuid4()}"
+        place = self.folder / f"plain-{uuid.uuid4()}"
         try:
             yield asdict(self._unpack(path, start, end, place))
         except (UnreadableError, OSError) as e:
-            place.remove_quietly()
             yield {"unreadable": str(e)}
 
     def _unpack(self, path: Location, start: int, end: int, place: Location) -> Piece:
         checksums = Checksums([])
         # Of the first range the first line, too, is whole.
         head, tail, size, lines, inside = b"", b"", 0, 0, start == 0
-        with place.local_path().open("wb") as out:
+        with place.new_file() as plain, plain.open("wb") as out:
             for text in decompressed(path, start, end, checksums):
                 if not inside:
                     cut = text.find(b"\n") + 1
@@ -81,21 +80,21 @@ class UnpackTask:
                 tail = text[cut:]
                 if max(len(head), len(tail)) > _MOST_CUT:
                     break
-        if max(len(head), len(tail)) > _MOST_CUT:
-            raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes")
+            if max(len(head), len(tail)) > _MOST_CUT:
+                raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes")
         return Piece(place.name, size, lines, head.decode("latin-1"), tail.decode("latin-1"), checksums.found)
 
 
 def unpack(
-    spark: SparkSession | None, files: Mapping[int, tuple[Location, int]], cores: int, scratch: Location
+    spark: SparkSession | None, files: Mapping[int, tuple[Location, int]], cores: int, folder: Location
 ) -> dict[int, list[Part]]:
-    """Parts of plain text in the scratch folder, by file; those that cannot be read in ranges are not among them.
+    """Parts of plain text in a folder, by file; those that cannot be read in ranges are not among them.
 
     Args:
         spark: None: tasks run here.
         files: by number: place and bytes of bzip2 files.
         cores: tasks that run at once.
-        scratch: a folder.
+        folder: seen by all executors.
     """
     most = max(LEAST_BYTES, min(_MOST_RANGE_BYTES, sum(size for _, size in files.values()) // (_TASKS_A_CORE * cores)))
     ranges: list[tuple[int, Location, int, int]] = []
@@ -103,23 +102,23 @@ def unpack(
         count = -(-size // most)
         edges = [size * k // count for k in range(count + 1)]
         ranges += [(number, path, a, b) for a, b in pairwise(edges)]
-    task = UnpackTask(tuple((path, a, b) for _, path, a, b in ranges), scratch)
+    task = UnpackTask(tuple((path, a, b) for _, path, a, b in ranges), folder)
     pieces: dict[int, list[dict[str, Any]]] = {}
     for (number, *_), found in zip(ranges, run_tasks(spark, len(ranges), task), strict=True):
         pieces.setdefault(number, []).append(found)
     parts = {}
     for number, found in pieces.items():
         try:
-            parts[number] = _joined(number, files[number][0], found, scratch)
+            parts[number] = _joined(number, files[number][0], found, folder)
         except UnreadableError:
             # What is wrong with it, and where, is found by whoever reads it from its beginning.
             for one in found:
                 if "name" in one:
-                    (scratch / one["name"]).remove_quietly()
+                    (folder / one["name"]).remove_quietly()
     return parts
 
 
-def _joined(number: int, path: Location, found: Sequence[Mapping[str, Any]], scratch: Location) -> list[Part]:
+def _joined(number: int, path: Location, found: Sequence[Mapping[str, Any]], folder: Location) -> list[Part]:
     """Parts of one file, in its order: the lines of the ranges, and between them those that were cut."""
     for one in found:
         if "unreadable" in one:
@@ -131,7 +130,7 @@ def _joined(number: int, path: Location, found: Sequence[Mapping[str, Any]], scr
 
     def add_cut() -> None:
         nonlocal line, cut
-        place = scratch / f"plain-{uuid.uuid4()}"
+        place = folder / f"plain-{uuid.uuid4()}"
         place.transient().put_bytes(cut)
         parts.append(Part(number, place, 0, len(cut), line))
         line, cut = line + 1, b""
@@ -141,7 +140,7 @@ def _joined(number: int, path: Location, found: Sequence[Mapping[str, Any]], scr
         if cut.endswith(b"\n"):
             add_cut()
         if piece.size:
-            parts.append(Part(number, scratch / piece.name, 0, piece.size, line))
+            parts.append(Part(number, folder / piece.name, 0, piece.size, line))
             line += piece.lines
         cut += piece.tail.encode("latin-1")
     if cut:

@@ -30,7 +30,7 @@ QUARANTINE = pa.schema(
 
 @dataclass(frozen=True)
 class Dropped:
-    """Places of rows that are not loaded, in a file of a load's scratch folder."""
+    """Places of rows that are not loaded, in a file of a load's folder."""
 
     path: Location | None
 
@@ -41,7 +41,8 @@ class Dropped:
             return Dropped(None)
         files, lines, copies = (rows.column(n).to_numpy().astype(np.int64) for n in ("_file", "_line", "_copy"))
         order = np.argsort(files, kind="stable")
-        np.savez(path.local_path(), files=files[order], places=(lines << _COPY_BITS | copies)[order])
+        with path.new_file() as place, open(place, "wb") as file:
+            np.savez(file, files=files[order], places=(lines << _COPY_BITS | copies)[order])
         return Dropped(path)
 
     def load(self) -> Mapping[int, npt.NDArray[np.int64]]:
@@ -177,17 +178,17 @@ class FrameRowsTask:
             yield asdict(written)
 
 
-def frame_files(frame: DataFrame, table: Location, schema: pa.Schema, scratch: Location) -> list[WrittenFile]:
+def frame_files(frame: DataFrame, table: Location, schema: pa.Schema, folder: Location) -> list[WrittenFile]:
     """Data files of a frame's rows, which no commit names yet.
 
     Args:
         frame: the schema's columns and `ds`.
         table: the Delta table's folder.
         schema: of the data files.
-        scratch: a folder that is not there.
+        folder: is not there; seen by all executors.
     """
-    frame.write.partitionBy("ds").parquet(str(scratch))
-    days = [f for f in scratch.entries() if f.name.startswith("ds=")]
+    frame.write.partitionBy("ds").parquet(folder.spark_path)
+    days = [f for f in folder.entries() if f.name.startswith("ds=")]
     work = tuple((day.name[3:], path) for day in days for path in day.entries() if path.suffix == ".parquet")
     task = FrameRowsTask(work, table, schema, codec_of(frame.sparkSession))
     return [WrittenFile(**f) for f in run_tasks(frame.sparkSession if len(work) > 1 else None, len(work), task)]

@@ -67,9 +67,9 @@ class LandingBatch:
     source: LandingSource
     table: Table
     days: tuple[LandingDay, ...]
-    #: A folder of Parquet files with some of the lines: `_file` int, `_line` bigint, `_text` string, each line without
-    #: its line feed. None: all lines are read.
-    left: Location | None = None
+    #: Parquet files with some of the lines: `_file` int, `_line` bigint, `_text` string, each line without its line
+    #: feed. None: all lines are read.
+    left: tuple[Location, ...] | None = None
 
     @property
     def files(self) -> list[tuple[str, LandingFile]]:
@@ -105,7 +105,8 @@ class LandingBatch:
 
     def _left(self, chosen: Sequence[int]) -> DataFrame:
         """`_file`, `_line`, `_text`."""
-        rows = self.spark.read.schema("_file int, _line bigint, _text string").parquet(str(self.left))
+        files = (file.spark_path for file in self.left or ())
+        rows = self.spark.read.schema("_file int, _line bigint, _text string").parquet(*files)
         return rows.where(F.col("_file").isin(list(chosen)))
 
     def _of_files(self, text: DataFrame, key: str, chosen: Sequence[int], more: Sequence[str]) -> DataFrame:

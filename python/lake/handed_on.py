@@ -1,0 +1,39 @@
+"""A folder for what tasks of a stage hand to each other as files, and to the driver."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.stage import Context
+from headrace.storage import Location
+
+#: The stages that have such folders.
+HANDING = ("ingest", "score")
+
+
+@contextmanager
+def handed_on(ctx: Context, stage: str, name: str | None = None) -> Iterator[Location]:
+    """Give the folder, where there is nothing; it is removed at the end.
+
+    What a killed run left goes before. Where hosts share no scratch folder, it is in the lake, and a new one for each
+    run: one that was paused until another took its lease has tasks that may go on writing, and not into the other's.
+    Tasks put whole files there, and say which: one that was lost, and ran again elsewhere, may have left others.
+
+    Args:
+        ctx: the run.
+        stage: whose tasks; one of HANDING.
+        name: of a part of the stage that comes after others.
+    """
+    own = ctx.spec.spark.own_scratch
+    folder = ctx.ws.handed_on(ctx.spec.pipeline, stage, own)
+    if name is not None:
+        folder /= name
+    folder.remove()
+    if own:
+        folder /= uuid.uuid4().hex[:8]
+    try:
+        yield folder
+    finally:
+        folder.remove_quietly()
