@@ -13,7 +13,7 @@ import headrace
 from headrace.errors import UserError
 from headrace.stages import LEASES
 from headrace.storage import Location, local, local_folder, location_of
-from headrace.storage.host_scratch import HostScratch
+from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
 from headrace.storage.objects.copies import VARIABLE as CACHE
 from headrace.storage.uri import server_fault
 
@@ -143,7 +143,7 @@ class Workspace:
         # Workspaces may name one folder of a host, and each removes what its runs do not need.
         mine = hashlib.sha256(self.store.uri.encode()).hexdigest()[:12]
         named = self._scratch_root if self.scratch_folder else None
-        return HostScratch(f"{folder.below(self._scratch_root)}/{mine}", named, folder.durable)
+        return HostScratch(f"{folder.below(self._scratch_root)}/{OF_WORKSPACE}{mine}", named, folder.durable)
 
     def staging(self, pipeline: str) -> Location:
         """Rows on their way, in the lake, where all hosts see them; what is there belongs to runs that are at work."""

@@ -108,9 +108,9 @@ def digests(folder: Location) -> dict[str, str]:
     return {f.below(folder): hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.files()}
 
 
-def scores(ws: Workspace, ds: str) -> pa.Table:
-    """A day's scores, in an order that does not depend on files."""
-    table = ws.table(_PIPELINE, "scores")
+def rows_of(name: str, ws: Workspace, ds: str) -> pa.Table:
+    """A day's rows of a table, in an order that does not depend on files."""
+    table = ws.table(_PIPELINE, name)
     log = DeltaLog(table)
     state = log.state(log.version or 0)
     assert state is not None
@@ -137,7 +137,7 @@ def compare(one: Workspace, other: Workspace, ds: str, name: str) -> None:
         differ = sorted(name for name in data if mine[name] != theirs.get(name))
         print(f"{kind}: {len(mine)} files, {len(data)} of data, {len(differ)} differ")
         faults += differ + sorted(set(mine) ^ set(theirs))
-    mine, theirs = scores(one, ds), scores(other, ds)
+    mine, theirs = (rows_of("scores", ws, ds) for ws in (one, other))
     print(f"scores: {mine.num_rows:,} rows, {'equal' if mine.equals(theirs) else 'they differ'}")
     if not mine.equals(theirs) or not mine.num_rows:
         faults.append("scores")

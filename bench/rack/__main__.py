@@ -20,7 +20,7 @@ _KNOWN = [*scenarios.ALL, *faults.ALL]
 def main() -> int:
     """Run scenarios; 1 where one failed, 2 where there can be no rack."""
     parser = argparse.ArgumentParser(prog="python -m bench.rack", description=__doc__)
-    parser.add_argument("scenario", nargs="*", default=["train"], help=f"of: {', '.join(_KNOWN)}, all (default: train)")
+    parser.add_argument("scenario", nargs="*", default=["day"], help=f"of: {', '.join(_KNOWN)}, all (default: day)")
     parser.add_argument("--rows", type=int, default=5000, help="events of a generated day")
     parser.add_argument("--ds", default="2026-01-03")
     parser.add_argument("--keep", type=Path, help="keep the hosts' files and logs in this folder")

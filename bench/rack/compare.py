@@ -11,14 +11,20 @@ from pathlib import Path
 
 from headrace.stages import ORDER
 from headrace.workspace import Workspace
-from scripts.store_day import digests, manifests, scores
+from scripts.store_day import digests, manifests, rows_of
 
 #: Where a model or a dataset keeps its rows and weights; what stands beside them names places and times.
 _DATA = (".parquet", ".safetensors", ".arrow")
 
 
 def main(one: str, other: str, ds: str, last: str = ORDER[-1]) -> None:
-    """Compare datasets, weights and scores, as far as the first day went, and to the stage `last` at most.
+    """Compare events, datasets, weights, scores and how many were published, as far as the first day went.
+
+    Args:
+        one: see the module.
+        other: the same.
+        ds: the day.
+        last: nothing is compared that a stage behind it has made.
 
     Raises:
         SystemExit: they differ.
@@ -38,11 +44,16 @@ def main(one: str, other: str, ds: str, last: str = ORDER[-1]) -> None:
             differ += sorted({name for name in theirs if name.endswith(_DATA)} - data)
             print(f"{kind}: {len(data)} files of data, {len(differ)} differ")
             faults += differ or ([] if data else [f"no data in the {kind}"])
-    if "score" in first and "score" in second:
-        here, there = scores(a, ds), scores(b, ds)
-        equal = here.num_rows > 0 and here.equals(there)
-        print(f"scores: {here.num_rows:,} rows, {'equal' if equal else 'they differ'}")
-        faults += [] if equal else ["scores"]
+    for stage, table in (("ingest", "events"), ("score", "scores")):
+        if stage in first and stage in second:
+            here, there = rows_of(table, a, ds), rows_of(table, b, ds)
+            equal = here.num_rows > 0 and here.equals(there)
+            print(f"{table}: {here.num_rows:,} rows, {'equal' if equal else 'they differ'}")
+            faults += [] if equal else [table]
+    if "publish" in first and "publish" in second:
+        told = [found["publish"].rows for found in (first, second)]
+        print(f"rows in the warehouse: {told[0]['published']:,} and {told[1]['published']:,}")
+        faults += [] if told[0] == told[1] else ["rows in the warehouse"]
     if faults:
         raise SystemExit(f"the days differ: {', '.join(faults[:10])}")
 

@@ -37,9 +37,9 @@ class Cluster:
     def services(self) -> Host:
         return self.hosts[0]
 
-    def words(self, driver: Host, *words: str, on_cluster: bool = True) -> list[str]:
-        """The command line of `headrace WORDS...` on a host, by the cluster or by Spark's local master there."""
-        spark = spark_settings(self.services, driver, RANKS) if on_cluster else {"spark.master": f"local[{RANKS}]"}
+    def words(self, driver: Host, *words: str) -> list[str]:
+        """The command line of `headrace WORDS...` on a host."""
+        spark = spark_settings(self.services, driver, RANKS)
         return [*_headrace(), *words, "--home", str(self.home), *_sets({**self.settings, **spark, **self._warehouse})]
 
     @property
@@ -50,32 +50,29 @@ class Cluster:
         """Start `headrace WORDS...` on the cluster; what it says is appended to a file of `logs`."""
         return driver.start(self.words(driver, *words), self.logs / log)
 
-    def run(self, driver: Host, log: str, *words: str, on_cluster: bool = True) -> None:
+    def run(self, driver: Host, log: str, *words: str) -> None:
         """Run it.
 
         Raises:
             RuntimeError: it failed.
         """
-        code = driver.start(self.words(driver, *words, on_cluster=on_cluster), self.logs / log).wait()
+        code = self.start(driver, log, *words).wait()
         if code:
             line = f"headrace {' '.join(words)} on {driver.name}"
             raise RuntimeError(f"{line}: exit code {code}; {tail(self.logs / log)}")
 
     def ingest(self, driver: Host, ds: str) -> None:
-        """Generate the lake and ingest it, by Spark's local master.
-
-        `ingest` hands files of its scratch folder from task to task, which executors of other hosts do not see.
-        """
+        """Generate the landing files, on the driver's host, and ingest them."""
         self.run(driver, "generate.log", "generate", PIPELINE, "--until", ds)
-        self.run(driver, "ingest.log", "run", PIPELINE, "--ds", ds, "--to", "ingest", on_cluster=False)
+        self.run(driver, "ingest.log", "run", PIPELINE, "--ds", ds, "--to", "ingest")
 
     def train(self, driver: Host, ds: str) -> None:
-        """Run the stages from `features` to `promote` on the cluster."""
+        """Run the stages from `features` to `promote`."""
         self.run(driver, "day.log", *to_promote(ds))
 
     def score(self, driver: Host, ds: str) -> None:
-        """Run the rest by Spark's local master: `score` has tasks write files into the driver's scratch folder."""
-        self.run(driver, "score.log", "run", PIPELINE, "--ds", ds, on_cluster=False)
+        """Run the rest: `score`, `publish` to PostgreSQL, `report`."""
+        self.run(driver, "score.log", "run", PIPELINE, "--ds", ds)
 
     def run_alone(self, home: Path, log: str, *words: str) -> None:
         """Run it on the first host as on one machine: on local files, with a local master, below another home.

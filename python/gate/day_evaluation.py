@@ -29,7 +29,7 @@ from headrace.gate.policies import RawActions
 from headrace.gate.predictions import inputs_of
 from headrace.lake.session import session
 from headrace.manifest import Input
-from headrace.models.predictor import maps_of
+from headrace.models.maps import maps_of_tasks
 from headrace.stage import Context
 from headrace.storage import Location
 from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES
@@ -111,10 +111,6 @@ def evaluate_day(
         UserError: what is asked for, the dataset or a model has not.
     """
     task = _task(ctx, gate, folders, optional, actions)
-    mine = [maps_of(folder, task.maps) for folder in folders]
-    for other in task.maps.entries():  # of models that nobody asks any more; who maps them now keeps what is open
-        if other not in mine:
-            other.remove_quietly()
     frame, batch = _columns(ctx, rows, task), gate.latency.batch_rows
     total, results, peak = evaluate(spark, frame, task, max(1, spark.sparkContext.defaultParallelism))
     seconds = batch_seconds(frame, task.columns, folders, task.maps, batch) if actions is None else []
@@ -192,7 +188,7 @@ def _task(
     needed |= dict.fromkeys(() if actions is None else actions.columns)
     task = EvaluationTask(
         tuple(compared),
-        ctx.ws.mapped(spec.pipeline),
+        maps_of_tasks(ctx.ws, spec, compared),
         dataset,
         schema,
         measures(spec, gate, actions is not None),

@@ -23,6 +23,7 @@ from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
@@ -42,7 +43,7 @@ _TIMED = 7
 class EvaluationTask:
     """What each task is told; small.
 
-    models: the folders of the saved models, the day's own first; maps: where the host maps them (Workspace.mapped);
+    models: the folders of the saved models, the day's own first; maps: where tasks map them (models.maps);
     dataset, schema: the day's; train: what is measured; splits: of which rows; predicts: what the models give
     (config.Loss.predicts); columns: the rows' columns by their places; carried: by name in the dataset the column.
     label_column: the carried column that is the label; None: the dataset's own. optional: so many of the models, the
@@ -51,7 +52,7 @@ class EvaluationTask:
     """
 
     models: tuple[Location, ...]
-    maps: Location
+    maps: HostPlace
     dataset: Location
     schema: DatasetSchema
     train: config.Train
@@ -211,7 +212,7 @@ def _measured(
 
 
 def batch_seconds(
-    frame: DataFrame, columns: Sequence[str], models: Sequence[Location], maps: Location, rows: int
+    frame: DataFrame, columns: Sequence[str], models: Sequence[Location], maps: HostPlace, rows: int
 ) -> list[float]:
     """Seconds that each model takes for a batch on one core, from raw rows to predictions: the median of some.
 
@@ -219,7 +220,7 @@ def batch_seconds(
         frame: raw rows, of which the first are taken.
         columns: its columns' names.
         models: saved models.
-        maps: where the host maps them.
+        maps: where tasks map them.
         rows: of a batch; where there are fewer, they are repeated.
 
     Returns:

@@ -19,6 +19,7 @@ from headrace.schema import NULL_CODE, Kind
 from headrace.score.rank.blocks import BLOCK_PAIRS
 from headrace.score.rank.pair_features import Columns, PairFeatures
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace, on_this_host
 from headrace.train.evaluation.policy import Choices
 from headrace.train.evaluation.rows import Bools
 
@@ -35,18 +36,18 @@ class OpenModel:
     fitted: FittedWorkflow
 
     @staticmethod
-    def load(folder: Location, maps: Location, threads: int = 1) -> OpenModel:
+    def load(folder: Location, maps: HostPlace, threads: int = 1) -> OpenModel:
         """Open it.
 
         Args:
             folder: the saved model.
-            maps: where the host's processes map models: see Workspace.mapped.
+            maps: where the host's processes map models.
             threads: of the model's library.
 
         Raises:
             UserError: it is incomplete or damaged.
         """
-        mine = maps_of(folder, maps)
+        mine = maps_of(folder, on_this_host(maps))
         predictor = load_predictor(folder, threads, maps=mine)
         return OpenModel(predictor, FittedWorkflow.load(folder / "workflow", maps=mine / "vocabularies"))
 

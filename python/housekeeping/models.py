@@ -15,6 +15,7 @@ from headrace.models.predictor import maps_of, needed_models
 from headrace.registry.promotion import IN_USE, age
 from headrace.registry.versions import CHAMPION, Version, aliases, versions
 from headrace.storage import Location
+from headrace.storage.host_scratch import OF_WORKSPACE
 from headrace.workspace import Workspace
 
 #: After the pipeline's name, of registered models.
@@ -94,7 +95,7 @@ def model_steps(state: WorkspaceState) -> Iterator[Step]:
 def mapped_steps(state: WorkspaceState) -> Iterator[Step]:
     """What this host has mapped of models that are gone. Who maps them now keeps what is open."""
     ws, maps = state.ws, state.ws.mapped(state.pipeline)
-    there = maps.entries()
+    there = [entry for entry in maps.entries() if not entry.name.startswith(OF_WORKSPACE)]
     if not there:
         return
     models = (f.parent for f in ws.model(state.pipeline, "x", "x").parent.parent.files() if f.name == "model.json")

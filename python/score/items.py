@@ -71,7 +71,7 @@ class ItemTable:
             ctx: names the key, and how many items there may be.
             spark: the session.
             items: the key, one row each (nulls are left out), and further columns.
-            folder: in scratch; seen by all executors.
+            folder: seen by all executors.
 
         Raises:
             UserError: there are more than 2^31 - 1 items.
@@ -96,7 +96,7 @@ class ItemTable:
             found = sorted(json.loads(text) for (text,) in numbered.mapInArrow(task, "part string").collect())
             # Parts that have rows: at least one, so that there is a schema.
             parts = tuple(ItemPart(file, n) for file, n, _ in found if n) or (_empty(building, numbered, names),)
-            schema = _map(building, parts).schema
+            schema = _map(building, parts[:1]).schema
         table = ItemTable(folder, key, schema, parts, _fingerprint(s for _, _, s in found))
         if table.rows > _MOST_ROWS:
             raise UserError(f"{table.rows:,} items are more than {_MOST_ROWS:,}: set score.item.limit")
@@ -135,6 +135,12 @@ class ItemTable:
     def open(self) -> pa.Table:
         """The key, the columns and HASHES, mapped: nothing is read before it is looked at, and nothing is copied."""
         return _mapped(self)
+
+    def first(self, rows: int) -> pa.Table:
+        """The same of the first items, so many at most: of a store, no more parts are fetched than have them."""
+        ends = accumulate(p.rows for p in self.parts)
+        parts = next((i + 1 for i, end in enumerate(ends) if end >= rows), len(self.parts))
+        return _map(self.folder, self.parts[:parts]).slice(0, rows)
 
     def keys(self, item_rows: NDArray[np.integer[Any]] | pa.Array) -> pa.Array:
         """The keys of some items: of rows [n], an array [n] of the key's type."""

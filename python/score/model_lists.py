@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +38,7 @@ from headrace.score.rerank.unmet_by_task import UnmetByTask
 from headrace.score.scored import score_columns, scored_rows
 from headrace.stage import Context
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace, RunFolder
 
 log = logging.getLogger("headrace.score")
 
@@ -52,8 +53,10 @@ class RunInputs:
     spark: SparkSession
     active: Active
     items: ItemTable
-    #: Below it each run has a folder, and each further model of a run one of its own.
-    scratch: Location
+    #: For what tasks hand to each other, by the keys of the run and of its further models.
+    folder: Location
+    #: Where tasks map models.
+    maps: HostPlace
     #: The workers' memory; rules that lists of those who are scored now could not keep.
     peak: Accumulator[float]
     unmet: UnmetByTask
@@ -108,7 +111,7 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
     ctx, chosen, spark, items = model.ctx, model.chosen, run.spark, run.items
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    folder, scratch = ctx.ws.locate(chosen.output.name), run.scratch / ctx.key
+    folder, mine = ctx.ws.locate(chosen.output.name), run.folder / ctx.key
     maps = maps_of(folder, ctx.ws.mapped(spec.pipeline))
     features = PairFeatures(
         (score.user.key, *score.user.columns),
@@ -116,7 +119,8 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
         context_scalars(spec, score),
         FittedWorkflow.load(folder / "workflow", maps=maps / "vocabularies"),
     )
-    of_items = ItemFeatures.write(items, folder / "workflow", features, scratch / "item_features", spark)
+    hosts = run.maps if isinstance(run.maps, RunFolder) else None
+    of_items = ItemFeatures.write(items, folder / "workflow", features, mine / "item_features", spark, hosts)
     _check_pair_features(features, users, items, of_items)
     log.info(
         "score: %s users x %s items = %s pairs with the %s model",
@@ -135,14 +139,14 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
         output=score.output,
         top_k=score.top_k if score.rerank is None else score.ranked,
         rank_depth=score.ranked,
-        rerank=_reranker(ctx, folder, threads, of_items, gpu, joined),
+        rerank=_reranker(ctx, folder, threads, of_items, gpu, joined, run.maps),
         user_key=score.user.key,
         items=items,
         item_features=of_items,
         user_columns=features.user,
         item_names=features.item,
         context=dict(features.context),
-        maps=ctx.ws.mapped(spec.pipeline),
+        maps=run.maps,
         joined=joined,
         gpu=gpu,
     )
@@ -156,7 +160,7 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
             measures = run.peak, run.unmet
             with scored_rows(ctx, spark, task, part, chosen.output.version, measures, sources, held) as scored:
                 # Rows of items that filters leave out must never be in the table: counted before the commit.
-                written = scored if found is None else stored(spark, scored, scratch / "scores")
+                written = scored if found is None else stored(spark, scored, mine / "scores")
                 of_candidates = _check_filters(ctx, found, written)
                 yield ModelLists(model, written, n_users, part, time.perf_counter() - tick, held, of_candidates)
 
@@ -166,24 +170,19 @@ def kind(stage: str) -> str:
     return {"train": "neural"}.get(stage, stage)
 
 
-def forget_other_maps(models: Sequence[ModelOfRun]) -> None:
-    """Remove what was mapped of models that have scored before; who maps them now keeps what is open."""
-    first = models[0].ctx
-    maps = first.ws.mapped(first.spec.pipeline)
-    mine = {maps_of(first.ws.locate(m.chosen.output.name), maps) for m in models}
-    for other in maps.entries():
-        if other not in mine:
-            other.remove_quietly()
-
-
 def _reranker(
-    ctx: Context, folder: Location, threads: int, of_items: ItemFeatures, gpu: bool, joined: frozenset[str]
+    ctx: Context,
+    folder: Location,
+    threads: int,
+    of_items: ItemFeatures,
+    gpu: bool,
+    joined: frozenset[str],
+    maps: HostPlace,
 ) -> RuleReranker | None:
     score = ctx.spec.score
     if score is None or score.rerank is None:
         return None
     sources = () if score.candidates is None else tuple(score.candidates.sources)
-    maps = ctx.ws.mapped(ctx.spec.pipeline)
     vectors = ModelItemVectors(folder, threads, score.output, maps, of_items, gpu, joined)
     return RuleReranker(score.rerank, score.top_k, ctx.ds, sources, vectors)
 
@@ -198,7 +197,8 @@ def _candidates(model: ModelOfRun, run: RunInputs, users: DataFrame) -> Iterator
         yield None
         return
     reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
-    context = SourceContext(ctx, spark, run.active, users, run.items.frame(spark), reader, model.chosen)
+    items, folder = run.items.frame(spark), run.folder / ctx.key
+    context = SourceContext(ctx, spark, run.active, users, items, reader, model.chosen, folder, run.maps)
     # Users come with lists of their items.
     with bounded_batches(spark), ExitStack() as made:
         with worker_errors():  # of the making alone
@@ -220,5 +220,5 @@ def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFr
 def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTable, of_items: ItemFeatures) -> None:
     """The shortcut's proof, on a few pairs of this very run."""
     few = one_batch(users.drop(SEEN).limit(_CHECKED).toArrow())
-    first = one_batch(items.open().select(list(dict.fromkeys(features.item))).slice(0, _CHECKED))
-    check_pair_features(features, few, first, of_items.open())
+    first = one_batch(items.first(_CHECKED).select(list(dict.fromkeys(features.item))))
+    check_pair_features(features, few, first, of_items.first(_CHECKED))

@@ -23,9 +23,11 @@ from headrace.features.build.events import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import pin
 from headrace.lake.delta.frame import read_version
+from headrace.lake.handed_on import handed_on
 from headrace.lake.session import session
 from headrace.lake.worker_memory import worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
+from headrace.models.maps import maps_of_tasks
 from headrace.models.predictor import read_meta
 from headrace.score.arms import OF_EXPERIMENTS, Assigned, ModelOfRun, models_of_run
 from headrace.score.candidates.table import tables_of_score
@@ -34,7 +36,7 @@ from headrace.score.day_table import key_types, rows_of_day, verify_day, write_d
 from headrace.score.entities import Active, seen, with_activity
 from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
-from headrace.score.model_lists import RunInputs, forget_other_maps, lists_of_model
+from headrace.score.model_lists import RunInputs, lists_of_model
 from headrace.score.rank.blocks import SEEN
 from headrace.score.rank.pair_features import check_columns
 from headrace.score.rerank.columns import check_rule_columns
@@ -112,12 +114,11 @@ def _check_table(ctx: Context) -> None:
 def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live], spark: SparkSession) -> Result:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    forget_other_maps(models)
+    maps = maps_of_tasks(ctx.ws, spec, [ctx.ws.locate(m.chosen.output.name) for m in models])
     active = Active.of(ctx, spark)
-    # Workers keep what they have mapped: the files of another run have other names.
-    scratch = ctx.ws.spark_local / "score" / spec.pipeline
-    with _users_and_items(active, score) as (users, found), _scratch(scratch):
-        items = ItemTable.write(ctx, spark, found, scratch / ctx.key / "items")
+    with _users_and_items(active, score) as (users, found), handed_on(ctx, "score") as folder:
+        # Workers keep what they have mapped: the files of another run have other names.
+        items = ItemTable.write(ctx, spark, found, folder / ctx.key / "items")
         n_users = users.count()
         active.reader.check_unchanged()
         if not n_users or not items.rows:
@@ -125,7 +126,7 @@ def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live]
             raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")
         dealt = _dealt(users, n_users, score.user.key, experiments, models)
         peak, unmet = worker_peak_memory(spark.sparkContext), UnmetByTask.of(spark.sparkContext)
-        run = RunInputs(spark, active, items, scratch, peak, unmet)
+        run = RunInputs(spark, active, items, folder, maps, peak, unmet)
         with ExitStack() as made:
             lists = [
                 made.enter_context(lists_of_model(model, run, mine, count))
@@ -217,16 +218,6 @@ def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, 
             yield users, items
         finally:
             users.unpersist()
-
-
-@contextmanager
-def _scratch(folder: Location) -> Iterator[None]:
-    """What runs of the pipeline write there goes at the end; what a killed one left there, before."""
-    folder.remove()
-    try:
-        yield
-    finally:
-        folder.remove_quietly()
 
 
 def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) -> list[dict[str, Any]]:

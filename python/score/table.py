@@ -29,6 +29,7 @@ from headrace.score.rank.rows import predict_rows
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace
 
 log = logging.getLogger("headrace.score")
 
@@ -43,7 +44,7 @@ class _Rows:
     model: Location
     threads: int
     output: str | None
-    maps: Location
+    maps: HostPlace
     #: Tables that are not mapped: a task is given their rows before its own.
     joined: frozenset[str]
     names: tuple[str, ...]
@@ -106,7 +107,8 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     # The folder is the outer block: it appears when what the rows were made of has been seen to be unchanged.
     with target.new_folder() as building, _with_columns(ctx, spark, rows, missing, source) as whole, worker_errors():
-        task = _Rows(folder, threads, score.output, maps, joined, tuple(whole.columns), kept, context)
+        mapped = ctx.ws.on_hosts(maps) if ctx.spec.spark.own_scratch else maps
+        task = _Rows(folder, threads, score.output, mapped, joined, tuple(whole.columns), kept, context)
         fields = [StructField(f"c{i}", f.dataType) for i, f in enumerate(rows.schema.fields)]
         schema = StructType([*fields, StructField(f"c{kept}", FloatType())])
         held = HeldRows.of(spark.sparkContext, joined) if joined else None

@@ -13,6 +13,8 @@ from headrace.storage.once import made_once
 
 #: What a run has for itself: its folder beside those that outlive it begins so.
 RUN = "scratch."
+#: What a workspace has for itself, in a folder that several may name: its folder begins so.
+OF_WORKSPACE = "workspace."
 
 
 @dataclass(frozen=True)

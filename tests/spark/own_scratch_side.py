@@ -1,4 +1,8 @@
-"""A day of features on two executors without a common folder: `-m tests.spark.own_scratch_side SPEC HOME DAY`."""
+"""Stages on two executors without a common folder: `-m tests.spark.own_scratch_side FOLDER`.
+
+The folder has `specs.json`, the spec and the day of each stage by its name, and a home for each, with what is to be
+done there. In place of what tasks would share there is a file.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,26 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.config import build_spec
+from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.arrow import fit, fit_exchange, keyed_exchange
 from headrace.lake.exchange import Block, exchange, small_batches
+from headrace.lake.ingest import arrow_rows, batch_rows, unpack
+from headrace.lake.ingest.stage import Ingest
 from headrace.lake.session import session
-from headrace.lake.tasks import numbered
+from headrace.lake.tasks import numbered, run_tasks
+from headrace.score.rank import item_features
+from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 
@@ -67,10 +77,36 @@ def lost_once(spark: SparkSession, marker: Path) -> list[list[int]]:
         return sorted(r.x for r in exchange(spark, 6, send, 4, receive, "x array<bigint>").collect())
 
 
-def main(file: str, home: str, ds: str) -> None:
-    """Print the folders that were made and what was seen on the way, as JSON."""
-    data = json.loads(Path(file).read_text())
-    ws, said = Workspace(Path(home)), dict[str, Any]()
+@dataclass(frozen=True)
+class Lost:
+    """Work whose first task to end is lost with its executor: it has left all its files, and is not heard of."""
+
+    work: Callable[[int], Iterable[Any]]
+    marker: Path
+
+    def __call__(self, number: int) -> Iterator[Any]:
+        found = list(self.work(number))
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            yield from found
+        else:
+            os.kill(executor(), signal.SIGKILL)
+
+
+def lose_one_of_each(module: ModuleType, folder: Path, *kinds: str) -> None:
+    """Let the first task of each of these kinds that a module runs be lost."""
+
+    def run(spark: SparkSession | None, count: int, work: Callable[[int], Iterable[Any]]) -> list[Any]:
+        kind = type(getattr(work, "__self__", work)).__name__
+        return run_tasks(spark, count, Lost(work, folder / f"lost-{kind}") if kind in kinds else work)
+
+    module.run_tasks = run  # type: ignore[attr-defined]
+
+
+def features(spark: SparkSession, given: Any, ws: Workspace, ds: str) -> dict[str, Any]:
+    """By both engines; an executor is lost with its folder after the fit."""
+    said = dict[str, Any]()
     fit_exchange.MOST_IN_DRIVER = 0
 
     def noted(*args: Any) -> Any:
@@ -79,25 +115,64 @@ def main(file: str, home: str, ds: str) -> None:
         return found
 
     fit.keyed_tables = noted  # type: ignore[assignment]
-    data["spark"] |= {"master": MASTER, "scratch": "own", "properties": {"spark.executor.memory": "1g"}}
-    with session(build_spec(data).spark, ws, "own") as spark:
 
-        def after(step: str) -> None:
-            if step == "fit":
-                there = executors(spark)
-                said["decoded"] = [files for _, files in there.values()]
-                process, (folder, _) = there.popitem()
-                os.kill(process, signal.SIGKILL)
-                shutil.rmtree(folder, ignore_errors=True)
+    def after(step: str) -> None:
+        if step == "fit":
+            there = executors(spark)
+            said["decoded"] = [files for _, files in there.values()]
+            process, (folder, _) = there.popitem()
+            os.kill(process, signal.SIGKILL)
+            shutil.rmtree(folder, ignore_errors=True)
 
-        for engine in ("arrow", "spark"):
-            data["features"]["engine"] = engine
-            stage = BuildFeatures(count_day, after if engine == "arrow" else lambda step: None)
-            manifest = run_stage(stage, build_spec(data), ws, ds).manifest
-            said[engine] = manifest.model_dump(mode="json")
-        said["lost"] = lost_once(spark, Path(home) / "marker")
+    for engine in ("arrow", "spark"):
+        given["features"]["engine"] = engine
+        stage = BuildFeatures(count_day, after if engine == "arrow" else lambda step: None)
+        said[engine] = run_stage(stage, build_spec(given), ws, ds).manifest.model_dump(mode="json")
+    return said
+
+
+def ingest(spec: Spec, ws: Workspace, ds: str) -> Any:
+    """With tasks for everything that could be the driver's; one is lost of each kind whose files Spark reads."""
+    for module, name, value in (
+        (arrow_rows, "DRIVER_BYTES", 0),
+        (arrow_rows, "LEAST_BYTES", 0),
+        (arrow_rows, "_DRIVER_ROWS", 0),
+        (arrow_rows, "_DRIVER_SORTS", 0),
+        (arrow_rows, "_HASHES_AT_ONCE", 16),
+        (batch_rows, "_FEW", 0),
+        (unpack, "LEAST_BYTES", 500),
+    ):
+        assert hasattr(module, name)
+        setattr(module, name, value)
+    lose_one_of_each(arrow_rows, ws.home, "ReadTask", "SuspectTask")
+    return run_stage(Ingest(), spec, ws, ds).manifest.model_dump(mode="json")
+
+
+def score(spec: Spec, ws: Workspace, ds: str) -> Any:
+    """An executor is lost with the features of some items."""
+    lose_one_of_each(item_features, ws.home, "_Transform")
+    return run_stage(ScoreCandidates(), spec, ws, ds).manifest.model_dump(mode="json")
+
+
+def main(folder: Path) -> None:
+    """Print what was made and what was seen on the way, as JSON."""
+    given = json.loads((folder / "specs.json").read_text())
+    homes = {stage: Workspace(folder / stage) for stage in given}
+    for data, _ in given.values():
+        data["spark"] = {"master": MASTER, "scratch": "own", "properties": {"spark.executor.memory": "1g"}}
+    for ws, place in ((homes["ingest"], "spark/ingest"), (homes["score"], "spark/score"), (homes["score"], "mapped")):
+        (ws.scratch / place).put_text("no folder is here")
+    spark_settings = build_spec(given["features"][0]).spark
+    with session(spark_settings, homes["features"], "own") as spark:
+        said = features(spark, given["features"][0], homes["features"], given["features"][1])
+        for stage, run in (("ingest", ingest), ("score", score)):
+            data, ds = given[stage]
+            said[stage] = run(build_spec(data), homes[stage], ds)
+        own = (Path(folder) for folder, _ in executors(spark).values())
+        said["mapped"] = sorted({p.name for place in own for p in place.glob("mapped/shop/*/*/*") if p.is_dir()})
+        said["lost"] = lost_once(spark, folder / "marker")
     print(json.dumps(said))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]))

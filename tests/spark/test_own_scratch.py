@@ -1,37 +1,97 @@
-"""Executors that share no scratch folder: the dataset is the one of a machine, to the bit, also where one is lost."""
+"""Executors that share no scratch folder: datasets, tables and scores are a machine's, also where one is lost."""
 
 from __future__ import annotations
 
+import bz2
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+import pytest
 from pyspark.sql import SparkSession
 
-from headrace.config import build_spec
+from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
+from headrace.score.stage import ScoreCandidates
+from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
+from tests import ingest_support, score_support
+from tests.ingest_support import D1, D2, event, jsonl, make_spec, put
 from tests.spark.test_features_engines import FURTHER, PREPARE, PREPARED
 from tests.spark.test_features_stage import DS, assert_same_dataset, clicks, dataset, digests, land, make_clicks, run
 
+#: Pairs of all items, candidates that are kept in files, and users whose lists are copied.
+SCORES = score_support.spec(
+    model="neural",
+    item={"key": "item", "columns": ["price"]},
+    candidates={"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}},
+    incremental=True,
+)
 
-def test_two_executors(spark: SparkSession, tmp_path: Path) -> None:
-    """An executor is lost with what it decoded, after the fit; another one in the middle of a shuffle."""
-    data = clicks().model_dump(mode="json", by_alias=True, exclude_none=True)
+
+def clicked() -> Spec:
+    data = spoken(clicks())
     data["features"]["workflow"] += [*FURTHER, *PREPARED]
     data["features"]["prepare"] = PREPARE
     data["features"]["split"]["test_days"] = 1
-    events, here, there = make_clicks(1200, days=6), Workspace(tmp_path / "here"), Workspace(tmp_path / "there")
-    for ws in (here, there):
-        land(spark, ws, build_spec(data), events, partitions=2)
-    (tmp_path / "spec.json").write_text(json.dumps(data))
-    line = [sys.executable, "-m", "tests.spark.own_scratch_side", tmp_path / "spec.json", there.home, DS]
-    done = subprocess.run([str(w) for w in line], capture_output=True, text=True, check=False, cwd=checkout())
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+    return build_spec(data)
 
-    expected = run(build_spec(data), here).manifest
+
+def spoken(spec: Spec) -> dict[str, Any]:
+    found: dict[str, Any] = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return found
+
+
+def deliver(ws: Workspace) -> None:
+    """Two days of files: rows that are good, bad or there twice, and lines for Spark's rules, also in bzip2."""
+    first = [event(i, D1) for i in range(60)]
+    put(ws, f"in/{D1}/a.jsonl", jsonl([*first, event(3, D1, price=9), "not JSON", event(60, D1, hour=77)]))
+    put(ws, f"in/{D1}/b.jsonl.bz2", bz2.compress(jsonl([event(i, D1, note="b" * i) for i in range(50, 160)])))
+    second = [event(i, D2) for i in range(155, 300)]
+    put(ws, f"in/{D2}/a.jsonl.bz2", bz2.compress(jsonl([*second, event(7, D2, ts=f"{D1}T07:30:00Z"), "{", "[]"])))
+    put(ws, f"in/{D2}/b.jsonl", jsonl([event(i, D2, user=i % 7) for i in range(290, 360)]))
+
+
+@pytest.fixture(scope="module")
+def homes(spark: SparkSession, shop: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of homes for each place, this machine and the executors: what stages begin with."""
+    folder = tmp_path_factory.mktemp("homes")
+    for place in ("here", "there"):
+        land(spark, Workspace(folder / place / "features"), clicked(), make_clicks(1200, days=6), partitions=2)
+        deliver(Workspace(folder / place / "ingest"))
+        home = Workspace(folder / place / "score")
+        shutil.copytree(shop.home, home.home)
+        home.manifest("shop", score_support.DS, "score").remove()
+        home.mapped("shop").parent.remove()
+        (home.scratch / "spark").remove()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(homes: Path) -> dict[str, Any]:
+    """What the executors made of it: one application for all stages."""
+    given = {"features": (clicked(), DS), "ingest": (make_spec(), D2), "score": (SCORES, score_support.DS)}
+    specs = {stage: (spoken(spec), ds) for stage, (spec, ds) in given.items()}
+    (homes / "there" / "specs.json").write_text(json.dumps(specs))
+    line = [sys.executable, "-m", "tests.spark.own_scratch_side", str(homes / "there")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=checkout())
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def both(homes: Path, stage: str) -> tuple[Workspace, Workspace]:
+    return Workspace(homes / "here" / stage), Workspace(homes / "there" / stage)
+
+
+def test_features(spark: SparkSession, homes: Path, said: dict[str, Any]) -> None:
+    """An executor is lost with what it decoded, after the fit; another one in the middle of a shuffle."""
+    here, there = both(homes, "features")
+    expected = run(clicked(), here).manifest
     arrow, by_spark = (Manifest.model_validate(said[engine]) for engine in ("arrow", "spark"))
     assert digests(dataset(there, arrow)) == digests(dataset(here, expected))
     assert (arrow.facts, arrow.rows, arrow.key) == (expected.facts, expected.rows, expected.key)
@@ -48,3 +108,33 @@ def test_two_executors(spark: SparkSession, tmp_path: Path) -> None:
     assert not (there.spark_local / "prepared").exists()
     # What was sent by the lost executor was sent again.
     assert said["lost"] == sorted([x for t in range(6) for k in (p, p + 4) for x in (t, k)] for p in range(4))
+
+
+def test_ingest(spark: SparkSession, homes: Path, said: dict[str, Any]) -> None:
+    """Tasks that have left their files were lost: none of their lines is there twice."""
+    here, there = both(homes, "ingest")
+    expected, found = ingest_support.run(make_spec(), here, D2).manifest, Manifest.model_validate(said["ingest"])
+    for name in ("events", "quarantine"):
+        rows = ingest_support.table(spark, there, name)
+        assert rows == ingest_support.table(spark, here, name)
+        assert len({(r["_source_file"], r["_source_line"]) for r in rows}) == len(rows) > 2
+    assert (found.rows, found.facts, found.key) == (expected.rows, expected.facts, expected.key)
+    assert found.rows["duplicates"] > 10
+    assert {p.name for p in there.home.glob("lost-*")} == {"lost-ReadTask", "lost-SuspectTask"}
+    # In the lake nothing is left of what tasks handed to each other.
+    assert not list(there.staging("shop").files())
+
+
+def test_scores(spark: SparkSession, homes: Path, said: dict[str, Any]) -> None:
+    here, there = both(homes, "score")
+    expected = run_stage(ScoreCandidates(), SCORES, here, score_support.DS).manifest
+    found, wanted = (score_support.scores(spark, ws) for ws in (there, here))
+    pd.testing.assert_frame_equal(found, wanted, check_exact=True)
+    manifest = Manifest.model_validate(said["score"])
+    assert (manifest.rows, manifest.key) == (expected.rows, expected.key)
+    assert len(found) > 100
+    assert (there.home / "lost-_Transform").exists()
+    # Executors laid out the model's tables, and the items' features, in folders of their own.
+    assert "tables" in said["mapped"]
+    assert any(name.startswith("item-features-") for name in said["mapped"])
+    assert not list(there.staging("shop").files())

@@ -134,7 +134,10 @@ def _check_vector_items(
     rows = table.frame(spark).select(ITEM_ROW, "item", "price")
     # What the source looks at.
     left = rows.where(F.col(ITEM_ROW) != 3)
-    given = SimpleNamespace(ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx))
+    folder, maps = ws.handed_on("shop", "score", own=False) / "vectors", ws.mapped("shop")
+    given = SimpleNamespace(
+        ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx), run_folder=folder, maps=maps
+    )
     context = cast(SourceContext, given)
     source = VectorItems(context, VectorSource(k=4), "liked")
     keys = table.keys(np.arange(table.rows)).to_pylist()
@@ -176,4 +179,4 @@ def _check_vector_items(
     assert indexed.facts["index"] == "ivf"
     assert 0.9 <= indexed.facts["recall"] <= 1
     assert indexed.facts["recall_users"] > 30
-    assert (ws.spark_local / "score" / "shop" / "vectors" / "vectors-indexed.faiss").size() == indexed.facts["bytes"]
+    assert (folder / "vectors-indexed.faiss").size() == indexed.facts["bytes"]

@@ -15,16 +15,21 @@ from hypothesis import strategies as st
 
 from headrace import config
 from headrace.comm.base import LocalCollective
+from headrace.config import Spark
 from headrace.embeddings.sharding.plan import row_wise
 from headrace.errors import UserError
 from headrace.features.vocabulary import mapped_chunks, mapped_lookup
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.models.maps import maps_of_tasks
 from headrace.models.predictor import load_predictor, maps_of
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
+from headrace.storage.host_scratch import RUN, on_this_host
+from headrace.workspace import Workspace
+from tests.shop_support import shop_spec
 
 USERS = 200_000
 SCHEMA = DatasetSchema(
@@ -83,6 +88,35 @@ def test_a_model_that_takes_anothers_place_has_files_of_its_own(tmp_path: Path) 
         np.testing.assert_array_equal(found[-1], load_predictor(folder, 1).predict(columns(50)))
     assert (found[0] != found[1]).any()
     assert len(maps.entries()) == 2
+
+
+def test_a_run_leaves_a_host_the_maps_of_its_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where hosts share no folder: tables that a host has stay from run to run, those of other models go."""
+    types = {"user": "bigint", "ts": "timestamp", "click": "int"}
+    own = shop_spec(types, {"workflow": []}, spark={"scratch": "own"})
+    ws, model = Workspace(tmp_path / "home"), local(save(tmp_path / "model", "fp16"))
+    name = maps_of(model, ws.mapped("shop")).name
+    (ws.mapped("shop") / "other" / "tables").put_text("x")
+    assert on_this_host(maps_of_tasks(ws, own.model_copy(update={"spark": Spark()}), [model])) == ws.mapped("shop")
+    assert ws.mapped("shop").entries() == []
+
+    wanted, laid_out = load_predictor(model, 1).predict(columns(50)), set()
+    for run in range(3):
+        monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
+        there = tmp_path / "host" / ws.on_hosts(ws.mapped("shop")).below
+        (there / f"other-{run}").mkdir(parents=True)
+        maps = maps_of_tasks(ws, own, [model])
+        assert (there / f"other-{run}").exists()  # no task has been there
+        for _ in range(2):
+            mine = maps_of(model, on_this_host(maps))
+            np.testing.assert_array_equal(load_predictor(model, 1, maps=mine).predict(columns(50)), wanted)
+            (there / "of-another-task").mkdir(exist_ok=True)
+        names = sorted(p.name for p in there.iterdir() if not p.name.startswith(RUN))
+        assert names == sorted([name, "of-another-task"])
+        assert len([p for p in there.glob(f"{RUN}*") if p.is_dir()]) == 1
+        laid_out |= {p.stat().st_ino for p in there.glob(f"{name}/tables/*")}
+    assert len(laid_out) == 2  # the two tables, once
+    assert ws.mapped("shop").entries() == []
 
 
 def test_damage_is_noticed_before_anything_is_mapped(tmp_path: Path) -> None:

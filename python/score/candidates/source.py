@@ -14,6 +14,7 @@ from headrace.score.entities import Active
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace
 
 #: Of the frame of users that a source is given: how many items are wanted for the user, int, 0 for none; and the items
 #: that are blocked for the user, array<int>, not null, any of which it may leave out.
@@ -37,6 +38,10 @@ class SourceContext:
     reader: ExternalReader
     #: The model that scores.
     model: ScoringModel
+    #: Of the run; seen by all executors, and removed at its end.
+    run_folder: Location
+    #: Where tasks map models.
+    maps: HostPlace
     #: Frames that were computed once, by name.
     kept: dict[Hashable, DataFrame] = field(default_factory=dict)
 
@@ -57,8 +62,8 @@ class SourceContext:
 
     @property
     def folder(self) -> Location:
-        """Where frames are kept: in scratch, seen by all executors."""
-        return self.ctx.ws.spark_local / "score" / self.ctx.spec.pipeline / self.ctx.key / "candidates"
+        """Where frames are kept."""
+        return self.run_folder / "candidates"
 
     @property
     def user_key(self) -> str:
@@ -76,8 +81,8 @@ def stored(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame
     """The frame's rows, computed now and read from Parquet files in a folder, which are replaced."""
     # Any name is a column's here; in Parquet not.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
-    numbered.write.mode("overwrite").parquet(str(folder))
-    return spark.read.schema(numbered.schema).parquet(str(folder)).toDF(*frame.columns)
+    numbered.write.mode("overwrite").parquet(folder.spark_path)
+    return spark.read.schema(numbered.schema).parquet(folder.spark_path).toDF(*frame.columns)
 
 
 class ItemRanking(Protocol):

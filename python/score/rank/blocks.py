@@ -21,6 +21,7 @@ from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import Columns, PairFeatures, gather, take_rows
 from headrace.score.rank.ranked import Ranked, Reranker, best_of_all, best_of_lists, places
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace, on_this_host
 
 #: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to
 #: stay near the cache: 1.6 times the speed of 262,144 on one core, and 260 MB less at the peak.
@@ -57,7 +58,7 @@ class TaskInputs:
     #: The task whose predictions are the scores; None: the model's first.
     output: str | None = None
     #: Where workers of a host map the model's tables; None: each has them in its memory.
-    maps: Location | None = None
+    maps: HostPlace | None = None
     #: Tables that are not mapped: a task is given their rows before its users (headrace.score.joined).
     joined: frozenset[str] = frozenset()
     #: Whether a task has a GPU to itself, on which a model with embeddings computes.
@@ -274,7 +275,7 @@ def loaded_model(
     folder: Location,
     threads: int,
     output: str | None,
-    maps: Location | None,
+    maps: HostPlace | None,
     gpu: bool = False,
     joined: frozenset[str] = frozenset(),
 ) -> tuple[Predictor, FittedWorkflow]:
@@ -286,7 +287,7 @@ def loaded_model(
     Raises:
         UserError: the model is damaged; or there is no such GPU.
     """
-    mine = None if maps is None else maps_of(folder, maps)
+    mine = None if maps is None else maps_of(folder, on_this_host(maps))
     vocabularies = None if mine is None else mine / "vocabularies"
     device = _device() if gpu else "cpu"
     predictor = load_predictor(folder, threads, output, mine, device, joined)

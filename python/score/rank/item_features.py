@@ -1,10 +1,13 @@
 """The items' features, made once and mapped: a file of numbers for each feature, in the order of the items' rows.
 
-All tasks of a host read the same pages; an item's features are at its row, whichever user it is ranked for.
+All tasks of a host read the same pages; an item's features are at its row, whichever user it is ranked for. Tasks write
+to their places of the same files; where hosts share no folder, they leave the features of each part of the items in
+files of its own, and the first task on a host that wants features puts the parts behind each other there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,13 +24,25 @@ from headrace.features.functions.arrays import one_batch
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jagged import JaggedArray
 from headrace.lake.tasks import run_tasks
-from headrace.schema import Feature
 from headrace.score.items import ItemTable
 from headrace.score.rank.pair_features import Columns, PairFeatures
 from headrace.storage import Location
+from headrace.storage.host_scratch import RunFolder
+from headrace.storage.once import made_once
 
 #: Items that are in memory at a time.
 _ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """A feature of all items: a file of its numbers, and of lists one of offsets."""
+
+    feature: str
+    dtype: str
+    is_list: bool
+    #: The numbers up to the end of each part of the items: of a list feature, of all lists together.
+    ends: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -35,15 +50,21 @@ class ItemFeatures:
     """A handle on the files; small and picklable."""
 
     folder: Location
-    rows: int
-    #: (feature, type of its numbers, how many of them: of a list feature all lists' together) by number of the file.
-    files: tuple[tuple[str, str, int], ...]
-    #: Features that are lists: their offsets are in a file of their own.
-    lists: frozenset[str]
+    #: By the number of the file.
+    files: tuple[FeatureFile, ...]
+    #: Items up to the end of each part.
+    ends: tuple[int, ...]
+    #: Where each host puts the parts behind each other, which are in `folder`; None: there are the whole files.
+    hosts: RunFolder | None = None
 
     @staticmethod
     def write(
-        items: ItemTable, workflow: Location, features: PairFeatures, folder: Location, spark: SparkSession | None
+        items: ItemTable,
+        workflow: Location,
+        features: PairFeatures,
+        folder: Location,
+        spark: SparkSession | None,
+        hosts: RunFolder | None = None,
     ) -> ItemFeatures:
         """Transform the items by Spark tasks, a task for each part of the table.
 
@@ -53,27 +74,58 @@ class ItemFeatures:
             features: which columns of items they are made of.
             folder: of the files; it appears when it is whole, and an older one is replaced. The caller removes it.
             spark: whose tasks; None: here.
+            hosts: a folder of each host's own, where `folder` is not one whose files all tasks can write to.
         """
         wanted = [f for f in features.fitted.features if f.name in features.of_item]
+        ends = tuple(accumulate(p.rows for p in items.parts))
         with folder.new_folder() as building:
             for number, f in enumerate(wanted):
-                if not f.is_list:
-                    _make(building, _file(number), items.rows * np.dtype(f.dtype).itemsize)
-            task = _Transform(items, workflow, dict(features.context), features.user, features.item, building)
+                if not f.is_list and hosts is None:
+                    _make(building, _file(number), ends[-1], f.dtype)
+            task = _Transform(
+                items, workflow, dict(features.context), features.user, features.item, building, hosts is not None
+            )
             counts = run_tasks(spark, len(items.parts), task.part)
-            ends = {name: list(accumulate(c[name] for c in counts)) for name in counts[0]}
-            for number, f in enumerate(wanted):
-                if f.is_list:
-                    _make(building, _file(number), ends[f.name][-1] * np.dtype(f.dtype).itemsize)
-                    _make(building, _offsets(number), (items.rows + 1) * np.dtype(_place(ends[f.name][-1])).itemsize)
-            if ends:
-                run_tasks(spark, len(items.parts), _Join(building, items, tuple(wanted), ends).part)
-        files = tuple((f.name, f.dtype, ends[f.name][-1] if f.is_list else items.rows) for f in wanted)
-        return ItemFeatures(folder, items.rows, files, frozenset(f.name for f in wanted if f.is_list))
+            lists = {name: tuple(accumulate(c[name] for c in counts)) for name in counts[0]}
+            files = tuple(FeatureFile(f.name, f.dtype, f.is_list, lists.get(f.name, ends)) for f in wanted)
+            if lists and hosts is None:
+                join = _Join(files, ends, building, building, lists_alone=True)
+                join.make()
+                run_tasks(spark, len(items.parts), join.part)
+        return ItemFeatures(folder, files, ends, hosts)
 
     def open(self) -> Columns:
         """Features by name, mapped: [rows] each, or lists of them."""
         return _opened(self)
+
+    def first(self, rows: int) -> Columns:
+        """The same of the first items, so many at least or all: of a store, no more is fetched than they need."""
+        if self.hosts is None:
+            return self.open()
+        parts = next((i + 1 for i, end in enumerate(self.ends) if end >= rows), len(self.ends))
+        return {file.feature: self._read(number, file, parts) for number, file in enumerate(self.files)}
+
+    def _read(self, number: int, file: FeatureFile, parts: int) -> NDArray[Any] | JaggedArray:
+        saved = [_saved(self.folder, _file(number), i, file.dtype) for i in range(parts)]
+        values: NDArray[Any] = np.concatenate(saved)
+        if not file.is_list:
+            return values
+        lengths = np.concatenate([_saved(self.folder, _offsets(number), i, "int64") for i in range(parts)])
+        return JaggedArray(np.append(0, lengths.cumsum()).astype(_place(file.ends[-1])), values)
+
+    def here(self) -> Location:
+        """The folder of the whole files on this host."""
+        if self.hosts is None:
+            return self.folder
+        name = hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]
+        return made_once(self.hosts.of_run().transient() / f"item-features-{name}", self._join_here)
+
+    def _join_here(self, building: Location) -> None:
+        join = _Join(self.files, self.ends, self.folder, building)
+        join.make()
+        for number in range(len(self.ends)):
+            for _ in join.part(number):
+                pass
 
 
 @dataclass(frozen=True)
@@ -86,6 +138,8 @@ class _Transform:
     user: tuple[str, ...]
     item: tuple[str, ...]
     folder: Location
+    #: Whether all are put into files of the part's own.
+    apart: bool
 
     def part(self, number: int) -> Iterator[dict[str, int]]:
         """Yields the numbers in all lists of the part, by list feature."""
@@ -95,44 +149,60 @@ class _Transform:
         first = sum(p.rows for p in self.items.parts[:number])
         rows = self.items.open().slice(first, self.items.parts[number].rows)
         rows = rows.select(list(dict.fromkeys(self.item)))
-        found: dict[str, list[JaggedArray]] = {f.name: [] for f in wanted if f.is_list}
+        found: dict[str, list[Any]] = {f.name: [] for f in wanted if f.is_list or self.apart}
         for start in range(0, len(rows), _ROWS):
             made = features.item_columns(one_batch(rows.slice(start, _ROWS)))
             for i, f in enumerate(wanted):
-                values = made[f.name]
-                if isinstance(values, JaggedArray):
-                    found[f.name].append(values)
+                if f.name in found:
+                    found[f.name].append(made[f.name])
                 else:
-                    _put(self.folder, _file(i), values, f.dtype, first + start)
+                    _put(self.folder, _file(i), made[f.name], f.dtype, first + start)
+        numbers = {}
         for i, f in enumerate(wanted):
             if f.is_list:
-                _save(self.folder / f"{_file(i)}.{number}", [x.flat() for x in found[f.name]], f.dtype)
-                _save(self.folder / f"{_offsets(i)}.{number}", [x.lengths for x in found[f.name]], "int64")
-        yield {name: sum(len(x.flat()) for x in parts) for name, parts in found.items()}
+                flat = [x.flat() for x in found[f.name]]
+                numbers[f.name] = sum(map(len, flat))
+                _save(self.folder, _file(i), number, flat, f.dtype)
+                _save(self.folder, _offsets(i), number, [x.lengths for x in found[f.name]], "int64")
+            elif self.apart:
+                _save(self.folder, _file(i), number, found[f.name], f.dtype)
+        yield numbers
 
 
 @dataclass(frozen=True)
 class _Join:
-    """The parts' lists behind each other."""
+    """Parts behind each other."""
 
+    files: tuple[FeatureFile, ...]
+    #: Items up to the end of each part.
+    ends: tuple[int, ...]
+    #: Of the parts.
+    source: Location
+    #: Of the whole files.
     folder: Location
-    items: ItemTable
-    wanted: tuple[Feature, ...]
-    #: By list feature, how many numbers there are up to the end of each part.
-    ends: dict[str, list[int]]
+    #: Whether the others are there.
+    lists_alone: bool = False
+
+    def make(self) -> None:
+        """The files that parts are put into."""
+        for number, file in self._files():
+            _make(self.folder, _file(number), file.ends[-1], file.dtype)
+            if file.is_list:
+                _make(self.folder, _offsets(number), self.ends[-1] + 1, _place(file.ends[-1]))
 
     def part(self, number: int) -> Iterator[int]:
-        """Yields the part's rows."""
-        first = sum(p.rows for p in self.items.parts[:number])
-        for i, f in enumerate(self.wanted):
-            if not f.is_list:
-                continue
-            values, lengths = self.folder / f"{_file(i)}.{number}", self.folder / f"{_offsets(i)}.{number}"
-            before = self.ends[f.name][number - 1] if number else 0
-            _put(self.folder, _file(i), np.fromfile(values.local_path(), f.dtype), f.dtype, before)
-            ends = before + np.cumsum(np.fromfile(lengths.local_path(), np.int64))
-            _put(self.folder, _offsets(i), ends, _place(self.ends[f.name][-1]), first + 1)
-        yield self.items.parts[number].rows
+        """Put a part into its place; yields the items up to its end."""
+        for i, file in self._files():
+            before = file.ends[number - 1] if number else 0
+            _put(self.folder, _file(i), _saved(self.source, _file(i), number, file.dtype), file.dtype, before)
+            if file.is_list:
+                first = self.ends[number - 1] if number else 0
+                ends = before + np.cumsum(_saved(self.source, _offsets(i), number, "int64"))
+                _put(self.folder, _offsets(i), ends, _place(file.ends[-1]), first + 1)
+        yield self.ends[number]
+
+    def _files(self) -> Iterator[tuple[int, FeatureFile]]:
+        return ((i, file) for i, file in enumerate(self.files) if file.is_list or not self.lists_alone)
 
 
 @lru_cache(maxsize=1)
@@ -143,12 +213,14 @@ def _fitted(workflow: Location) -> FittedWorkflow:
 @lru_cache(maxsize=2)
 def _opened(features: ItemFeatures) -> Columns:
     found: Columns = {}
-    for i, (name, dtype, count) in enumerate(features.files):
-        values = _mapped(features.folder / _file(i), dtype, count)
-        if name in features.lists:
-            found[name] = JaggedArray(_mapped(features.folder / _offsets(i), _place(count), features.rows + 1), values)
+    folder, rows = features.here(), features.ends[-1]
+    for i, file in enumerate(features.files):
+        count = file.ends[-1]
+        values = _mapped(folder / _file(i), file.dtype, count)
+        if file.is_list:
+            found[file.feature] = JaggedArray(_mapped(folder / _offsets(i), _place(count), rows + 1), values)
         else:
-            found[name] = values
+            found[file.feature] = values
     return found
 
 
@@ -171,13 +243,13 @@ def _offsets(number: int) -> str:
     return f"feature-{number}.offsets"
 
 
-def _make(folder: Location, name: str, size: int) -> None:
+def _make(folder: Location, name: str, count: int, dtype: str) -> None:
     """A file of zeros, which tasks fill: each writes its own place, the same whenever it runs again."""
     with open((folder / name).local_path(), "wb") as f:
-        f.truncate(size)
+        f.truncate(count * np.dtype(dtype).itemsize)
 
 
-def _put(folder: Location, name: str, values: NDArray[Any], dtype: str, at: int) -> None:
+def _put(folder: Location, name: str, values: Any, dtype: str, at: int) -> None:
     data = np.ascontiguousarray(values, dtype)
     with open((folder / name).local_path(), "r+b") as f:
         content, done = data.tobytes(), 0
@@ -185,7 +257,12 @@ def _put(folder: Location, name: str, values: NDArray[Any], dtype: str, at: int)
             done += os.pwrite(f.fileno(), content[done:], at * data.itemsize + done)
 
 
-def _save(file: Location, parts: list[NDArray[Any]], dtype: str) -> None:
-    with file.new_file() as path, open(path, "wb") as f:
-        for part in parts:
-            np.ascontiguousarray(part, dtype).tofile(f)
+def _save(folder: Location, name: str, part: int, arrays: list[NDArray[Any]], dtype: str) -> None:
+    """Of a part, arrays behind each other."""
+    with (folder / f"{name}.{part}").new_file() as path, open(path, "wb") as f:
+        for values in arrays:
+            np.ascontiguousarray(values, dtype).tofile(f)
+
+
+def _saved(folder: Location, name: str, part: int, dtype: str) -> NDArray[Any]:
+    return np.fromfile((folder / f"{name}.{part}").local_path(), dtype)

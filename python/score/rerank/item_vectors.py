@@ -14,6 +14,7 @@ from headrace.score.rank.blocks import loaded_model
 from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import Columns, gather
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ModelItemVectors:
     model: Location
     threads: int
     output: str | None
-    maps: Location | None
+    maps: HostPlace | None
     item_features: ItemFeatures
     #: See TaskInputs.
     gpu: bool = False

@@ -18,6 +18,7 @@ from headrace.schema import Kind
 from headrace.score.rank.blocks import loaded_model
 from headrace.score.rank.pair_features import Columns, PairFeatures
 from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace
 
 Side = Literal["user", "item"]
 
@@ -37,7 +38,7 @@ class ModelVectors:
     item_columns: tuple[str, ...]
     context: dict[str, pa.Scalar]
     #: Where workers of a host map the model's tables (Workspace.mapped); None: each has them in its memory.
-    maps: Location | None = None
+    maps: HostPlace | None = None
     #: Tables that are not mapped: a task is given their rows before (headrace.score.joined).
     joined: frozenset[str] = frozenset()
 

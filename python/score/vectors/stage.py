@@ -118,7 +118,7 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
                 user_columns=(score.user.key, *score.user.columns),
                 item_columns=(score.item.key, *score.item.columns),
                 context=context_scalars(ctx.spec, score),
-                maps=maps,
+                maps=ctx.ws.on_hosts(maps) if ctx.spec.spark.own_scratch else maps,
                 joined=joined,
             )
             shared, names = spark.sparkContext.broadcast(task), list(frame.columns)

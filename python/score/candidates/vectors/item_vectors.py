@@ -70,7 +70,7 @@ class ItemVectors:
             row: the column with its number: int, not null, all different.
             columns: those that the model's features read.
             vectors: the model.
-            folder: in scratch; seen by all executors.
+            folder: seen by all executors.
 
         Raises:
             UserError: the model is in no retrieval form, or gives vectors that are not finite.

@@ -91,7 +91,7 @@ class VectorItems:
                 ITEM_ROW,
                 (score.item.key, *score.item.columns),
                 self._vectors("item"),
-                self._folder / f"vectors-{self._where}",
+                self._context.run_folder / f"vectors-{self._where}",
             )
 
     def _with_index(self, exact: Searched) -> Searched:
@@ -171,12 +171,6 @@ class VectorItems:
         return Searched(items, self._threads, index, found["probes"])
 
     @property
-    def _folder(self) -> Location:
-        """Where the stage `score` has the files of a run, which it removes at its end."""
-        ctx = self._context.ctx
-        return ctx.ws.spark_local / "score" / ctx.spec.pipeline / ctx.key
-
-    @property
     def _score(self) -> Score:
         assert self._context.ctx.spec.score is not None
         return self._context.ctx.spec.score
@@ -207,6 +201,6 @@ class VectorItems:
             user_columns=(score.user.key, *score.user.columns),
             item_columns=(score.item.key, *score.item.columns),
             context=context_scalars(ctx.spec, score),
-            maps=ctx.ws.mapped(ctx.spec.pipeline),
+            maps=self._context.maps,
             joined=self._joined,
         )
