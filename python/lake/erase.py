@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
+from headrace.lake.delta.checkpoint import complete_checkpoints
 from headrace.lake.delta.erased import Replacement, erasure_text, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.ingest.data_file import statistics
-from headrace.lake.redact import remove_checksum
+from headrace.lake.redact_checkpoint import remove_checksum
 from headrace.storage import Fence, Location
 
 _LOG = "_delta_log"
@@ -146,7 +147,12 @@ def _commit(
 def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:
     """By path: the `add` actions of all versions that the log tells of."""
     found: dict[str, Mapping[str, Any]] = {}
-    for version in sorted(log.versions()):
+    versions = log.versions()
+    if len(versions) != newest + 1:
+        # Of commits that are gone a checkpoint tells, also of files that a later one has removed.
+        for checkpoint in complete_checkpoints(log.folder / _LOG):
+            found |= {str(action["add"]["path"]): action["add"] for action in checkpoint.actions("add")}
+    for version in sorted(versions):
         for action in log.actions(version):
             if "add" in action:
                 found[str(action["add"]["path"])] = action["add"]

@@ -17,7 +17,8 @@ from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.erase import Change, erase
-from headrace.lake.redact import Values, exactly, redact_log
+from headrace.lake.redact import redact_log
+from headrace.lake.redact_statistics import Values, exactly
 from headrace.storage import Location
 
 _QUARANTINE = "quarantine"
@@ -32,8 +33,8 @@ def table_places(state: WorkspaceState, persons: Persons, request: str) -> Itera
     for table in tables_of(state.ws, state.pipeline):
         kind, change, values = change_of(state.spec, table.name, persons)
         found = erase(table, change, request, delete=False)
-        logs, left = redact_log(table, values, delete=False)
-        if not found and not logs and not left:
+        logs = redact_log(table, values, delete=False)
+        if not found and not logs:
             continue
         yield Place(
             kind,
@@ -42,7 +43,6 @@ def table_places(state: WorkspaceState, persons: Persons, request: str) -> Itera
             found.rewritten + logs,
             found.removed,
             found.size,
-            "; ".join(left),
             act=partial(_erase, state, table, change, request, values),
         )
 

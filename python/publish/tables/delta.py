@@ -12,7 +12,8 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.erase import Change, erase
-from headrace.lake.redact import Values, exactly, redact_log
+from headrace.lake.redact import redact_log
+from headrace.lake.redact_statistics import Values, exactly
 from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
 from headrace.publish.tables.spark_table import SparkTableTarget
 from headrace.publish.target import Key, Target, table_name
@@ -75,8 +76,7 @@ class DeltaTarget(SparkTableTarget):
         count = 0
         for table, change, values in self._erasures(column, keys):
             found = erase(table, change, "forget", False)
-            logs, left = redact_log(table, values, False)
-            count += found.removed + len(found.left) + logs + len(left)
+            count += found.removed + len(found.left) + redact_log(table, values, False)
         return count
 
     def _erasures(self, column: str, keys: Sequence[Key]) -> Iterator[tuple[Location, Change, Values]]:
@@ -92,7 +92,7 @@ class DeltaTarget(SparkTableTarget):
         left = []
         for table, change, values in self._erasures(column, keys):
             left += erase(table, change, "forget", True).left
-            left += redact_log(table, values, True)[1]
+            redact_log(table, values, True)
         return "; ".join(left)
 
     def drop_days(self, days: Sequence[str]) -> None:

@@ -1,0 +1,95 @@
+"""Checkpoints as Spark writes them, of every kind, without the values of some persons: Spark reads them as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.erase import Change, erase
+from headrace.lake.redact import redact_log
+from headrace.lake.redact_statistics import exactly
+from headrace.storage import local
+
+#: The smallest of one file, the largest of another.
+GONE = [1001, 9999]
+VALUES = {"user_id": exactly(frozenset(map(str, GONE)))}
+DAYS = {"d0": [1001, 1005, 1006], "d1": [2001, 2002, 9999], "d2": [3001, 3002]}
+SETTINGS = {
+    "parts": {"spark.databricks.delta.checkpoint.partSize": "1"},
+    "v2 json": {"spark.databricks.delta.checkpointV2.topLevelFileFormat": "json"},
+    "v2 parquet": {"spark.databricks.delta.checkpointV2.topLevelFileFormat": "parquet"},
+}
+
+
+def without(rows: pa.Table) -> tuple[pa.Table, int]:
+    kept = rows.filter(pc.invert(pc.is_in(rows["user_id"], pa.array(GONE, pa.int64()))))
+    return kept, rows.num_rows - kept.num_rows
+
+
+def said(log: Path) -> str:
+    """All that checkpoints say of files."""
+    found = [f.read_text() for f in log.rglob("*.checkpoint.*.json")]
+    for file in log.rglob("*.parquet"):
+        rows = pq.ParquetFile(file, coerce_int96_timestamp_unit="us").read()
+        found.append(str([a for a in rows["add"].to_pylist() if a] if "add" in rows.column_names else ""))
+    return "".join(found)
+
+
+@pytest.mark.parametrize("kind", ["classic", "parts", "v2 parquet", "v2 json"])
+def test_every_kind(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    jvm: Any = spark._jvm
+    delta, path, log = jvm.org.apache.spark.sql.delta.DeltaLog, str(tmp_path), tmp_path / "_delta_log"
+    policy = "v2" if kind.startswith("v2") else "classic"
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (user_id bigint, at timestamp, ds string) USING delta PARTITIONED BY (ds) "
+        f"TBLPROPERTIES ('delta.checkpointPolicy' = '{policy}', 'delta.checkpoint.writeStatsAsStruct' = 'true')"
+    )
+    for ds, users in DAYS.items():
+        rows = spark.createDataFrame([(u,) for u in users], "user_id bigint").coalesce(1)
+        rows = rows.selectExpr(
+            "user_id", "timestamp'2026-03-01 10:00:00' + make_interval(0, 0, 0, 0, 0, 0, user_id) AS at"
+        )
+        rows.selectExpr("*", f"'{ds}' AS ds").write.format("delta").mode("append").save(path)
+    for name, value in SETTINGS.get(kind, {}).items():
+        spark.conf.set(name, value)
+    try:
+        delta.forTable(spark._jsparkSession, path).checkpoint()
+    finally:
+        for name in SETTINGS.get(kind, {}):
+            spark.conf.unset(name)
+    assert (log / "_sidecars").is_dir() == (policy == "v2")
+    # The checkpoint alone tells of the file of d0.
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE ds = 'd0'")
+    for version in range(3):
+        (log / f"{version:020d}.json").unlink()
+    assert all(str(user) in said(log) for user in GONE)
+    assert redact_log(local(tmp_path), VALUES, delete=False) > 0
+
+    assert erase(local(tmp_path), Change(("user_id",), without), "request", delete=True).left == []
+    redact_log(local(tmp_path), VALUES, delete=True)
+    assert not any(str(user) in said(log) for user in GONE)
+    assert redact_log(local(tmp_path), VALUES, delete=False) == 0
+
+    # To us the pinned version stands, without their rows.
+    files = DeltaLog(local(tmp_path)).plain_files(3) or []
+    users = sorted(u for f in files for u in pq.ParquetFile(f.path).read()["user_id"].to_pylist())
+    assert users == [1005, 1006, 2001, 2002, 3001, 3002]
+    # Spark reads the newest one, and skips files by what others' statistics say; the older one's files are the same.
+    delta.clearCache()
+    newest = spark.read.format("delta").load(path)
+    for where, wanted in (
+        ("true", [2001, 2002, 3001, 3002]),
+        ("user_id > 3001", [3002]),
+        ("at < timestamp_seconds(2002)", [2001]),
+        ("at >= timestamp_seconds(3002)", [3002]),
+    ):
+        assert sorted(r["user_id"] for r in newest.where(where).collect()) == wanted, where
+    assert len(newest.where("user_id > 3001").inputFiles()) == 1
+    assert len(spark.read.format("delta").option("versionAsOf", 3).load(path).inputFiles()) == 3

@@ -1,0 +1,87 @@
+"""The log of a Delta table whose first commits are gone: values leave its checkpoint, older versions stay."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.erase import Change, erase
+from headrace.lake.redact import redact_log
+from headrace.lake.redact_statistics import exactly
+from headrace.storage import Location, local
+from tests.forget_support import put_rows
+from tests.storage_faults import Killed, faulty
+
+D1, D2 = "2026-01-10", "2026-01-11"
+#: Of D1's file the smallest, of D2's the largest; the checkpoint alone tells of D1's.
+GONE = [0, 14]
+VALUES = {"n": exactly(frozenset(map(str, GONE)))}
+PINNED = 2
+
+
+def without(rows: pa.Table) -> tuple[pa.Table, int]:
+    kept = rows.filter(pc.invert(pc.is_in(rows["n"], pa.array(GONE, pa.int64()))))
+    return kept, rows.num_rows - kept.num_rows
+
+
+def trimmed(folder: Path) -> Location:
+    """A table whose log begins with a checkpoint, after which a file of it was removed."""
+    table = local(folder)
+    for ds, start in ((D1, 0), (D2, 10)):
+        put_rows(table, ds, pa.table({"n": pa.array(range(start, start + 5), pa.int64())}))
+    DeltaTable(str(table)).create_checkpoint()
+    put_rows(table, D1, pa.table({"n": pa.array([5, 6], pa.int64())}))
+    for version in (0, 1):
+        (table / "_delta_log" / f"{version:020d}.json").remove()
+    return table
+
+
+def rows_at(table: Location, version: int) -> list[int]:
+    files = DeltaLog(table).plain_files(version)
+    assert files is not None
+    return sorted(n for f in files for n in pq.ParquetFile(f.path).read()["n"].to_pylist())
+
+
+def erased(table: Location) -> None:
+    assert erase(table, Change(("n",), without), "request", delete=True).left == []
+    redact_log(table, VALUES, delete=True)
+
+
+def test_an_older_version_that_rests_on_a_checkpoint(tmp_path: Path) -> None:
+    table = trimmed(tmp_path / "t")
+    assert rows_at(table, PINNED) == [*range(5), *range(10, 15)]
+    assert redact_log(table, VALUES, delete=False) == 3  # the checkpoint, the commits that added D2 and removed D1
+    erased(table)
+    assert rows_at(table, PINNED) == [1, 2, 3, 4, 10, 11, 12, 13]
+    assert rows_at(table, DeltaLog(table).version or 0) == [5, 6, 10, 11, 12, 13]
+    assert redact_log(table, VALUES, delete=False) == 0
+    # By another reader: the same files as before, with the statistics of others.
+    (checkpoint,) = Path(table / "_delta_log").glob("*.checkpoint.parquet")
+    stats = [a["stats"] for a in pq.read_table(checkpoint)["add"].to_pylist() if a]
+    assert sorted('"minValues":{}' in s.replace(" ", "") for s in stats) == [True, True]
+    assert len(DeltaTable(str(table)).file_uris()) == 2
+
+
+def test_killed_at_every_call(tmp_path: Path) -> None:
+    trimmed(tmp_path / "made")
+    calls = 1
+    while True:
+        shutil.copytree(tmp_path / "made", tmp_path / str(calls))
+        table = local(tmp_path / str(calls))
+        with faulty(calls, kills=True) as faults, suppress(Killed):
+            erased(table)
+        assert {1, 2, 3, 4, 10, 11, 12, 13} <= {*rows_at(table, PINNED)} <= {*range(5), *range(10, 15)}
+        erased(table)
+        assert rows_at(table, PINNED) == [1, 2, 3, 4, 10, 11, 12, 13], calls
+        assert redact_log(table, VALUES, delete=False) == 0
+        if faults.made < calls:
+            break
+        calls += 1
+    assert calls > 10
