@@ -37,7 +37,7 @@ class RefusedError(UserError):
 
 
 class IncompleteError(UserError):
-    """A day's data are not all there yet: nothing to mend, try later; exit code 75."""
+    """Not all is there or done yet, and will be: nothing to mend, run it again later; exit code 75."""
 
     exit_code = EXIT_INCOMPLETE
 

@@ -54,7 +54,8 @@ def forget(
     Their rows go from the lake's tables (older versions, too), the warehouse and the store of keys and values, their
     values from vocabularies (codes stay given), their rows of embeddings become zero in all saved models; datasets,
     caches and checkpoints go, and are made again. Ingest never loads their rows again. Landing files and tables that
-    are yours are named, not touched. The same command ends what was interrupted.
+    are yours are named, not touched. The same command ends what was interrupted. Exit code 75: what is left goes with
+    the same command later, as it says; 2: something is left to be done by hand.
     """
     from headrace.commands.forget import forget as command
 

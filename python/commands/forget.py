@@ -49,7 +49,7 @@ def forget(
 
 def _show(places: Sequence[Place], said: dict[str, Any], delete: bool, as_json: bool) -> None:
     if as_json:
-        names = ("kind", "what", "rows", "rewritten", "removed", "size", "note", "left")
+        names = ("kind", "what", "rows", "rewritten", "removed", "size", "note", "left", "later")
         print_json(said | {"places": [{name: getattr(p, name) for name in names} for p in places]})
         return
     shown = table("kind", "what", ">rows", ">written again", ">removed", "")
@@ -63,5 +63,7 @@ def _show(places: Sequence[Place], said: dict[str, Any], delete: bool, as_json: 
         out.print(f"{ours} places erased; proof: {said.get('proof', 'none, it did not end')}")
     elif ours:
         out.print(f"{ours} places have some. Nothing was changed: add --delete to erase them")
+    elif any(p.left for p in places):
+        out.print("nothing is left of them but what must be done by hand, or by a later run")
     else:
         out.print("nothing is left of them")

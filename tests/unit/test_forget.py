@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ from typer.testing import CliRunner
 from bench.simulated_days import day
 from headrace.cli import app
 from headrace.comm.base import LocalCollective
-from headrace.config import EmbeddingOptimizer, Spec, load_spec
-from headrace.errors import BusyError, UserError
+from headrace.config import EmbeddingOptimizer, Spark, Spec, load_spec
+from headrace.errors import EXIT_USER_ERROR, BusyError, IncompleteError, UserError
 from headrace.housekeeping.forget import tables as tables_module
 from headrace.housekeeping.forget.erase import forget, found_places
 from headrace.housekeeping.forget.models import model_places
@@ -228,14 +229,30 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     upload.write_text(GONE[1])
     listed = [p for p in found_places(SPEC, ws, PERSONS, NOW) if str(copies.folder()) in p.what]
     assert [bool(p.left) for p in listed] == [False, True]
-    # A writer that was killed an hour ago, or is at work: nobody knows.
-    with pytest.raises(UserError, match=rf"not all is erased: {upload.parent}: files on their way to the store"):
+    # A writer that was killed an hour ago, or is at work: nobody knows. A later run removes it.
+    until = datetime.fromtimestamp(upload.stat().st_mtime + 86_400, UTC)
+    left = rf"{upload.parent}: files on their way to the store.* from {until:%Y-%m-%d %H:%M:%S} UTC on"
+    with pytest.raises(IncompleteError, match=rf"not all is erased yet: {left}"):
         erase(ws)
+    (proof,) = (f for f in ws.forgotten("clicks").files() if f.name == "proof.txt")
+    assert "NOT FINISHED" in proof.read_text()
+    assert re.search(f"\n  LEFT: {left}", proof.read_text())
     assert files_with(tmp_path / "cache", GONE) == [str(upload.relative_to(tmp_path / "cache"))]
     copies.drop(upload)
     places, request = erase(ws)
     assert request.finished == NOW
     assert [p.left for p in places if p.kind == "cache"] == [""]
+    # What comes after it is left, too, until it goes; what was made since then of rows without them stays.
+    with ws.dataset("clicks", day(0), "anew").new_folder() as folder:
+        (folder / "x").put_text("x")
+    upload = copies.new_path("part-1.parquet")
+    upload.write_text(GONE[1])
+    with pytest.raises(IncompleteError, match=rf"not all is erased yet: {upload.parent}"):
+        erase(ws)
+    assert "NOT FINISHED" in proof.read_text()
+    copies.drop(upload)
+    assert erase(ws)[1].finished == NOW
+    assert ws.dataset("clicks", day(0), "anew").exists()
     assert copies.kept() == {}
     with held:
         assert held.read() == "of others"
@@ -302,6 +319,37 @@ def test_a_second_look_that_finds_some_is_no_success(ws: Workspace, monkeypatch:
     assert "NOT FINISHED" in next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
     (ws.store / "promotions" / "clicks.jsonl").remove()
     assert erase(ws)[1].finished == NOW
+
+
+def test_what_the_search_alone_finds_after_a_finished_request_is_no_success(ws: Workspace) -> None:
+    erase(ws)
+    (ws.store / "promotions" / "clicks.jsonl").put_text(GONE[0])
+    with pytest.raises(UserError, match=r"not all is erased: promotions/clicks\.jsonl") as raised:
+        erase(ws)
+    assert raised.value.exit_code == EXIT_USER_ERROR
+    assert "NOT FINISHED" in next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
+
+
+def test_a_search_at_work_is_for_a_later_run(ws: Workspace) -> None:
+    samples = ws.search("clicks", day(0), "a")
+    (samples / "x").put_text("x")
+    with run_lock(ws, "clicks-search"), pytest.raises(IncompleteError, match="a search is at work"):
+        erase(ws)
+    assert samples.exists()
+    assert erase(ws)[1].finished == NOW
+    assert not samples.exists()
+
+
+def test_folders_of_other_hosts_are_named(ws: Workspace) -> None:
+    """Where hosts share no scratch folder; they are no reason not to have finished."""
+    named = "encoded/clicks and mapped/clicks on other hosts"
+    for master, scratch, told in (("local[2]", "auto", 0), ("local[2]", "own", 1), ("spark://head:7077", "auto", 1)):
+        spec = SPEC.model_copy(update={"spark": Spark(master=master, scratch=scratch)})  # type: ignore[arg-type]
+        assert [p.what for p in found_places(spec, ws, PERSONS, NOW)].count(named) == told, master
+    _, request = erase(ws, spec)
+    assert request.finished == NOW
+    text = next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
+    assert f"cache      {named}: -; not reached: remove both below" in text
 
 
 def test_a_graph_of_training_rows_stays_named_until_its_model_is_gone(ws: Workspace) -> None:

@@ -93,6 +93,23 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
     assert [p for p in found_places(shop(), ws, PERSONS, NOW) if url in p.what] == []
     assert list((ws.scratch / "registry").files()) == []
 
+    # Each is brought here once: to see what was uploaded, or that there was nothing to go.
+    fetched: list[str] = []
+    real = MlflowClient.download_artifacts
+
+    def counted(self: MlflowClient, run_id: str, *args: str) -> str:
+        fetched.append(run_id)
+        return str(real(self, run_id, *args))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "download_artifacts", counted)
+        for persons in (Persons("user_id", False, frozenset([USERS[4]])), PERSONS):
+            *_, (request, _) = forget(shop(), ws, persons, NOW)
+            assert request.finished == NOW  # type: ignore[union-attr]
+            assert sorted(fetched) == sorted(runs)
+            fetched.clear()
+    assert values(on_server(url, runs[1], tmp_path / "second")).isdisjoint([*GONE, USERS[4]])
+
     # Somebody else asks to be forgotten, of whom a model tells that the store has no more.
     others = Persons("user_id", False, frozenset([USERS[3]]))
     ws.locate("models").remove()

@@ -3,7 +3,7 @@
     persons           the values, from a file
     request           what was asked and how far it is; the list that ingest consults
     place             what was found in one place
-    folders, models, tables, warehouse      what is erased, by place
+    folders, models, uploads, tables, warehouse, host       what is erased, by place
     scan              every file of ours read again, for what may be left
     erase             all of it, in order
     proof             what was done, without the values

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from headrace.config import LandingSource, Spec
-from headrace.errors import UserError
+from headrace.errors import IncompleteError, UserError
 from headrace.housekeeping.forget import proof
 from headrace.housekeeping.forget.folders import (
     cache_places,
@@ -16,13 +16,14 @@ from headrace.housekeeping.forget.folders import (
     text_places,
     training_places,
 )
-from headrace.housekeeping.forget.host import host_places
-from headrace.housekeeping.forget.models import model_places, upload_places
+from headrace.housekeeping.forget.host import host_places, other_hosts
+from headrace.housekeeping.forget.models import model_places
 from headrace.housekeeping.forget.persons import Persons, sources_with
 from headrace.housekeeping.forget.place import Place
-from headrace.housekeeping.forget.request import Request, begin, is_finished
-from headrace.housekeeping.forget.scan import scan, scan_copies
+from headrace.housekeeping.forget.request import Request, begin, is_erased
+from headrace.housekeeping.forget.scan import Scan, scan, scan_copies
 from headrace.housekeeping.forget.tables import table_places
+from headrace.housekeeping.forget.uploads import upload_places
 from headrace.housekeeping.forget.warehouse import warehouse_places
 from headrace.housekeeping.unfinished import discard_unfinished
 from headrace.housekeeping.workspace_state import WorkspaceState
@@ -38,7 +39,7 @@ def found_places(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> 
         UserError: a file of ours cannot be read, or the warehouse cannot be reached.
     """
     state = WorkspaceState(spec, ws, now)
-    yield from _places(state, persons, "", is_again=is_finished(ws, spec.pipeline, persons))
+    yield from _places(state, persons, "", set(), is_again=is_erased(ws, spec.pipeline, persons))
     yield from host_places(state)
     yield from _of_others(state, persons)
 
@@ -50,64 +51,76 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
 
     Raises:
         BusyError: a stage of the pipeline is at work.
-        UserError: as `found_places`; or something is left, which the proof names.
+        UserError: as `found_places`; or something is left, which the proof names. (IncompleteError) All that is left is
+            done by the same call later.
     """
     with run_lock(ws, spec.pipeline) as lease:
         state = WorkspaceState(spec, ws, now, lease)
         discard_unfinished(state)
-        again = is_finished(ws, spec.pipeline, persons)
+        again = is_erased(ws, spec.pipeline, persons)
         request = begin(ws, spec.pipeline, persons, now)
-        if again and any(True for _ in _places(state, persons, request.id, is_again=True)):
+        looked = set[str]()
+        if again and any(True for _ in _places(state, persons, request.id, looked, is_again=True)):
             # Somebody has brought rows back: what was made of them has to go as well.
             again = False
         if not again:
-            request = request.model_copy(update={"finished": None})
+            request = request.model_copy(update={"erased": None, "finished": None})
             request.save(ws.forgotten(spec.pipeline))
-        left_over: list[Place] = []
-        for place in _places(state, persons, request.id, again):
+        left: list[Place] = []
+        for place in _places(state, persons, request.id, looked, again):
             lease.check()
             done = _erase(ws, request, place, now)
-            left_over += [done] if done.left else []
+            left += [done] if done.left else []
             yield done
         for place in _of_others(state, persons):
             proof.note(ws, request, place, now)
             yield place
-        second, searched = list(_places(state, persons, request.id, is_again=True)), scan(state, persons)
+        second = list(_places(state, persons, request.id, looked, is_again=True))
+        searched = scan(state, persons)
+        is_ours_done = not (second or searched.found or searched.unread or left)
         for place in host_places(state):
             done = _erase(ws, request, place, now)
-            left_over += [done] if done.left else []
+            left += [done] if done.left else []
             yield done
         searched = scan_copies(state, persons, searched)
         lease.check()
-        if not second and not searched.found and not searched.unread and not left_over:
-            request = request.model_copy(update={"finished": now})
-        file = proof.write(ws, request, second, searched, now)
+        is_done = not (second or searched.found or searched.unread or left)
+        said = {"erased": (request.erased or now) if is_ours_done else None, "finished": now if is_done else None}
+        request = request.model_copy(update=said)
+        file = proof.write(ws, request, second, searched, left, now)
         request.save(ws.forgotten(spec.pipeline))
         yield request, file
-        if request.finished is None:
-            what = [*(p.what for p in second), *searched.found, *(f"{p.what}: {p.left}" for p in left_over)]
-            what += [f"{name} cannot be read: restore or remove it" for name in searched.unread]
-            raise UserError(
-                f"not all is erased: {'; '.join(dict.fromkeys(what))}. The rest is; do what is said, and run the same "
-                f"command again ({file})"
-            )
+        if not is_done:
+            raise _remainder(second, searched, left, file)
+
+
+def _remainder(second: Sequence[Place], searched: Scan, left: Sequence[Place], file: Location) -> UserError:
+    """What is left, and whether it is enough to run the command again later."""
+    what = [*(p.what for p in second), *searched.found, *(f"{p.what}: {p.left}" for p in left)]
+    what += [f"{name} cannot be read: restore or remove it" for name in searched.unread]
+    listed = "; ".join(dict.fromkeys(what))
+    if not (second or searched.found or searched.unread) and all(p.later for p in left):
+        return IncompleteError(f"not all is erased yet: {listed}. The rest is ({file})")
+    return UserError(
+        f"not all is erased: {listed}. The rest is; do what is said, and run the same command again ({file})"
+    )
 
 
 def _erase(ws: Workspace, request: Request, place: Place, now: datetime) -> Place:
     """Note a place, then do what is to be done there; the place with what is left."""
     proof.note(ws, request, place, now)
     left = place.act() if place.act is not None else None
-    done = replace(place, left="; ".join(x for x in (place.left, left) if x))
+    done = replace(place, left="; ".join(x for x in (place.left, left) if x), later=place.later and not left)
     if left:
         proof.note(ws, request, done, now)
     return done
 
 
-def _places(state: WorkspaceState, persons: Persons, request: str, is_again: bool) -> Iterator[Place]:
+def _places(state: WorkspaceState, persons: Persons, request: str, looked: set[str], is_again: bool) -> Iterator[Place]:
     """Each kind looks at what the ones before it have left.
 
-    `is_again`: nothing is looked for but the values themselves: what is made of rows was removed before, and what is
-    there has been made since.
+    `looked`: see `upload_places`. `is_again`: nothing is looked for but the values themselves: what is made of rows was
+    removed before, and what is there has been made since.
     """
     if not is_again:
         yield from dataset_places(state)
@@ -115,14 +128,17 @@ def _places(state: WorkspaceState, persons: Persons, request: str, is_again: boo
         yield from training_places(state)
         yield from cache_places(state)
     yield from text_places(state, persons)
-    yield from model_places(state, persons)
-    yield from upload_places(state, persons)
+    models = list[Place]()
+    for place in model_places(state, persons):
+        models.append(place)
+        yield place
+    yield from upload_places(state, persons, models, looked)
     yield from warehouse_places(state, persons)
     yield from table_places(state, persons, request)
 
 
 def _of_others(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
-    """What is not ours to write: landing files and tables of the user's."""
+    """What is not ours to write: landing files and tables of the user's; what is not within reach: other hosts."""
     spec = state.spec
     for name, table in sources_with(spec, persons.column):
         if table is not None:
@@ -134,3 +150,4 @@ def _of_others(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
         yield Place(
             "landing", source.path, note="yours: ingest leaves the rows out; remove them, or the files, yourself"
         )
+    yield from other_hosts(state)

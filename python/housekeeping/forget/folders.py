@@ -33,7 +33,8 @@ def search_places(state: WorkspaceState) -> Iterator[Place]:
     for day in state.ws.search(state.pipeline, "x", "x").parent.parent.entries():
         left = "a search is at work: run the command again when it has ended" if at_work else ""
         act = None if at_work else partial(remove_all, [day])
-        yield Place("search", state.ws.name_of(day), removed=_files(day), size=size_of(day), left=left, act=act)
+        name, files = state.ws.name_of(day), _files(day)
+        yield Place("search", name, removed=files, size=size_of(day), left=left, later=at_work, act=act)
 
 
 def cache_places(state: WorkspaceState) -> Iterator[Place]:

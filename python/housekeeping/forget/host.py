@@ -1,8 +1,9 @@
-"""What this host has of the files of a store of objects, whichever pipeline's they are."""
+"""What hosts have for themselves: this one's copies of a store's files, whichever pipeline's they are; other hosts'."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.workspace_state import WorkspaceState
@@ -20,13 +21,21 @@ def host_places(state: WorkspaceState) -> Iterator[Place]:
         note = "of all pipelines; fetched again where they are read. Other hosts have their own"
         what = f"copies in {copies.folder()}"
         yield Place("cache", what, removed=len(found), size=sum(found.values()), note=note, act=_remove)
-    if found := copies.young():
+    for place, (size, until) in copies.young().items():
         left = (
-            "files on their way to the store, written to less than a day ago by stages that are at work or were "
-            "killed: run the command again when no stage is at work on this host and these are removed"
+            f"files on their way to the store, written to less than a day ago by a stage that is at work or killed: "
+            f"the same command removes them from {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC on; or "
+            f"remove them now, if no stage is at work on this host, and run it again"
         )
-        for place, size in found.items():
-            yield Place("cache", str(place), size=size, left=left)
+        yield Place("cache", str(place), size=size, left=left, later=True)
+
+
+def other_hosts(state: WorkspaceState) -> Iterator[Place]:
+    """What tasks have left on hosts that share no scratch folder, and nobody but these can remove."""
+    if state.spec.spark.own_scratch:
+        scratch = state.ws.scratch_folder or "their scratch folder (HEADRACE_SCRATCH, or the one that Spark gives them)"
+        note = f"not reached: remove both below {scratch} on every host that has ever had tasks"
+        yield Place("cache", f"encoded/{state.pipeline} and mapped/{state.pipeline} on other hosts", note=note)
 
 
 def _remove() -> str:

@@ -26,12 +26,11 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.forget.values import blanked, is_blanked, parts_of, vocabularies_of
-from headrace.housekeeping.models import REGISTERED_SUFFIXES
 from headrace.housekeeping.workspace_state import WorkspaceState
-from headrace.registry.uploads import fetched, upload_again, uploads
 from headrace.storage import Location
 
-_META = "model.json"
+#: A folder with this file is a saved model.
+META = "model.json"
 _WORKFLOW, _EMBEDDINGS, _DYNAMIC, _DENSE = "workflow", "embeddings", "dynamic", "dense.safetensors"
 #: Buffers of models that keep the edges of a graph of their training rows.
 _USERS, _ITEMS = "graph_users", "graph_items"
@@ -45,10 +44,10 @@ def model_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
     """
     ws = state.ws
     for file in ws.model(state.pipeline, "x", "x").parent.parent.files():
-        if file.name != _META:
+        if file.name != META:
             continue
         folder = file.parent
-        found, in_graph = _look(state.spec, folder, persons)
+        found, in_graph = look_into(state.spec, folder, persons)
         if found.rows or found.files or in_graph:
             left = "it keeps the graph of its training rows: train its day again, and remove this one"
             left = left if in_graph else ""
@@ -57,47 +56,19 @@ def model_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
             yield Place("model", ws.name_of(folder), found.rows, rewritten, left=left, act=act)
 
 
-def upload_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
-    """Models that a tracking server has: uploaded again from the store, where they have been rewritten by then.
-
-    Each is brought here to be looked at.
+def look_into(spec: Spec, folder: Location, persons: Persons) -> tuple[Found, bool]:
+    """What a saved model has of persons, and whether it keeps a graph with edges of theirs.
 
     Raises:
-        UserError: the server cannot be used, or a model is damaged.
+        UserError: a file of it is missing or damaged.
     """
-    ws = state.ws
-    for suffix in REGISTERED_SUFFIXES:
-        for one in uploads(ws, state.pipeline + suffix):
-            rows, is_theirs, in_graph = 0, one.is_begun, False
-            if not one.is_begun:
-                with fetched(ws, one) as artifact:
-                    for file in artifact.files():
-                        if file.name == _META:
-                            found, graph = _look(state.spec, file.parent, persons)
-                            rows, in_graph = rows + found.rows, in_graph or graph
-                            is_theirs = is_theirs or bool(found.rows or found.files)
-            if not is_theirs and not in_graph:
-                continue
-            what = f"{one.name} version {one.version}" if one.version else f"a run of {one.name} without a version"
-            can = is_theirs and not one.is_deleted and one.source is not None and one.source.is_dir()
-            gone = (
-                f"it cannot be written again: delete its run {one.run_id} with its artifacts (MLflow's delete_run, "
-                f"then mlflow gc on the server)"
-            )
-            left = gone if in_graph or not can else ""
-            act = partial(upload_again, ws, one) if can else None
-            yield Place("model", f"{what} on {ws.registry_server}", rows, int(can), left=left, act=act)
-
-
-def _look(spec: Spec, folder: Location, persons: Persons) -> tuple[_Found, bool]:
-    """What a saved model has of persons, and whether it keeps a graph with edges of theirs."""
-    found = _Found.of(folder, persons)
+    found = Found.of(folder, persons)
     graph = _ITEMS if spec.score and persons.column == spec.score.item.key else _USERS
     return found, bool(found.forgotten) and _has_edges(folder / _DENSE, graph, found.forgotten)
 
 
 @dataclass
-class _Found:
+class Found:
     """What a saved model has of persons."""
 
     #: Rows of embeddings that are not zero.
@@ -111,8 +82,8 @@ class _Found:
     files: dict[str, pa.Table] = field(default_factory=dict)
 
     @staticmethod
-    def of(folder: Location, persons: Persons) -> _Found:
-        found, workflow = _Found(), folder / _WORKFLOW
+    def of(folder: Location, persons: Persons) -> Found:
+        found, workflow = Found(), folder / _WORKFLOW
         try:
             saved = SavedWorkflow.model_validate_json(file_of(workflow).read_text())
             bound = Workflow(saved.chains, saved.columns, saved.label, saved.carried)
@@ -202,14 +173,14 @@ def _has_edges(dense: Location, name: str, codes: set[int]) -> bool:
     return any(bool(np.isin(graph, sorted(codes)).any()) for graph in graphs)
 
 
-def _rewrite(folder: Location, found: _Found) -> None:
+def _rewrite(folder: Location, found: Found) -> None:
     from headrace.embeddings.checkpoint.dynamic import remove_ids
     from headrace.embeddings.checkpoint.zero_rows import zero_rows
 
-    said = (folder / _META).read_bytes()
+    said = (folder / META).read_bytes()
     meta = json.loads(said)
     with folder.new_folder() as new:
-        done = {_META, *found.files}
+        done = {META, *found.files}
         for path, table in found.files.items():
             with (new / path).new_file() as written:
                 pq.write_table(table, written, compression="zstd")
@@ -222,7 +193,7 @@ def _rewrite(folder: Location, found: _Found) -> None:
                 (new / file.below(folder)).copy_from(file, share=True)
         meta["files"] = [_record(new, r) for r in meta["files"]]
         meta["saved_as"] = meta.get("saved_as") or hashlib.sha256(said).hexdigest()
-        (new / _META).put_text(json.dumps(meta, indent=1) + "\n")
+        (new / META).put_text(json.dumps(meta, indent=1) + "\n")
 
 
 def _record(folder: Location, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Place:
     size: int = 0
     #: What could not be done, or must be done by hand; empty where all is.
     left: str = ""
+    #: Whether a later run of the command does what is left.
+    later: bool = False
     #: What becomes of it, for people.
     note: str = ""
     #: Does it, and says what is left to be done by hand, if anything; None: it is not ours.

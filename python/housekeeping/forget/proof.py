@@ -25,7 +25,9 @@ def note(ws: Workspace, request: Request, place: Place, now: datetime) -> None:
     _journal(ws, request).append(f"{line}\n".encode())
 
 
-def write(ws: Workspace, request: Request, second: Sequence[Place], searched: Scan, now: datetime) -> Location:
+def write(
+    ws: Workspace, request: Request, second: Sequence[Place], searched: Scan, left: Sequence[Place], now: datetime
+) -> Location:
     """Write `proof.json` and `proof.txt` into the request's folder: what each of its runs has come to.
 
     Args:
@@ -33,6 +35,7 @@ def write(ws: Workspace, request: Request, second: Sequence[Place], searched: Sc
         request: finished or not.
         second: what a second look has found.
         searched: what the search of all files has found.
+        left: what could not be done, or is done by a later run.
         now: when.
 
     Returns:
@@ -46,7 +49,12 @@ def write(ws: Workspace, request: Request, second: Sequence[Place], searched: Sc
         with suppress(ValueError):
             said = json.loads(line)
             runs.setdefault(said.pop("at"), {"places": []})["places"].append(said)
-    at_end = {"second_look": [_said(p) for p in second], "search": asdict(searched), "code_version": __version__}
+    at_end = {
+        "second_look": [_said(p) for p in second],
+        "search": asdict(searched),
+        "left": [_said(p) for p in left],
+        "code_version": __version__,
+    }
     runs[now.isoformat()] = runs.get(now.isoformat(), {"places": []}) | at_end
     listed = [{"at": at, **run} for at, run in sorted(runs.items())]
     text = json.dumps(request.model_dump(mode="json") | {"runs": listed}, indent=1) + "\n"
@@ -85,6 +93,8 @@ def _text(request: Request, runs: Sequence[dict[str, Any]]) -> str:
         ]
         lines += [f"  NOT LOOKED AT: {what}" for what in found["unread"]]
         lines += [f"  LEFT: {what}" for what in [*(p["what"] for p in run["second_look"]), *found["found"]]]
+        # Proofs of earlier versions do not say.
+        lines += [f"  LEFT: {p['what']}: {p['left']}" for p in run.get("left", ())]
     return "\n".join(lines) + "\n"
 
 

@@ -30,7 +30,9 @@ class Request(BaseModel):
     sha256: str
     by: str
     begun: datetime
-    #: When a second look at all places found none; None: not yet.
+    #: When all that the pipeline has written was without them; None: not yet, or (if `finished`) before it was noted.
+    erased: datetime | None = None
+    #: When nothing was left that the command knows of, of other pipelines' copies on this host either; None: not yet.
     finished: datetime | None = None
 
     def save(self, folder: Location) -> None:
@@ -67,21 +69,17 @@ def begin(ws: Workspace, pipeline: str, persons: Persons, now: datetime) -> Requ
     return request
 
 
-def is_finished(ws: Workspace, pipeline: str, persons: Persons) -> bool:
-    """Whether these values are forgotten already, as far as the requests say."""
+def is_erased(ws: Workspace, pipeline: str, persons: Persons) -> bool:
+    """Whether these values went from all that the pipeline has written, as far as the requests say."""
     known = ForgottenValues.load(ws.forgotten_values(pipeline))
     if known is None:
         return False
     name = _sha256(persons.column, *sorted(known.hashes(persons.column, persons.texts)))[:_ID_CHARS]
     file = ws.forgotten(pipeline) / name / "request.json"
-    return file.is_file() and Request.model_validate_json(file.read_text()).finished is not None
-
-
-def unfinished(ws: Workspace, pipeline: str) -> list[Request]:
-    """Requests that were begun and not finished, oldest first."""
-    files = (folder / "request.json" for folder in ws.forgotten(pipeline).entries() if folder.is_dir())
-    found = [Request.model_validate_json(file.read_text()) for file in files if file.is_file()]
-    return sorted((r for r in found if r.finished is None), key=lambda r: r.begun)
+    if not file.is_file():
+        return False
+    request = Request.model_validate_json(file.read_text())
+    return (request.erased or request.finished) is not None
 
 
 def _sha256(*lines: str) -> str:

@@ -67,10 +67,15 @@ def abandoned() -> dict[Path, int]:
     return {place: size for place, written, size in _on_their_way() if written < before}
 
 
-def young() -> dict[Path, int]:
-    """What `new_path` gave writers that are at work, or were killed less than a day ago, and its bytes."""
+def young() -> dict[Path, tuple[int, float]]:
+    """What `new_path` gave writers that are at work, or were killed less than a day ago.
+
+    Returns:
+        by place: its bytes, and from when on it is `abandoned` if nobody writes to it, in seconds since 1970.
+    """
     before = time.time() - _WRITTEN_SECONDS
-    return {place: size for place, written, size in _on_their_way() if written >= before}
+    found = _on_their_way()
+    return {place: (size, written + _WRITTEN_SECONDS) for place, written, size in found if written >= before}
 
 
 def _on_their_way() -> Iterator[tuple[Path, float, int]]:
