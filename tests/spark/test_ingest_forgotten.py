@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -126,3 +127,38 @@ def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> N
     assert (counts["read"], counts["forgotten"]) == (30, int(users.isin(["u3", "u11"]).sum()))
     assert counts["forgotten"] > 0
     assert pq.read_table(folder).num_rows == 330
+
+
+def test_the_next_day_brings_nobody_back(spark: SparkSession, tmp_path: Path) -> None:
+    """Who is delivered again gets no code, and is in no row of a dataset; everybody else's code and rows are there."""
+    spec, ws = table_support.make_spec({"format": "jsonl", "path": "in/{ds}/*"}), Workspace(tmp_path / "home")
+    delivered = {ds: table_support.make_rows(90, 1000 * n, ds) for n, ds in enumerate((D2, D3, D4))}
+
+    def deliver(ds: str) -> None:
+        body = delivered[ds].drop(columns="dt").to_json(orient="records", lines=True, date_format="iso")
+        put(ws, f"in/{ds}/a.jsonl", body.encode())
+        table_support.ingest(spec, ws, ds)
+
+    def codes() -> dict[str, int]:
+        found = spark.read.format("delta").load(str(ws.table("shop", "vocabulary"))).where("name = 'user'").collect()
+        return {r["value"]: r["code"] for r in found}
+
+    for ds in (D2, D3):
+        deliver(ds)
+    table_support.dataset(spec, ws, D3)
+    before = codes()
+    gone = {"u3", "u11"}
+    assert gone < before.keys()
+    *_, (request, _) = forget(spec, ws, Persons("user", False, frozenset(gone)), NOW)
+    assert request.finished  # type: ignore[union-attr]
+    deliver(D4)
+    made = table_support.dataset(spec, ws, D4)
+    after = codes()
+    assert sorted(after.values()) == sorted(before.values())
+    assert {v: c for v, c in before.items() if v not in gone}.items() <= after.items()
+    assert gone.isdisjoint(after)
+    rows = pd.concat(delivered.values())
+    assert table_support.ids(made) == table_support.expected(rows[~rows["user"].isin(gone)], D4)
+    used = {code for frame in made.values() for code in frame["user"]}
+    assert used.isdisjoint({before[user] for user in gone})
+    assert len(used) > 10
