@@ -1,0 +1,140 @@
+"""Persons who are erased from a warehouse of Iceberg tables: rows that delete files hide, erasures that were killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.config import load_spec
+from headrace.lake.session import spark_settings
+from headrace.publish.tables.iceberg import IcebergTarget
+from headrace.publish.tables.iceberg_erasure import IcebergErasure
+from headrace.publish.tables.iceberg_expiry import SnapshotExpiry, load_table
+from headrace.publish.warehouses import open_target
+from headrace.workspace import Workspace
+from tests.storage_faults import Killed
+from tests.warehouses import Warehouses
+
+DAYS = ("2026-01-10", "2026-01-11")
+USERS = range(30)
+SCHEMA = "ds string, user_id bigint, item_id bigint, rank int, score float, model_version string"
+MODE = "write.delete.mode"
+
+
+@pytest.fixture
+def target(spark: SparkSession, tmp_path: Path) -> Iterator[IcebergTarget]:
+    """Two days of scores; DELETE hides rows of both tables in live files."""
+    places = Warehouses(tmp_path)
+    if "iceberg" not in places.settings:
+        pytest.skip("Iceberg's jar is not here: make iceberg")
+    spec = load_spec("clicks", ["score.top_k=4", *places.overrides("iceberg")])
+    with spark_settings(spark, places.properties), open_target(spec, Workspace(tmp_path / "home")) as found:
+        assert isinstance(found, IcebergTarget)
+        for ds in DAYS:
+            df = spark.createDataFrame([(ds, u, 7, 1, 0.5, "m") for u in USERS], SCHEMA).coalesce(1)
+            found.create(df.dtypes)
+            with found.stage(df, ds, ds) as staged:
+                found.swap(staged, "s", [])
+        for table in (found.table, found.current):
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version' = '2', '{MODE}' = 'merge-on-read')")
+        yield found
+
+
+def on_disk(folder: Path) -> set[int]:
+    """The users of all Parquet files, whether a table names them or not."""
+    files = [pq.ParquetFile(f).read() for f in (folder / "iceberg").rglob("*.parquet")]
+    return {user for rows in files if "user_id" in rows.column_names for user in rows["user_id"].to_pylist()}
+
+
+def users(spark: SparkSession, table: str) -> set[int]:
+    return {row[0] for row in spark.sql(f"SELECT user_id FROM {table}").collect()}
+
+
+def delete_by_value(spark: SparkSession, name: str, user: int) -> None:
+    """What writers that know no positions do (Flink): a delete file says which values are gone."""
+    jvm: Any = spark._jvm
+    gateway: Any = spark.sparkContext._gateway
+    table = load_table(spark, name)
+    schema = table.schema().select(["user_id"])
+    ids = gateway.new_array(jvm.int, 1)
+    ids[0] = schema.findField("user_id").fieldId()
+    spec = jvm.org.apache.iceberg.PartitionSpec.unpartitioned()
+    factory = jvm.org.apache.iceberg.data.GenericAppenderFactory(table.schema(), spec, ids, schema, None)
+    file = table.io().newOutputFile(table.locationProvider().newDataLocation(f"by-value-{user}.parquet"))
+    out = jvm.org.apache.iceberg.encryption.EncryptedFiles.plainAsEncryptedOutput(file)
+    writer = factory.newEqDeleteWriter(out, jvm.org.apache.iceberg.FileFormat.PARQUET, None)
+    row = jvm.org.apache.iceberg.data.GenericRecord.create(schema)
+    row.setField("user_id", jvm.java.lang.Long.valueOf(user))
+    writer.write(row)
+    writer.close()
+    table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
+
+
+def test_rows_that_delete_files_hide(spark: SparkSession, tmp_path: Path, target: IcebergTarget) -> None:
+    """By others, who have deleted them in their way: no reader sees them, and they are in live files."""
+    assert target.erase("user_id", [20]) == ""  # no older snapshots from here on
+    spark.sql(f"DELETE FROM {target.table} WHERE user_id = 3")
+    spark.sql(f"DELETE FROM {target.current} WHERE user_id = 3")
+    assert target.rows_with("user_id", [3]) == {}
+    delete_by_value(spark, target.current, 5)
+    assert target.leftovers("user_id", [3]) == 3  # files of two days, and of the newest one's copy
+    # Rows that nobody has deleted yet are in the former; the file that says who is gone has the value.
+    assert target.leftovers("user_id", [5]) == 4
+    assert target.erase("user_id", [3, 5]) == ""
+    assert target.leftovers("user_id", [3, 5]) == 0
+    assert on_disk(tmp_path) == {*USERS} - {3, 5, 20}
+    for table in (target.table, target.current):
+        assert users(spark, table) == {*USERS} - {3, 5, 20}
+        assert spark.sql(f"SHOW TBLPROPERTIES {table} ('{MODE}')").collect()[0][1] == "merge-on-read"
+    # What others hide has not to go.
+    spark.sql(f"DELETE FROM {target.table} WHERE user_id = 6")
+    assert target.leftovers("user_id", [3, 5]) == 0
+
+
+def test_killed_at_each_step(
+    spark: SparkSession, tmp_path: Path, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has ended something is said to be left, whether a snapshot names the files or not."""
+
+    def before(_: Callable[..., Any], *args: Any) -> None:
+        pass
+
+    def after(real: Callable[..., Any], *args: Any) -> None:
+        real(*args)
+
+    def within(real: Callable[..., Any], self: SnapshotExpiry, io: Any, paths: list[str]) -> None:
+        real(self, io, paths[:1])
+
+    kills: list[tuple[type, str, Callable[..., None]]] = [
+        (IcebergErasure, "_rewrite", before),
+        (IcebergErasure, "_write_manifests", after),
+        (SnapshotExpiry, "_expire", after),
+        (SnapshotExpiry, "_delete", within),
+    ]
+    gone = [0, 7, 29]
+    spark.sql(f"DROP TABLE {target.current} PURGE")
+    for owner, name, what in kills:
+        real = getattr(owner, name)
+
+        def kill(self: Any, *args: Any, what: Any = what, real: Any = real) -> None:
+            what(real, self, *args)
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, kill)
+            with pytest.raises(Killed):
+                target.erase("user_id", gone)
+        assert target.rows_with("user_id", gone) == {}
+        assert {*gone} <= on_disk(tmp_path), name
+        assert target.leftovers("user_id", gone) > 0, name
+    assert target.erase("user_id", gone) == ""
+    assert target.leftovers("user_id", gone) == 0
+    assert on_disk(tmp_path) == {*USERS} - {*gone}
+    assert users(spark, target.table) == {*USERS} - {*gone}
+    assert target.rows_by_day() == dict.fromkeys(DAYS, 27)
+    assert not [f for f in target.expired.entries() if f.is_file()]
