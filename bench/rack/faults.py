@@ -66,18 +66,27 @@ def lab(given: Day) -> Iterator[Lab]:
 
 def features_link(given: Lab) -> Row:
     """An executor's host is cut off while its tasks decode the lake's files."""
-    trial = given.calm.begin("features_link", "ingest")
+    return _cut_off(given, "features_link", "features", after="ingest")
+
+
+def scoring_link(given: Lab) -> Row:
+    """An executor's host is cut off in scoring."""
+    return _cut_off(given, "scoring_link", "score", after="promote")
+
+
+def _cut_off(given: Lab, name: str, part: str, after: str) -> Row:
+    trial = given.calm.begin(name, after)
     begin = time.perf_counter()
-    running = trial.start_part(given.services, "features")
+    running = trial.start_part(given.services, part)
     with _ended(running):
         host = until(lambda: _at_work(trial, given.workers), running.poll, trial.log)
         with _cut(given, host):
             cut = time.perf_counter()
             trial.end(running, LIMIT_SECONDS)
             done = time.perf_counter()
-    given.calm.check(trial, "features")
+    given.calm.check(trial, part)
     lost = f"{trial.losses(given.services)}; done {done - cut:.0f} s after the cut"
-    return Row("features_link", lost, done - begin, given.calm.seconds(["features"]))
+    return Row(name, lost, done - begin, given.calm.seconds([part]))
 
 
 def training_link(given: Lab) -> Row:
@@ -232,5 +241,5 @@ def _next_attempt(log: Path) -> str:
 
 #: In this order: the last one ends a host for good.
 ALL: Mapping[str, Callable[[Lab], Row]] = {
-    f.__name__: f for f in (features_link, training_link, store_503, slow_link, driver_dies)
+    f.__name__: f for f in (features_link, training_link, scoring_link, store_503, slow_link, driver_dies)
 }

@@ -19,8 +19,6 @@ from tests.s3_server import BUCKET, environ_of
 
 #: The last stages of the day's parts: each is a command of its own.
 PARTS = ("ingest", "features", "train", "promote", "score")
-#: Those by Spark's local master: their tasks share the driver's scratch folder (Cluster.ingest, Cluster.score).
-_ALONE = ("ingest", "score")
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ class Trial:
         """Start `headrace WORDS...` on the cluster."""
         (local(driver.folder) / "events" / self.name).make_dir()
         endpoint = f"http://{self.cluster.services.name}:{self.port}"
-        on_cluster = words[-1] not in _ALONE
-        return driver.start(self.cluster.words(driver, *words, on_cluster=on_cluster), self.log, environ_of(endpoint))
+        return driver.start(self.cluster.words(driver, *words), self.log, environ_of(endpoint))
 
     def start_part(self, driver: Host, part: str) -> subprocess.Popen[bytes]:
         """Start the stages up to the last one of a part; those before are done, and pass."""
