@@ -10,7 +10,7 @@ from typing import Any
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import words_of
 from headrace.lake.redact_checkpoint import redact_checkpoints, remove_checksum
-from headrace.lake.redact_statistics import Values, without_values
+from headrace.lake.redact_statistics import Values, is_value, without_values
 from headrace.storage import Location
 
 #: A checksum of a version, as Delta writes it: JSON.
@@ -64,7 +64,7 @@ def _without(action: dict[str, Any], values: Values) -> dict[str, Any]:
 
 
 def _in_words(text: str, is_one: Callable[[Any, bool], bool]) -> bool:
-    return any(is_one(word, False) for word in words_of(text))
+    return any(is_value(word, is_one) for word in words_of(text))
 
 
 def _in_text(file: Location, values: Values) -> bool:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Characters of a text that statistics keep; what was cut ends with Unicode's last.
+#: UTF-16 units of a text that statistics keep. A largest value that was cut ends with a character above the one that
+#: came there: Unicode's last, or where that one was of ASCII, ASCII's last
+#: (org.apache.spark.sql.delta.stats.StatisticsCollection.truncateMaxStringAgg).
 _KEPT = 32
-_TIE = "\U0010ffff"
+_TIES = ("\U0010ffff", "\x7f")
 #: By column: whether a smallest or largest value, or the beginning of a longer text, is or has one of the values.
 Values = Mapping[str, Callable[[Any, bool], bool]]
 #: Where statistics have the smallest and the largest values.
@@ -41,5 +43,12 @@ def is_value(value: Any, is_one: Callable[[Any, bool], bool]) -> bool:
         return False
     if not isinstance(value, str):
         return is_one(value, False)
-    begin = value.removesuffix(_TIE)
-    return is_one(begin, len(begin) >= _KEPT)
+    # One unit less, where the cut would have parted a pair of them.
+    if is_one(value, _units(value) >= _KEPT - 1):
+        return True
+    begin = value[:-1]
+    return value.endswith(_TIES) and is_one(begin, _units(begin) >= _KEPT - 1)
+
+
+def _units(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

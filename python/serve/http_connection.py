@@ -76,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._asked: object = None
         self._reader: HeadReader | None = None  # of a head that has come in part, or of chunks
         self._body: Body | None = None  # that has come in part
-        self._chunks: list[bytes] | None = None  # the same where its length is not said
+        self._chunks: bytearray | None = None  # the same where its length is not said
         self._counted = 0  # bytes of it
         self._missing = 0  # bytes of one that was refused, which are still to come
         self._answering = False
@@ -89,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._idle: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
+        self._close_deadline: asyncio.TimerHandle | None = None
 
     # What the loop calls.
 
@@ -99,12 +100,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.connections.discard(self)
-        for timer in (self._idle, self._deadline, self._send_deadline):
+        for timer in (self._idle, self._deadline, self._send_deadline, self._close_deadline):
             if timer is not None:
                 timer.cancel()
         if self._work is not None:
             self._work.cancel()
         self._give_back()
+
+    def eof_received(self) -> None:
+        """The client sends no more: the loop closes the connection when what is written is sent."""
+        self._limit_close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._shared.view if self._body is None else self._body.free()
@@ -194,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._admit(head)
             if head.chunked:
-                self._chunks = []
+                self._chunks = bytearray()
             elif end <= stop:
                 self._count(head.length)
                 self._begin(bytes(memoryview(data)[at:end]))
@@ -224,13 +229,16 @@ class Connection(asyncio.BufferedProtocol):
             except RequestError as e:
                 self._refuse(e, 0)
             else:
-                self._chunks.append(chunk)
-        if self._reader.complete:
+                self._chunks += chunk
+        if not self._reader.complete:
+            if self._reader.unread > self._shared.limits.header_bytes:
+                raise RequestError(431, "the trailer of the request, or a chunk's head, is too long")
+        else:
             self._reader = None
             if self._refused:
                 self._next()
             else:
-                self._begin(b"".join(self._chunks or ()))
+                self._begin(memoryview(self._chunks or b""))
 
     def _take(self, body: Body, more: int) -> bool:
         """Count bytes of a body; False: it is refused."""
@@ -280,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
         self._last = self._last or unknown
         self._write(self._shared.app.refusal(error, self))
         if unknown:
-            self._transport.close()
+            self._close()
         elif missing or self._reader is not None:
             self._missing, self._refused = missing, True
         else:
@@ -293,7 +301,19 @@ class Connection(asyncio.BufferedProtocol):
         if not self._refused:
             self._last = True
             self._write(self._shared.app.refusal(error, self))
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection when all answers are sent, or when their time is over."""
+        self._body = self._chunks = None
+        self._give_back()
+        self._limit_close()
         self._transport.close()
+
+    def _limit_close(self) -> None:
+        if self._close_deadline is None:
+            seconds = self._shared.limits.send_seconds
+            self._close_deadline = self._shared.loop.call_later(seconds, self._transport.abort)
 
     def _write(self, answer: bytes) -> None:
         is_head = self.head is not None and self.head.method == "HEAD"
@@ -307,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
         self.head, self._asked, self._refused = None, None, False
         self._arrived()
         if self._last:
-            self._transport.close()
+            self._close()
             return
         self._used = self._shared.loop.time()
         if self._idle is None:
@@ -328,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
     def end(self) -> None:
         """Take no further request; the connection is closed at once where there is none."""
         if self.head is None and self._reader is None:
-            self._transport.close()
+            self._close()
         self._last = True
 
     def abort(self) -> None:
@@ -369,4 +389,4 @@ class Connection(asyncio.BufferedProtocol):
         elif self._transport.get_write_buffer_size():
             self._transport.abort()
         else:
-            self._transport.close()
+            self._close()

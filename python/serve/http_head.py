@@ -70,6 +70,7 @@ class HeadReader:
         data: of the head, so far.
         chunks: of the body, since `read_chunks` was called last.
         complete: whether a chunked body has ended.
+        unread: bytes since its last part: of a chunk's size and extensions, or of trailers, which nobody asks for.
     """
 
     def __init__(self) -> None:
@@ -77,6 +78,7 @@ class HeadReader:
         self.data = bytearray()
         self.chunks: list[bytes] = []
         self.complete = False
+        self.unread = 0
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -101,6 +103,7 @@ class HeadReader:
         """Take bytes of a chunked body: what they have of it. Raises RequestError (400): they are no chunks."""
         self.chunks = []
         self._feed(data)
+        self.unread = 0 if self.chunks else self.unread + len(data)
         return self.chunks
 
     def _feed(self, data: memoryview) -> None:
@@ -109,6 +112,8 @@ class HeadReader:
         except httptools.HttpParserUpgrade:
             return  # it is answered as what it is without the upgrade
         except httptools.HttpParserError as e:
+            if self.complete:  # of what came behind the last chunk, which nobody reads
+                return
             raise RequestError(400, f"this is no HTTP request: {e}"[:200]) from None
 
     def _head(self) -> Head:

@@ -31,7 +31,13 @@ async def serve_http(app: App, limits: Limits, taken: socket.socket, tls: ssl.SS
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: (told_again if told.is_set() else told).set())
     shared = Shared(app, limits)
-    server = await loop.create_server(lambda: Connection(shared), sock=taken, ssl=tls, backlog=BACKLOG)
+    server = await loop.create_server(
+        lambda: Connection(shared),
+        sock=taken,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else limits.receive_seconds,
+        backlog=BACKLOG,
+    )
     await told.wait()
     server.close()
     for connection in list(shared.connections):

@@ -342,14 +342,14 @@ def test_a_search_at_work_is_for_a_later_run(ws: Workspace) -> None:
 
 def test_folders_of_other_hosts_are_named(ws: Workspace) -> None:
     """Where hosts share no scratch folder; they are no reason not to have finished."""
-    named = "encoded/clicks and mapped/clicks on other hosts"
+    named = "encoded/clicks, mapped/clicks and copies of the store's files on other hosts"
     for master, scratch, told in (("local[2]", "auto", 0), ("local[2]", "own", 1), ("spark://head:7077", "auto", 1)):
         spec = SPEC.model_copy(update={"spark": Spark(master=master, scratch=scratch)})  # type: ignore[arg-type]
         assert [p.what for p in found_places(spec, ws, PERSONS, NOW)].count(named) == told, master
     _, request = erase(ws, spec)
     assert request.finished == NOW
     text = next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
-    assert f"cache      {named}: -; not reached: remove both below" in text
+    assert f"cache      {named}: -; not reached: remove the first two below" in text
 
 
 def test_a_graph_of_training_rows_stays_named_until_its_model_is_gone(ws: Workspace) -> None:

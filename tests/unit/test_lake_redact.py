@@ -9,12 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 from deltalake import DeltaTable
 
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.erase import Change, erase
 from headrace.lake.redact import redact_log
-from headrace.lake.redact_statistics import exactly
+from headrace.lake.redact_statistics import exactly, is_value
 from headrace.storage import Location, local
 from tests.forget_support import put_rows
 from tests.storage_faults import Killed, faulty
@@ -29,6 +30,16 @@ PINNED = 2
 def without(rows: pa.Table) -> tuple[pa.Table, int]:
     kept = rows.filter(pc.invert(pc.is_in(rows["n"], pa.array(GONE, pa.int64()))))
     return kept, rows.num_rows - kept.num_rows
+
+
+@pytest.mark.parametrize("tie", ["", "\x7f", "\U0010ffff"])
+@pytest.mark.parametrize("key", ["a" * 40, "a" * 31 + "\U0001f600" * 4])
+def test_texts_that_statistics_have_cut(key: str, tie: str) -> None:
+    """As Delta cuts the largest one: 32 units of UTF-16, and a character above the one that came there."""
+    begin = key.encode("utf-16-le")[:64].decode("utf-16-le", "ignore")
+    assert is_value(begin + tie, exactly(frozenset([key])))
+    assert not is_value("b" + begin[1:] + tie, exactly(frozenset([key])))
+    assert not is_value(begin[:20] + tie, exactly(frozenset([key])))
 
 
 def trimmed(folder: Path) -> Location:

@@ -191,6 +191,8 @@ def test_a_client_that_asks_whether_to_go_on() -> None:
         (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
         (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", 400),
         (b"GET /a HTTP/1.1\nHost: x\n\n", 400),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 3000, 431),
+        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;" + b"a" * 3000, 431),
     ],
 )
 def test_what_is_no_request_is_told_so_once(data: bytes, status: int) -> None:
@@ -198,6 +200,33 @@ def test_what_is_no_request_is_told_so_once(data: bytes, status: int) -> None:
         found, closed, pending = talk([post(b"1"), *parts])
         assert found.startswith(said(200, b"POST /a 1") + b"HTTP/1.1 %d" % status)
         assert (len(re.findall(b"HTTP/1.1 ", found)), closed, pending) == (2, True, 0)
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+def test_what_comes_behind_the_last_chunk_is_not_read(more: bytes) -> None:
+    data = chunked(b"123", 3).replace(b"Host: x\r\n", b"Host: x\r\n" + more) + b"\x16\x03\x01"
+    assert talk([data]) == (said(200, b"POST /c 123", CLOSED), True, 0)
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01", post(b"x" * 1000)[:-1]])
+def test_a_client_that_reads_nothing_does_not_keep_a_closed_connection(data: bytes) -> None:
+    async def main() -> None:
+        aborted = asyncio.Event()
+
+        class Full(Transport):
+            def abort(self) -> None:
+                aborted.set()
+
+        app = Echo(lambda answer: answer())
+        connection = Connection(Shared(app, Limits(receive_seconds=0.01, send_seconds=0.01)))
+        connection.connection_made(transport := Full())  # type: ignore[arg-type]
+        feed(connection, transport, data)
+        await asyncio.wait_for(aborted.wait(), 30)
+        assert transport.said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 408"))
+        assert app.pending == 0
+        connection.connection_lost(None)
+
+    asyncio.run(main())
 
 
 def test_what_comes_ahead_is_not_read_without_end() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,6 +298,17 @@ def test_without_its_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(location.STORES, "hdfs", HdfsStore())
     with pytest.raises(UserError, match=r"hdfs-native is not installed: run `make env`"):
         Location(PurePosixPath("/127.0.0.1:1/a"), "hdfs").exists()
+
+
+def test_a_folder_that_goes_while_its_files_are_listed() -> None:
+    class Client:
+        def list_status(self, path: str, recursive: bool) -> list[SimpleNamespace]:
+            if recursive or path == "/a/gone":
+                raise FileNotFoundError(path)
+            found = {"/a": ["/a/gone", "/a/kept", "/a/x"], "/a/kept": ["/a/kept/y"]}[path]
+            return [SimpleNamespace(path=p, isdir=p in ("/a/gone", "/a/kept")) for p in found]
+
+    assert [s.path for s in rpc.below(Client(), "/a")] == ["/a/kept/y", "/a/x"]
 
 
 @pytest.mark.parametrize(

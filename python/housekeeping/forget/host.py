@@ -34,8 +34,12 @@ def other_hosts(state: WorkspaceState) -> Iterator[Place]:
     """What tasks have left on hosts that share no scratch folder, and nobody but these can remove."""
     if state.spec.spark.own_scratch:
         scratch = state.ws.scratch_folder or "their scratch folder (HEADRACE_SCRATCH, or the one that Spark gives them)"
-        note = f"not reached: remove both below {scratch} on every host that has ever had tasks"
-        yield Place("cache", f"encoded/{state.pipeline} and mapped/{state.pipeline} on other hosts", note=note)
+        note = (
+            f"not reached: remove the first two below {scratch} on every host that has ever had tasks, and there "
+            f"HEADRACE_CACHE, or {scratch}/cache"
+        )
+        what = f"encoded/{state.pipeline}, mapped/{state.pipeline} and copies of the store's files on other hosts"
+        yield Place("cache", what, note=note)
 
 
 def _remove() -> str:

@@ -44,24 +44,31 @@ def status(client: Any, path: str) -> Any | None:
 
 def level(client: Any, path: str) -> list[Any]:
     """What is in a folder (`FileStatus`), by name; of a file itself. Empty where there is neither."""
-    return _listed(client, path, recursive=False)
-
-
-def below(client: Any, path: str) -> list[Any]:
-    """The files (`FileStatus`) in a folder and in those below it, one call for each folder; of a file itself."""
-    return [s for s in _listed(client, path, recursive=True) if not s.isdir]
-
-
-def _listed(client: Any, path: str, recursive: bool) -> list[Any]:
     with _errors(path):
         try:
-            return sorted(client.list_status(path, recursive), key=lambda s: str(s.path))
+            return sorted(client.list_status(path, False), key=lambda s: str(s.path))
         except FileNotFoundError:
             return []
         except RuntimeError as e:
             if _is_below_a_file(e):
                 return []
             raise
+
+
+def below(client: Any, path: str) -> list[Any]:
+    """The files (`FileStatus`) in a folder and in those below it, one call for each folder; of a file itself.
+
+    Folder by folder, and not by the client's own way down, which ends with FileNotFoundError where one of them goes
+    meanwhile: nothing of the others would be known.
+    """
+    files, folders = list[Any](), [path]
+    while folders:
+        for found in level(client, folders.pop()):
+            if found.isdir:
+                folders.append("/" + str(found.path).lstrip("/"))
+            else:
+                files.append(found)
+    return sorted(files, key=lambda s: str(s.path))
 
 
 def read(client: Any, path: str, start: int, size: int) -> bytes:

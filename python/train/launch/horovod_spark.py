@@ -379,7 +379,7 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
         def kill_the_stalled() -> None:
             while not over.wait(_STALL_POLL_SECONDS):
                 # A store that is away says nothing, and may be back.
-                with suppress(OSError):
+                with suppress(OSError, UserError):
                     if has_stalled(job.ranks_folder):
                         kill.set()
                         return

@@ -153,6 +153,8 @@ class LakeFit:
         large: dict[tuple[int, int], dict[int, str]] = {}
         for (i, j, name), number in found.keyed.items():
             large.setdefault((i, j), {})[number] = name
+        if found.values is not None:
+            self._merged.append(found)
         try:
             learned = {at: self._finish(at, mine) for at, mine in partials.items() if at not in large}
             if large:
@@ -161,8 +163,6 @@ class LakeFit:
         finally:
             if found.values is None:
                 found.release()
-        if found.values is not None:
-            self._merged.append(found)
         self._learn(learned)
 
     def _keyed_step(

@@ -1,0 +1,44 @@
+"""A day on two hosts that share nothing but S3, one of them the driver's: dataset and weights of one machine's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.rack.day import PIPELINE, Cluster
+from bench.rack.hosts import PRIVATE, rack
+from bench.rack.losses import Losses
+from bench.rack.scenarios import Day
+from bench.rack.services import start_s3, start_spark, store_environ
+from bench.rack.trial import Trial
+from headrace.storage import local
+from headrace.workspace import checkout, s3_dir
+from tests.s3_server import jars
+
+DS = "2026-01-02"
+ONE = PRIVATE / "home" / "one"
+
+
+def test_features_and_training_are_those_of_one_machine(tmp_path: Path) -> None:
+    if not any(jars().glob("s3proxy-*.jar")) or not any(s3_dir().glob("*.jar")):
+        pytest.skip("no S3 server, or no Spark for S3: run `make s3proxy s3`")
+    logs = tmp_path / "logs"
+    local(logs).make_dir()
+    with rack(tmp_path / "rack", 2) as hosts:
+        start_s3(hosts[0], logs / "s3.log")
+        for host in hosts:
+            host.environ.update({**store_environ(hosts[0]), "PYTHONPATH": str(checkout()), "COLUMNS": "160"})
+        start_spark(hosts[0], hosts, logs)
+        found = Cluster(hosts, logs, Day(tmp_path, DS, rows=600).settings)
+        trial = Trial.of(found, "day", DS)
+        trial.end(trial.start(hosts[0], "generate", PIPELINE, "--until", DS))
+        trial.run_part("train")
+        assert trial.scratch(hosts[1])
+        assert trial.losses(hosts[0]) == Losses(0, {}, 0)
+        found.run_alone(ONE, "one.log", "generate", PIPELINE, "--until", DS)
+        found.run_alone(ONE, "one.log", "run", PIPELINE, "--ds", DS, "--to", "train")
+        said = hosts[0].run([sys.executable, "-m", "bench.rack.compare", str(ONE), trial.root, DS, "train"])
+    assert "dataset: " in said
+    assert "model: " in said
