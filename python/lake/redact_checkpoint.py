@@ -51,7 +51,7 @@ def redact_checkpoints(log: Location, values: Values, delete: bool) -> int:
     """
     found, instead, old = 0, dict[str, _Sidecar](), list[Location]()
     for file in (log / _SIDECARS).entries():
-        groups = _cleaned(file, values, {})
+        groups = _cleaned(file, values, {}) if file.suffix == ".parquet" else None
         if groups is None:
             continue
         found += 1

@@ -21,7 +21,8 @@ from tests.storage_faults import Killed
 from tests.warehouses import Warehouses
 
 DAYS = ("2026-01-10", "2026-01-11")
-USERS = range(30)
+#: Of more than 32 bits: Py4J makes smaller ones another type than the column's.
+USERS = [2**40 + n for n in range(30)]
 SCHEMA = "ds string, user_id bigint, item_id bigint, rank int, score float, model_version string"
 MODE = "write.delete.mode"
 
@@ -69,7 +70,7 @@ def delete_by_value(spark: SparkSession, name: str, user: int) -> None:
     out = jvm.org.apache.iceberg.encryption.EncryptedFiles.plainAsEncryptedOutput(file)
     writer = factory.newEqDeleteWriter(out, jvm.org.apache.iceberg.FileFormat.PARQUET, None)
     row = jvm.org.apache.iceberg.data.GenericRecord.create(schema)
-    row.setField("user_id", jvm.java.lang.Long.valueOf(user))
+    row.setField("user_id", user)
     writer.write(row)
     writer.close()
     table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
@@ -77,23 +78,25 @@ def delete_by_value(spark: SparkSession, name: str, user: int) -> None:
 
 def test_rows_that_delete_files_hide(spark: SparkSession, tmp_path: Path, target: IcebergTarget) -> None:
     """By others, who have deleted them in their way: no reader sees them, and they are in live files."""
-    assert target.erase("user_id", [20]) == ""  # no older snapshots from here on
-    spark.sql(f"DELETE FROM {target.table} WHERE user_id = 3")
-    spark.sql(f"DELETE FROM {target.current} WHERE user_id = 3")
-    assert target.rows_with("user_id", [3]) == {}
-    delete_by_value(spark, target.current, 5)
-    assert target.leftovers("user_id", [3]) == 3  # files of two days, and of the newest one's copy
+    first, hidden, by_value, other = USERS[20], USERS[3], USERS[5], USERS[6]
+    assert target.erase("user_id", [first]) == ""  # no older snapshots from here on
+    spark.sql(f"DELETE FROM {target.table} WHERE user_id = {hidden}")
+    spark.sql(f"DELETE FROM {target.current} WHERE user_id = {hidden}")
+    assert target.rows_with("user_id", [hidden]) == {}
+    delete_by_value(spark, target.current, by_value)
+    assert target.leftovers("user_id", [hidden]) == 3  # files of two days, and of the newest one's copy
     # Rows that nobody has deleted yet are in the former; the file that says who is gone has the value.
-    assert target.leftovers("user_id", [5]) == 4
-    assert target.erase("user_id", [3, 5]) == ""
-    assert target.leftovers("user_id", [3, 5]) == 0
-    assert on_disk(tmp_path) == {*USERS} - {3, 5, 20}
+    assert target.leftovers("user_id", [by_value]) == 4
+    assert target.erase("user_id", [hidden, by_value]) == ""
+    assert target.leftovers("user_id", [hidden, by_value]) == 0
+    left = {*USERS} - {first, hidden, by_value}
+    assert on_disk(tmp_path) == left
     for table in (target.table, target.current):
-        assert users(spark, table) == {*USERS} - {3, 5, 20}
+        assert users(spark, table) == left
         assert spark.sql(f"SHOW TBLPROPERTIES {table} ('{MODE}')").collect()[0][1] == "merge-on-read"
     # What others hide has not to go.
-    spark.sql(f"DELETE FROM {target.table} WHERE user_id = 6")
-    assert target.leftovers("user_id", [3, 5]) == 0
+    spark.sql(f"DELETE FROM {target.table} WHERE user_id = {other}")
+    assert target.leftovers("user_id", [hidden, by_value]) == 0
 
 
 def test_killed_at_each_step(
@@ -116,7 +119,7 @@ def test_killed_at_each_step(
         (SnapshotExpiry, "_expire", after),
         (SnapshotExpiry, "_delete", within),
     ]
-    gone = [0, 7, 29]
+    gone = [USERS[0], USERS[7], USERS[29]]
     spark.sql(f"DROP TABLE {target.current} PURGE")
     for owner, name, what in kills:
         real = getattr(owner, name)
