@@ -61,18 +61,22 @@ class Cluster:
             line = f"headrace {' '.join(words)} on {driver.name}"
             raise RuntimeError(f"{line}: exit code {code}; {tail(self.logs / log)}")
 
-    def ingest(self, driver: Host, ds: str) -> None:
-        """Generate the landing files, on the driver's host, and ingest them."""
+    def generate(self, driver: Host, ds: str) -> None:
+        """Generate the landing files, on the driver's host."""
         self.run(driver, "generate.log", "generate", PIPELINE, "--until", ds)
+
+    def ingest(self, driver: Host, ds: str) -> None:
+        """Generate the landing files and ingest them."""
+        self.generate(driver, ds)
         self.run(driver, "ingest.log", "run", PIPELINE, "--ds", ds, "--to", "ingest")
 
     def train(self, driver: Host, ds: str) -> None:
         """Run the stages from `features` to `promote`."""
         self.run(driver, "day.log", *to_promote(ds))
 
-    def score(self, driver: Host, ds: str) -> None:
-        """Run the rest: `score`, `publish` to PostgreSQL, `report`."""
-        self.run(driver, "score.log", "run", PIPELINE, "--ds", ds)
+    def whole_day(self, driver: Host, ds: str) -> None:
+        """Run all stages from `ingest` to `publish` to PostgreSQL and `report`."""
+        self.run(driver, "day.log", "run", PIPELINE, "--ds", ds)
 
     def run_alone(self, home: Path, log: str, *words: str) -> None:
         """Run it on the first host as on one machine: on local files, with a local master, below another home.

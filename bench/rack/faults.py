@@ -159,7 +159,7 @@ def store_503(given: Lab) -> Row:
 
 
 def slow_link(given: Lab) -> Row:
-    """The link of an executor's host carries 20 Mbit/s from features to scores."""
+    """The links of two of three workers' hosts carry 20 Mbit/s from features to scores: one has an executor."""
     trial = given.calm.begin("slow_link", "ingest")
     for host in given.workers[1:]:
         host.shape(SLOW_MBIT)

@@ -28,8 +28,10 @@ class Row:
 
 
 def publish(rows: Sequence[Row]) -> Path:
-    """Write build/bench/rack.json in one step and print the table."""
+    """Put rows in place of their scenarios' in build/bench/rack.json, in one step, and print them."""
     path = checkout() / "build" / "bench" / "rack.json"
-    local(path).put_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    kept = json.loads(path.read_text()) if path.is_file() else []
+    table = {row["scenario"]: row for row in [*kept, *map(asdict, rows)]}
+    local(path).put_text(json.dumps(list(table.values()), indent=1) + "\n")
     print("\n".join(["", HEAD, *map(str, rows)]), flush=True)
     return path
