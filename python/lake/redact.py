@@ -15,6 +15,8 @@ from headrace.storage import Location
 
 #: A checksum of a version, as Delta writes it: JSON.
 _CHECKSUM = re.compile(r"\d{20}\.crc")
+#: Literals of a predicate.
+_QUOTED = (re.compile("'([^']*)'"), re.compile('"([^"]*)"'))
 
 
 def redact_log(table: Location, values: Values, delete: bool) -> int:
@@ -64,10 +66,18 @@ def _without(action: dict[str, Any], values: Values) -> dict[str, Any]:
 
 
 def _in_words(text: str, is_one: Callable[[Any, bool], bool]) -> bool:
-    return any(is_value(word, is_one) for word in words_of(text))
+    literals = (word for quoted in _QUOTED for word in quoted.findall(text))
+    return any(is_value(word, is_one) for word in (*words_of(text), *literals))
 
 
 def _in_text(file: Location, values: Values) -> bool:
     """Whether a checksum's file, which repeats statistics, may have a value."""
-    text = file.read_text().replace("\\", " ")
-    return any(column in text and _in_words(text, is_one) for column, is_one in values.items())
+    whole = file.read_text()
+    text = whole.replace("\\", " ")
+    if any(column in text and _in_words(text, is_one) for column, is_one in values.items()):
+        return True
+    # Texts of several words: by the statistics themselves.
+    said = json.loads(whole)
+    files = said.get("allFiles") if isinstance(said, dict) else None
+    stats = [file["stats"] for file in files or [] if file.get("stats")]
+    return any(without_values(one, values) != one for one in stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,22 @@ def test_texts_that_statistics_have_cut(key: str, tie: str) -> None:
     assert is_value(begin + tie, exactly(frozenset([key])))
     assert not is_value("b" + begin[1:] + tie, exactly(frozenset([key])))
     assert not is_value(begin[:20] + tie, exactly(frozenset([key])))
+
+
+def test_texts_of_several_words(tmp_path: Path) -> None:
+    """In a predicate and in the statistics that a checksum's file repeats."""
+    log, key = tmp_path / "t" / "_delta_log", "Ann, of: B"
+    log.mkdir(parents=True)
+    add = {"path": "a.parquet", "stats": json.dumps({"minValues": {"n": "A"}, "maxValues": {"n": key}})}
+    said = {"operation": "DELETE", "operationParameters": {"predicate": json.dumps([f"(n = '{key}')"])}}
+    (log / f"{0:020d}.json").write_text("".join(json.dumps(a) + "\n" for a in ({"add": add}, {"commitInfo": said})))
+    (log / f"{0:020d}.crc").write_text(json.dumps({"numFiles": 1, "allFiles": [add]}))
+    values = {"n": exactly(frozenset([key]))}
+    assert redact_log(local(tmp_path / "t"), values, delete=False) == 2
+    redact_log(local(tmp_path / "t"), values, delete=True)
+    assert [f.name for f in log.iterdir()] == [f"{0:020d}.json"]
+    assert key not in (log / f"{0:020d}.json").read_text()
+    assert redact_log(local(tmp_path / "t"), values, delete=False) == 0
 
 
 def trimmed(folder: Path) -> Location:
