@@ -77,7 +77,10 @@ def _in_text(file: Location, values: Values) -> bool:
     if any(column in text and _in_words(text, is_one) for column, is_one in values.items()):
         return True
     # Texts of several words: by the statistics themselves.
-    said = json.loads(whole)
+    try:
+        said = json.loads(whole)
+    except ValueError:  # nobody can use it, and tables do without
+        return True
     files = said.get("allFiles") if isinstance(said, dict) else None
     stats = [file["stats"] for file in files or [] if file.get("stats")]
     return any(without_values(one, values) != one for one in stats)
