@@ -56,7 +56,7 @@ def serve(
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Of a request.", metavar="N")] = 65536,
     batch_rows: Annotated[
         int, typer.Option("--batch-rows", min=1, help="Requests are merged up to so many rows.", metavar="N")
-    ] = 512,
+    ] = 256,
     batch_delay_ms: Annotated[
         float, typer.Option("--batch-delay-ms", min=0, help="Wait for others to merge with.", metavar="MS")
     ] = 0.0,

@@ -34,7 +34,8 @@ class Limits:
     json_bytes: int = 8 << 20
     pending_bytes: int = 512 << 20
     rows: int = 1 << 16
-    batch_rows: int = 512
+    #: A run of more rows costs no less a row, and the first of merged requests would wait for the last.
+    batch_rows: int = 256
     batch_delay: float = 0.0
     timeout: float = 1.0
     receive_seconds: float = 10.0
