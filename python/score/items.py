@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,9 +96,9 @@ class ItemTable:
             task = _Write(building, names)
             found = sorted(json.loads(text) for (text,) in numbered.mapInArrow(task, "part string").collect())
             # Parts that have rows: at least one, so that there is a schema.
-            parts = tuple(ItemPart(file, n) for file, n, _ in found if n) or (_empty(building, numbered, names),)
+            parts = tuple(ItemPart(file, n) for _, file, n, _ in found if n) or (_empty(building, numbered, names),)
             schema = _map(building, parts[:1]).schema
-        table = ItemTable(folder, key, schema, parts, _fingerprint(s for _, _, s in found))
+        table = ItemTable(folder, key, schema, parts, _fingerprint(s for *_, s in found))
         if table.rows > _MOST_ROWS:
             raise UserError(f"{table.rows:,} items are more than {_MOST_ROWS:,}: set score.item.limit")
         return table
@@ -122,7 +123,7 @@ class ItemTable:
         sums: list[list[int]] = []
         with folder.new_folder() as building:
             for start in range(0, max(len(items), 1), part_rows):
-                part, sum_ = _write_part(building, len(parts), items.schema, [items.slice(start, part_rows)])
+                part, sum_ = _write_part(building, items.schema, [items.slice(start, part_rows)])
                 parts.append(part)
                 sums.append(sum_)
         return ItemTable(folder, key, items.schema, tuple(parts), _fingerprint(sums))
@@ -210,8 +211,8 @@ class _Write:
         first = next(tables, None)
         if first is None:
             return
-        part, sums = _write_part(self.folder, context.partitionId(), first.schema, _chain(first, tables))
-        yield pa.RecordBatch.from_pydict({"part": [json.dumps([part.file, part.rows, sums])]})
+        part, sums = _write_part(self.folder, first.schema, _chain(first, tables))
+        yield pa.RecordBatch.from_pydict({"part": [json.dumps([context.partitionId(), part.file, part.rows, sums])]})
 
 
 @dataclass(frozen=True)
@@ -239,11 +240,13 @@ def _chain(first: pa.Table, rest: Iterable[pa.Table]) -> Iterator[pa.Table]:
     yield from rest
 
 
-def _write_part(
-    folder: Location, number: int, schema: pa.Schema, tables: Iterable[pa.Table]
-) -> tuple[ItemPart, list[int]]:
-    """A file of rows in order, and the sums of their hashes. A task that runs twice writes the same again."""
-    name, rows, sums = f"part-{number:05d}.arrow", 0, [0] * len(HASHES)
+def _write_part(folder: Location, schema: pa.Schema, tables: Iterable[pa.Table]) -> tuple[ItemPart, list[int]]:
+    """A file of rows in order, and the sums of their hashes.
+
+    A task that runs twice writes another file: most stores give the same bytes, written again, another tag, and a
+    reader would take the file that the table names for one that was changed.
+    """
+    name, rows, sums = f"part-{uuid.uuid4()}.arrow", 0, [0] * len(HASHES)
     with (folder / name).new_file() as path, pa.OSFile(str(path), "wb") as sink:
         with pa.ipc.new_file(sink, schema) as writer:
             for batch in _chunks(tables):
@@ -270,7 +273,7 @@ def _chunks(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
 
 def _empty(folder: Location, frame: DataFrame, names: tuple[str, ...]) -> ItemPart:
     schema = pa.table(frame.limit(0).toArrow().columns, names=list(names)).schema
-    return _write_part(folder, 0, schema, [])[0]
+    return _write_part(folder, schema, [])[0]
 
 
 def _fingerprint(sums: Iterable[list[int]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.jagged import JaggedArray
+from headrace.lake.tasks import run_tasks
 from headrace.schema import TableColumn
 from headrace.score.items import ItemTable
+from headrace.score.rank import item_features
 from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import PairFeatures
 from headrace.storage import Location, local
@@ -84,3 +86,29 @@ def test_each_host_puts_them_together(n: int, part_rows: int, tmp_path: Path, mo
     few = min(n, 8)
     assert values(found.first(few), few) == {name: column[:few] for name, column in expected.items()}
     assert not (tmp_path / "driver").exists()
+
+
+def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, lake, n = made_of(), memory_home(monkeypatch, tmp_path / "cache"), 23
+    workflow = local(tmp_path / "workflow")
+    features.fitted.save(workflow)
+    table = ItemTable.of_arrow(things(n), "item", lake / "items", 5)
+    lost = []
+
+    def twice(spark: None, count: int, work: Callable[[int], Iterable[Any]]) -> list[Any]:
+        run_tasks(spark, count, work)
+        lost.append(lambda: run_tasks(spark, count, work))
+        return run_tasks(spark, count, work)
+
+    monkeypatch.setattr(item_features, "run_tasks", twice)
+    hosts = RunFolder(HostScratch("mapped/shop"), "run", ())
+    found = ItemFeatures.write(table, workflow, features, lake / "features", None, hosts)
+    few = values(found.first(8), 8)
+    for task in lost:
+        task()
+    assert values(found.first(8), 8) == few
+    monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "host"))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "another"))
+    assert values(found.open(), 8) == few

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +18,8 @@ from hypothesis import strategies as st
 
 from headrace.score import items
 from headrace.score.items import HASHES, ItemTable
-from headrace.storage import local
+from headrace.storage import Location, local
+from tests.storage_homes import memory_home
 
 _KEYS = {
     "text": (pa.string(), st.text(max_size=6)),
@@ -73,3 +77,23 @@ def test_no_items(tmp_path: Path) -> None:
     assert made.rows == 0
     assert made.rows_of(pa.array(["a", None])).tolist() == [-1, -1]
     assert made.keys(np.array([], np.int32)).type == pa.string()
+
+
+def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(items, "TaskContext", SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 0)))
+    table = pa.table({"id": ["a", "b"], **{h: np.arange(2) for h in HASHES}})
+    folder = memory_home(monkeypatch, tmp_path / "cache") / "items"
+
+    def attempt(building: Location) -> list[Any]:
+        task = items._Write(building, tuple(table.column_names))
+        return [json.loads(text) for batch in task(table.to_batches()) for text in batch["part"].to_pylist()]
+
+    with folder.new_folder() as building:
+        attempt(building)
+        [[number, file, rows, _]] = attempt(building)
+    attempt(building)
+    made = ItemTable(folder, "id", table.schema, (items.ItemPart(file, rows),), "")
+    assert number == 0
+    assert made.open().equals(table)

@@ -3,12 +3,16 @@
 All tasks of a host read the same pages; an item's features are at its row, whichever user it is ranked for. Tasks write
 to their places of the same files; where hosts share no folder, they leave the features of each part of the items in
 files of its own, and the first task on a host that wants features puts the parts behind each other there.
+
+Files of a part are named after the attempt at its task: of a task that ran twice, those that the handle does not name
+are read by nobody. (The same name written twice is, in most stores, a file that was changed.)
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,6 +58,8 @@ class ItemFeatures:
     files: tuple[FeatureFile, ...]
     #: Items up to the end of each part.
     ends: tuple[int, ...]
+    #: By part, what its files' names end with, where the features of a part are in files of its own.
+    parts: tuple[str, ...] = ()
     #: Where each host puts the parts behind each other, which are in `folder`; None: there are the whole files.
     hosts: RunFolder | None = None
 
@@ -85,14 +91,15 @@ class ItemFeatures:
             task = _Transform(
                 items, workflow, dict(features.context), features.user, features.item, building, hosts is not None
             )
-            counts = run_tasks(spark, len(items.parts), task.part)
+            written = run_tasks(spark, len(items.parts), task.part)
+            counts, parts = [w["numbers"] for w in written], tuple(str(w["part"]) for w in written)
             lists = {name: tuple(accumulate(c[name] for c in counts)) for name in counts[0]}
             files = tuple(FeatureFile(f.name, f.dtype, f.is_list, lists.get(f.name, ends)) for f in wanted)
             if lists and hosts is None:
-                join = _Join(files, ends, building, building, lists_alone=True)
+                join = _Join(files, ends, parts, building, building, lists_alone=True)
                 join.make()
                 run_tasks(spark, len(items.parts), join.part)
-        return ItemFeatures(folder, files, ends, hosts)
+        return ItemFeatures(folder, files, ends, parts, hosts)
 
     def open(self) -> Columns:
         """Features by name, mapped: [rows] each, or lists of them."""
@@ -102,15 +109,15 @@ class ItemFeatures:
         """The same of the first items, so many at least or all: of a store, no more is fetched than they need."""
         if self.hosts is None:
             return self.open()
-        parts = next((i + 1 for i, end in enumerate(self.ends) if end >= rows), len(self.ends))
-        return {file.feature: self._read(number, file, parts) for number, file in enumerate(self.files)}
+        count = next((i + 1 for i, end in enumerate(self.ends) if end >= rows), len(self.ends))
+        return {file.feature: self._read(number, file, count) for number, file in enumerate(self.files)}
 
-    def _read(self, number: int, file: FeatureFile, parts: int) -> NDArray[Any] | JaggedArray:
-        saved = [_saved(self.folder, _file(number), i, file.dtype) for i in range(parts)]
-        values: NDArray[Any] = np.concatenate(saved)
+    def _read(self, number: int, file: FeatureFile, count: int) -> NDArray[Any] | JaggedArray:
+        parts = self.parts[:count]
+        values: NDArray[Any] = np.concatenate([_saved(self.folder, _file(number), p, file.dtype) for p in parts])
         if not file.is_list:
             return values
-        lengths = np.concatenate([_saved(self.folder, _offsets(number), i, "int64") for i in range(parts)])
+        lengths = np.concatenate([_saved(self.folder, _offsets(number), p, "int64") for p in parts])
         return JaggedArray(np.append(0, lengths.cumsum()).astype(_place(file.ends[-1])), values)
 
     def here(self) -> Location:
@@ -121,7 +128,7 @@ class ItemFeatures:
         return made_once(self.hosts.of_run().transient() / f"item-features-{name}", self._join_here)
 
     def _join_here(self, building: Location) -> None:
-        join = _Join(self.files, self.ends, self.folder, building)
+        join = _Join(self.files, self.ends, self.parts, self.folder, building)
         join.make()
         for number in range(len(self.ends)):
             for _ in join.part(number):
@@ -141,8 +148,8 @@ class _Transform:
     #: Whether all are put into files of the part's own.
     apart: bool
 
-    def part(self, number: int) -> Iterator[dict[str, int]]:
-        """Yields the numbers in all lists of the part, by list feature."""
+    def part(self, number: int) -> Iterator[dict[str, Any]]:
+        """Yields what the names of the part's files end with, and the numbers in all its lists by list feature."""
         fitted = _fitted(self.workflow)
         features = PairFeatures(self.user, self.item, self.context, fitted)
         wanted = [f for f in fitted.features if f.name in features.of_item]
@@ -157,16 +164,16 @@ class _Transform:
                     found[f.name].append(made[f.name])
                 else:
                     _put(self.folder, _file(i), made[f.name], f.dtype, first + start)
-        numbers = {}
+        numbers, part = {}, f"{number}-{uuid.uuid4()}"
         for i, f in enumerate(wanted):
             if f.is_list:
                 flat = [x.flat() for x in found[f.name]]
                 numbers[f.name] = sum(map(len, flat))
-                _save(self.folder, _file(i), number, flat, f.dtype)
-                _save(self.folder, _offsets(i), number, [x.lengths for x in found[f.name]], "int64")
+                _save(self.folder, _file(i), part, flat, f.dtype)
+                _save(self.folder, _offsets(i), part, [x.lengths for x in found[f.name]], "int64")
             elif self.apart:
-                _save(self.folder, _file(i), number, found[f.name], f.dtype)
-        yield numbers
+                _save(self.folder, _file(i), part, found[f.name], f.dtype)
+        yield {"part": part, "numbers": numbers}
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,9 @@ class _Join:
     files: tuple[FeatureFile, ...]
     #: Items up to the end of each part.
     ends: tuple[int, ...]
-    #: Of the parts.
+    #: By part, what its files' names end with.
+    parts: tuple[str, ...]
+    #: Where the parts are.
     source: Location
     #: Of the whole files.
     folder: Location
@@ -193,11 +202,11 @@ class _Join:
     def part(self, number: int) -> Iterator[int]:
         """Put a part into its place; yields the items up to its end."""
         for i, file in self._files():
-            before = file.ends[number - 1] if number else 0
-            _put(self.folder, _file(i), _saved(self.source, _file(i), number, file.dtype), file.dtype, before)
+            before, part = file.ends[number - 1] if number else 0, self.parts[number]
+            _put(self.folder, _file(i), _saved(self.source, _file(i), part, file.dtype), file.dtype, before)
             if file.is_list:
                 first = self.ends[number - 1] if number else 0
-                ends = before + np.cumsum(_saved(self.source, _offsets(i), number, "int64"))
+                ends = before + np.cumsum(_saved(self.source, _offsets(i), part, "int64"))
                 _put(self.folder, _offsets(i), ends, _place(file.ends[-1]), first + 1)
         yield self.ends[number]
 
@@ -257,12 +266,12 @@ def _put(folder: Location, name: str, values: Any, dtype: str, at: int) -> None:
             done += os.pwrite(f.fileno(), content[done:], at * data.itemsize + done)
 
 
-def _save(folder: Location, name: str, part: int, arrays: list[NDArray[Any]], dtype: str) -> None:
+def _save(folder: Location, name: str, part: str, arrays: list[NDArray[Any]], dtype: str) -> None:
     """Of a part, arrays behind each other."""
     with (folder / f"{name}.{part}").new_file() as path, open(path, "wb") as f:
         for values in arrays:
             np.ascontiguousarray(values, dtype).tofile(f)
 
 
-def _saved(folder: Location, name: str, part: int, dtype: str) -> NDArray[Any]:
+def _saved(folder: Location, name: str, part: str, dtype: str) -> NDArray[Any]:
     return np.fromfile((folder / f"{name}.{part}").local_path(), dtype)
