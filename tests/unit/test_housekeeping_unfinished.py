@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import Spec
+from headrace.config import Spec, load_spec
 from headrace.errors import BusyError
 from headrace.housekeeping.collect import collect
 from headrace.housekeeping.step import Step
+from headrace.housekeeping.unfinished import discard_unfinished
+from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.manifest import Manifest, Output
 from headrace.stage import run_lock
 from headrace.storage import LeaseLost, Location
@@ -95,6 +97,26 @@ def test_what_is_old_goes_and_what_is_young_or_published_stays(ws: Workspace, sp
         f"models/clicks/{DS}/k2/f",
         f"models/other/{DS}/k3/deep/f",
     ]
+
+
+def test_before_persons_are_erased_all_of_the_pipeline_goes(ws: Workspace) -> None:
+    spec = load_spec("clicks", [])
+    assert spec.publish is not None
+    mine = [
+        ws.staging("clicks") / "score" / "run" / "items",
+        ws.forgotten("clicks") / "request" / "places.jsonl",
+        ws.lake / "warehouse" / "clicks_scores" / f"ds={DS}" / "part-0.parquet",
+        ws.table("clicks", "events") / "_delta_log" / "00000000000000000001.json",
+    ]
+    unlocked = [ws.landing("clicks") / DS, ws.promotions("clicks-baseline"), ws.stopped_arm("clicks", "order", "b")]
+    places = [*mine, *unlocked, ws.promotions("other")]
+    for place in places:
+        begin(place, "t", "x")
+    time.sleep(0.02)
+    for days, left in ((0, places[-4:]), (spec.housekeeping.unfinished_days, places[-1:])):
+        discard_unfinished(WorkspaceState(spec, ws, datetime.now(UTC) + timedelta(days=days)))
+        folders = {place.parent for place in places}
+        assert sorted(u.path for folder in folders for u in folder.unfinished()) == sorted(p.path for p in left)
 
 
 def test_nothing_goes_while_a_holder_of_the_lease_is_at_work(ws: Workspace, spec: Spec) -> None:
