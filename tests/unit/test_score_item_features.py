@@ -23,6 +23,7 @@ from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import PairFeatures
 from headrace.storage import Location, local
 from headrace.storage.host_scratch import HostScratch, RunFolder
+from headrace.storage.objects import copies
 from tests.storage_homes import memory_home
 
 COLUMNS = {"user": "string", "item": "bigint", "price": "double", "tags": "array<string>", "click": "int"}
@@ -85,6 +86,9 @@ def test_each_host_puts_them_together(n: int, part_rows: int, tmp_path: Path, mo
     monkeypatch.setenv("HEADRACE_SCRATCH", str(tmp_path / "driver"))
     few = min(n, 8)
     assert values(found.first(few), few) == {name: column[:few] for name, column in expected.items()}
+    # Their copies on a host are the first to go.
+    parts = [copy for copy in copies.kept() if copy.name.startswith("feature-")]
+    assert {copy.stat().st_mtime for copy in parts} == {0}
     assert not (tmp_path / "driver").exists()
 
 

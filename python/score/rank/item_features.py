@@ -30,7 +30,7 @@ from headrace.jagged import JaggedArray
 from headrace.lake.tasks import run_tasks
 from headrace.score.items import ItemTable
 from headrace.score.rank.pair_features import Columns, PairFeatures
-from headrace.storage import Location
+from headrace.storage import Location, release_copy
 from headrace.storage.host_scratch import RunFolder
 from headrace.storage.once import made_once
 
@@ -274,4 +274,13 @@ def _save(folder: Location, name: str, part: str, arrays: list[NDArray[Any]], dt
 
 
 def _saved(folder: Location, name: str, part: str, dtype: str) -> NDArray[Any]:
-    return np.fromfile((folder / f"{name}.{part}").local_path(), dtype)
+    """Of a part. A host reads it once, as a rule: its copy of a store's file is the first to go."""
+    place = folder / f"{name}.{part}"
+    try:
+        path = place.local_path()
+        values: NDArray[Any] = np.fromfile(path, dtype)
+    except FileNotFoundError:  # others on this host needed its room since: it is fetched again
+        path = place.local_path()
+        values = np.fromfile(path, dtype)
+    release_copy(path)
+    return values
