@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -179,6 +180,32 @@ def test_a_store_that_is_away_for_a_while(hosts: tuple[Location, Location], monk
         with faulty(1, kills=False, calls=calls) as fault:
             until(lambda: fault.made > 2)
         lease.check()
+
+
+def test_its_end_does_not_wait_for_a_store_that_is_away(
+    hosts: tuple[Location, Location], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = hosts
+    monkeypatch.setattr(leases, "END_SECONDS", 0.01)
+    real, is_back = calls.put, Event()
+
+    def away(bucket: object, key: str, data: bytes) -> str:
+        is_back.wait(30)
+        return real(bucket, key, data)
+
+    with one.lease():
+        monkeypatch.setattr(calls, "put", away)
+    try:
+        assert "clicks.lock was not given back" in caplog.text
+        assert other.holder() is not None
+    finally:
+        is_back.set()
+    until(lambda: other.holder() is None)
+    caplog.clear()
+    monkeypatch.setattr(leases, "END_SECONDS", 60)
+    with other.lease():
+        pass
+    assert caplog.text == ""
 
 
 def test_who_was_slow_to_take_a_number_that_is_free_again(

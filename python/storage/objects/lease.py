@@ -5,7 +5,8 @@ number is the holder's token. The next file is written on the condition that the
 want the lease one gets it; that is the one condition that every store keeps between writers at once. The holder renews
 its file in a thread; where it could not (its process was paused, its host is cut off) the lease ends, another may take
 it, and what its holder then wants to commit is refused. A lease that was given back, or whose holder's process is gone
-from this very machine, is free at once.
+from this very machine, is free at once. To give it back is tried for END_SECONDS: where the store is away for longer it
+ends by itself, and nobody waits for that here.
 
 Clocks: `expires` is of the holder's clock, and another host waits SKEW_SECONDS longer by its own. The holder itself
 counts on a clock that goes on while the machine sleeps, from before it asked the store.
@@ -13,6 +14,7 @@ counts on a clock that goes on while the machine sleeps, from before it asked th
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -29,10 +31,14 @@ from headrace.errors import UserError
 from headrace.storage.lease import Held, Holder, Lease, holder_after
 from headrace.storage.objects import calls
 
+log = logging.getLogger("headrace.storage")
+
 #: How long a lease holds unless it is renewed; a test's may be shorter.
 SECONDS = 60.0
 #: By how much hosts' clocks may differ.
 SKEW_SECONDS = 10.0
+#: For how long whoever ends a lease waits for the store, which may be away.
+END_SECONDS = 5.0
 #: Of SECONDS: when it is renewed, so that two renewals may fail.
 _RENEWED_AFTER = 0.25
 _UNKNOWN = Holder(process=0, host="")
@@ -59,12 +65,12 @@ class _Held:
 
     def __init__(self, bucket: Any, path: str) -> None:
         self._bucket, self._path = bucket, path
-        self._ended = Event()
+        self._ended, self._given_back = Event(), False
         #: The clock's time up to which nobody else can have it.
         self._until = 0.0
         self._seconds = SECONDS
         self.holder = self._take()
-        self._thread = Thread(target=self._renew, name="lease", daemon=True)
+        self._thread = Thread(target=self._renew_and_end, name="lease", daemon=True)
         self._thread.start()
 
     def is_held(self) -> bool:
@@ -74,12 +80,16 @@ class _Held:
         return _numbers(self._bucket, self._path)[-1:] == [self.holder.token] and _clock() < self._until
 
     def end(self) -> None:
-        """Give it back: the next holder need not wait."""
+        """Give it back: the next holder need not wait. Where the store is away, the thread alone goes on to try."""
         self._ended.set()
-        self._thread.join()
-        # Where the store is away it ends by itself.
-        with suppress(OSError, UserError):
-            self._write(datetime.fromtimestamp(0, UTC))
+        self._thread.join(END_SECONDS)
+        if not self._given_back:
+            log.warning(
+                "the lease %s was not given back, for the store does not answer: it ends by itself, and %g s from now "
+                "at the latest another process can take it",
+                self._path,
+                self._seconds + SKEW_SECONDS,
+            )
 
     def _take(self) -> Holder:
         before = _last(self._bucket, self._path)
@@ -100,6 +110,14 @@ class _Held:
         self._until = asked + self._seconds
         calls.delete(self._bucket, [_key(self._path, n) for n in numbers if n < token])
         return mine
+
+    def _renew_and_end(self) -> None:
+        """In one thread: no renewal is on its way when the lease is given back."""
+        self._renew()
+        self._ended.wait()
+        with suppress(OSError, UserError):
+            self._write(datetime.fromtimestamp(0, UTC))
+            self._given_back = True
 
     def _renew(self) -> None:
         while not self._ended.wait(self._seconds * _RENEWED_AFTER):
