@@ -67,7 +67,8 @@ def serve(
         float, typer.Option("--receive-seconds", min=0.1, help="Within which a request must arrive.", metavar="SECONDS")
     ] = 10.0,
     max_connections: Annotated[
-        int, typer.Option("--max-connections", min=1, help="More are answered 503.", metavar="N")
+        int,
+        typer.Option("--max-connections", min=1, help="More are answered 503; with TLS closed at once.", metavar="N"),
     ] = 4096,
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="A NaN is a value of float inputs.")] = False,
     certificate: Annotated[Path | None, typer.Option("--certificate", help="TLS: PEM.", metavar="FILE")] = None,

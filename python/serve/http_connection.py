@@ -95,7 +95,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._shared.connections.add(self)
+        connections, most = self._shared.connections, self._shared.limits.connections
+        connections.add(self)
+        if len(connections) > most:
+            # Not when its first head has come: until then it would be one more.
+            self._end(RequestError(503, "the server has too many connections", retry_after=1))
+            return
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         self._last = self._last or head.chunked or not head.keep_alive
         end = at + head.length
         try:
-            self._admit(head)
+            self._asked = self._shared.app.admit(head)
             if head.chunked:
                 self._chunks = bytearray()
             elif end <= stop:
@@ -212,12 +217,6 @@ class Connection(asyncio.BufferedProtocol):
         if head.expects_continue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return at
-
-    def _admit(self, head: Head) -> None:
-        if len(self._shared.connections) > self._shared.limits.connections:
-            self._last = True
-            raise RequestError(503, "the server has too many connections", retry_after=1)
-        self._asked = self._shared.app.admit(head)
 
     def _take_chunks(self, data: memoryview) -> None:
         assert self._reader is not None

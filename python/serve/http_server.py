@@ -7,6 +7,8 @@ import signal
 import socket
 import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from headrace.serve.http_connection import App, Connection, Shared
 from headrace.serve.options import Limits
@@ -31,15 +33,8 @@ async def serve_http(app: App, limits: Limits, taken: socket.socket, tls: ssl.SS
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: (told_again if told.is_set() else told).set())
     shared = Shared(app, limits)
-    server = await loop.create_server(
-        lambda: Connection(shared),
-        sock=taken,
-        ssl=tls,
-        ssl_handshake_timeout=None if tls is None else limits.receive_seconds,
-        backlog=BACKLOG,
-    )
-    await told.wait()
-    server.close()
+    async with taking(shared, taken, tls):
+        await told.wait()
     for connection in list(shared.connections):
         connection.end()
     until = time.monotonic() + grace
@@ -47,3 +42,62 @@ async def serve_http(app: App, limits: Limits, taken: socket.socket, tls: ssl.SS
         await asyncio.sleep(_POLL_SECONDS)
     for connection in list(shared.connections):
         connection.abort()
+
+
+@asynccontextmanager
+async def taking(shared: Shared, taken: socket.socket, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
+    """Take connections while the block runs; those that were taken go on behind it, and the socket is closed.
+
+    Args:
+        shared: has the connections that were taken.
+        taken: bound socket.
+        tls: None: without.
+    """
+    loop = asyncio.get_running_loop()
+    if tls is None:
+        server = await loop.create_server(lambda: Connection(shared), sock=taken, backlog=BACKLOG)
+        try:
+            yield
+        finally:
+            server.close()
+        return
+    accepting = loop.create_task(_accept(shared, taken, tls))
+    try:
+        yield
+    finally:
+        accepting.cancel()
+        with suppress(asyncio.CancelledError):
+            await accepting
+        taken.close()
+
+
+async def _accept(shared: Shared, taken: socket.socket, tls: ssl.SSLContext) -> None:
+    """Take connections of TLS, each counted before its handshake, which costs more than a request.
+
+    Above the limit they are closed at once: nothing can be said to a client before its handshake. (The loop's own
+    server tells of a connection only when its handshake is done, and of one that fails never.)
+    """
+    loop = asyncio.get_running_loop()
+    handshakes = set[asyncio.Task[None]]()
+    try:
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(taken)
+            except OSError:  # the client has gone, or the process has too many open files for now
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            if len(shared.connections) + len(handshakes) >= shared.limits.connections:
+                accepted.close()
+                continue
+            task = loop.create_task(_shake_hands(shared, accepted, tls))
+            handshakes.add(task)
+            task.add_done_callback(handshakes.discard)
+    finally:
+        for task in handshakes:
+            task.cancel()
+
+
+async def _shake_hands(shared: Shared, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+    loop, seconds = asyncio.get_running_loop(), shared.limits.receive_seconds
+    with suppress(OSError):  # of TLS and of time, too: a client's matter
+        await loop.connect_accepted_socket(lambda: Connection(shared), accepted, ssl=tls, ssl_handshake_timeout=seconds)

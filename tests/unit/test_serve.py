@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
 pytest.importorskip("grpc", reason="grpcio is not installed: run `make serve`")
 over_http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed: run `make serve`")
 over_grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: run `make serve`")
+from tests.certificates import self_signed  # noqa: E402
 from tests.serve_support import (  # noqa: E402
     Server,
     add_export,
@@ -198,10 +198,7 @@ def test_load_and_unload_by_requests(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     add_version(repository, "a", 1, exact_graph(1))
     add_version(repository, "b", 1, exact_graph(1))
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    pem = [str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")]
-    subprocess.run([*new, "-out", pem[0], "-keyout", pem[1], *subject], check=True, capture_output=True)
+    pem = self_signed(tmp_path)
     token = tmp_path / "token"
     token.write_text("s3cret\n")
     arguments = ["--control", "explicit", "--model", "a", "--certificate", pem[0], "--key", pem[1]]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import ssl
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
+import uvloop
+
 from headrace.serve.errors import RequestError
 from headrace.serve.http_connection import Connection, Shared
 from headrace.serve.http_head import Head
+from headrace.serve.http_server import taking
 from headrace.serve.options import Limits
+from tests.certificates import self_signed
 
 MOST = 3_000_000
 LIMITS = Limits(header_bytes=2000)
@@ -263,3 +270,69 @@ def test_work_for_a_client_that_has_gone_is_given_up() -> None:
         assert app.pending == 0
 
     asyncio.run(main())
+
+
+def test_a_connection_above_the_limit_is_refused_before_it_says_anything() -> None:
+    async def main() -> None:
+        shared = Shared(Echo(lambda answer: answer()), Limits(connections=1))
+        first, second, third = (Connection(shared) for _ in range(3))
+        transports = [Transport() for _ in range(3)]
+        first.connection_made(transports[0])  # type: ignore[arg-type]
+        second.connection_made(transports[1])  # type: ignore[arg-type]
+        assert (transports[1].said, transports[1].closed) == (
+            said(503, b"the server has too many connections", CLOSED),
+            True,
+        )
+        second.connection_lost(None)
+        feed(first, transports[0], post(b"1"))
+        assert transports[0].said == said(200, b"POST /a 1")
+        first.connection_lost(None)
+        third.connection_made(transports[2])  # type: ignore[arg-type]
+        feed(third, transports[2], post(b"3"))
+        assert transports[2].said == said(200, b"POST /a 3")
+        third.connection_lost(None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_connections_of_tls_count_before_their_handshake(tmp_path: Path, new_loop: Any) -> None:
+    certificate, key = self_signed(tmp_path)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(certificate, key)
+    client = ssl.create_default_context(cafile=certificate)
+
+    async def main() -> None:
+        shared = Shared(Echo(lambda answer: answer()), Limits(connections=1))
+        taken = socket.create_server(("127.0.0.1", 0))
+        taken.setblocking(False)
+        port = taken.getsockname()[1]
+        async with taking(shared, taken, server):
+            _, silent = await asyncio.open_connection("127.0.0.1", port)
+            reader, refused = await asyncio.open_connection("127.0.0.1", port)
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+            refused.close()
+            assert not shared.connections
+            # Its handshake fails, and there is room for another one.
+            silent.close()
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
+                    break
+                except OSError:
+                    await asyncio.sleep(0.01)
+            writer.write(post(b"123"))
+            wanted = said(200, b"POST /a 123")
+            assert await asyncio.wait_for(reader.readexactly(len(wanted)), 30) == wanted
+            assert len(shared.connections) == 1
+            more, another = await asyncio.open_connection("127.0.0.1", port)
+            assert await asyncio.wait_for(more.read(), 30) == b""
+            another.close()
+        # Those that were taken go on.
+        writer.write(post(b"4"))
+        wanted = said(200, b"POST /a 4")
+        assert await asyncio.wait_for(reader.readexactly(len(wanted)), 30) == wanted
+        writer.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
