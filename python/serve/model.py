@@ -89,6 +89,9 @@ class Graph(Model):
         return self.run_blocks(blocks_of(feeds))
 
     def run_blocks(self, blocks: Blocks) -> list[Array]:
+        # Raw tensors are where they came to lie in a request. onnxruntime reads such memory as it is, by kernels that
+        # compilers may have made for addresses that fit the type.
+        blocks = [x if x.flags.aligned else x.copy() for x in blocks]
         feeds = dict(zip(self._names, inputs_of(blocks), strict=True))
         if not self._allow_nan and any(x.dtype.kind == "f" and has_nan(x) for x in blocks):
             raise next(nan_error(n, x) for n, x in feeds.items() if x.dtype.kind == "f" and has_nan(x))
