@@ -18,6 +18,8 @@ _CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _LOG_STORE = "headrace.delta.S3ConditionalLogStore"
 #: A path without a scheme is a file here, also where core-site.xml in HADOOP_CONF_DIR says that it is one in HDFS.
 _LOCAL_PATHS = {"spark.hadoop.fs.defaultFS": "file:///"}
+#: Of which Spark gets delegation tokens with the ticket of Kerberos: those, and the default's, which is no HDFS here.
+ACCESSED = "spark.kerberos.access.hadoopFileSystems"
 #: `str()` of a Location has the first, `uri` the second.
 _SCHEMES = ("s3", "s3a")
 
@@ -44,6 +46,8 @@ def store_properties(ws: Workspace, environ: Mapping[str, str]) -> dict[str, str
         environ: of this process: which S3 server, and which region.
     """
     found = dict(_LOCAL_PATHS)
+    if systems := [f"hdfs://{place.path.parts[1]}" for place in (ws.lake, ws.store) if place.scheme == "hdfs"]:
+        found[ACCESSED] = ",".join(dict.fromkeys(systems))
     if ws.store.scheme == "hdfs":
         # What YARN brings to its containers: else in the file system of paths without a scheme.
         found["spark.yarn.stagingDir"] = str(ws.store / ".spark-staging")

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
-from headrace.lake.object_stores import store_jars, store_properties
+from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
 from headrace.resources import REMOTE, Spent
 from headrace.udfs.library import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
@@ -92,7 +92,10 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         if conf.is_local:
             # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
             props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
-    props |= {_TIME_ZONE: "UTC"} | dict(conf.properties)
+    given = dict(conf.properties)
+    if ACCESSED in given and ACCESSED in props:  # others besides: of a table that is read in place, say
+        given[ACCESSED] = ",".join(dict.fromkeys([*props[ACCESSED].split(","), *given[ACCESSED].split(",")]))
+    props |= {_TIME_ZONE: "UTC"} | given
     if props[_TIME_ZONE] != "UTC":
         raise UserError(
             f"spark.properties: {_TIME_ZONE} is '{props[_TIME_ZONE]}', and the lake's timestamps and days are of UTC: "

@@ -29,3 +29,20 @@ def test_a_path_is_a_file_whatever_hadoop_calls_its_default(tmp_path: Path) -> N
     assert found["spark.yarn.stagingDir"] == "hdfs://namenode:8020/store/.spark-staging"
     assert "spark.yarn.stagingDir" not in properties(Spark(), Workspace(tmp_path))
     assert properties(Spark(properties={default: "hdfs://namenode:8020"}), ws)[default] == "hdfs://namenode:8020"
+
+
+def test_spark_gets_kerberos_tokens_for_the_lake_and_the_store(tmp_path: Path) -> None:
+    """The store alone is known to it as YARN's staging folder, and the default file system is no HDFS."""
+    key = "spark.kerberos.access.hadoopFileSystems"
+    lake, store = "hdfs://namenode:8020/lake", "hdfs://cluster/store"
+    assert key not in properties(Spark(), Workspace(tmp_path))
+    of_lake = Workspace(tmp_path, lake_uri=lake)
+    assert properties(Spark(), of_lake)[key] == "hdfs://namenode:8020"
+    assert properties(Spark(), Workspace(tmp_path, lake_uri=lake, store_uri=store))[key] == (
+        "hdfs://namenode:8020,hdfs://cluster"
+    )
+    assert properties(Spark(), Workspace(tmp_path, lake_uri=lake, store_uri=f"{lake}/store"))[key] == (
+        "hdfs://namenode:8020"
+    )
+    others = Spark(properties={key: "hdfs://other,hdfs://namenode:8020"})
+    assert properties(others, of_lake)[key] == "hdfs://namenode:8020,hdfs://other"
