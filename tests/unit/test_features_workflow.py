@@ -71,6 +71,10 @@ def chain(columns: str, *ops: Any) -> dict[str, Any]:
             [chain("user city", "categorify", {"join_groupby": {"by": "user"}})],
             ["(join_groupby)", "begin another chain"],
         ),
+        (
+            [chain("user", "categorify", "tests.plugin_operators:LessTheMean", "normalize")],
+            ["ops[2] (normalize)", "'user' has been through categorify", "begin another chain"],
+        ),
         ([chain("user", "categorify", "value_count")], ["ops[1] (value_count)", "nothing can be learned from them"]),
         ([chain("user", "categorify", "target_encoding")], ["(target_encoding)", "begin another chain"]),
         ([chain("user", "categorify", "categorify")], ["ops[1] (categorify)", "begin another chain"]),

@@ -122,6 +122,7 @@ def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str
 def _bound(chain: Chain, declared: Mapping[str, ValueType], where: str, entry: Op | None = None) -> BoundChain:
     """The chain's operators in their places, behind `entry` where there is one."""
     checked: list[_CheckedOp] = []
+    coded: list[str] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
     ops = [
@@ -129,7 +130,8 @@ def _bound(chain: Chain, declared: Mapping[str, ValueType], where: str, entry: O
     ]
     placed = [(op, f"{where}.ops[{j}] ({op.name})") for j, op in enumerate(ops)]
     for op, at in [(entry, where), *placed] if entry is not None else placed:
-        checked.append(_check_op(op, types, at))
+        checked.append(_check_op(op, types, at, coded))
+        coded += [n for n, t in checked[-1].outputs.items() if t.vocabulary]
         types = checked[-1].outputs
         sources = {n: tuple(dict.fromkeys(s for m in checked[-1].of[n] for s in sources[m])) for n in types}
     for column, output in types.items():
@@ -150,13 +152,13 @@ class _CheckedOp:
     of: dict[str, tuple[str, ...]]
 
 
-def _check_op(op: Op, types: Mapping[str, ValueType], at: str) -> _CheckedOp:
-    """One operator on. `types`: of the columns that arrive."""
+def _check_op(op: Op, types: Mapping[str, ValueType], at: str, coded: Sequence[str]) -> _CheckedOp:
+    """One operator on. `types`: of the columns that arrive; `coded`: columns that were given a vocabulary's codes."""
     passthrough = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
     taken = {n: t for n, t in types.items() if n not in passthrough}
     if not op.takes_final and any(t.length is not None for t in taken.values()):
         raise UserError(f"{at}: nothing can follow `pad`; put it last")
-    coded = [n for n, t in taken.items() if t.vocabulary]
+    # Also where another operator has made something else of the codes.
     if op.learns and coded:
         raise UserError(
             f"{at}: column '{coded[0]}' has been through categorify, whose codes are given when all values have been "
