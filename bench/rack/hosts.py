@@ -153,6 +153,10 @@ class Host:
         _run([*_enter(self.process, "--net"), "tc", "qdisc", "replace", "dev", "eth0", *bucket])
         _run([*_enter(self.switch, "--net"), "tc", "qdisc", "replace", "dev", f"v{self.number}", *bucket])
 
+    def set_network(self, name: str, value: int) -> None:
+        """Set a value of its kernel for TCP: one of /proc/sys/net/ipv4, of which each network has its own."""
+        self.run(["bash", "-c", f"echo {value} > /proc/sys/net/ipv4/{name}"])
+
     def end_all(self) -> None:
         """End all that runs on it but its first process."""
         # Itself the shell leaves out; with nothing else there it fails.

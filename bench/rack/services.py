@@ -21,7 +21,11 @@ S3_PORT, POSTGRES_PORT, MASTER_PORT = 9000, 5432, 7077
 OUTAGE_PORT, OUTAGE = 9001, PRIVATE / "outage"
 #: The role that publishes, and its password's file on each host.
 ROLE, PASSWORD = "headrace", PRIVATE / "postgres-password"
-_WORKERS_SECONDS = 120.0
+#: Until a service is there, on a machine that has much else to do.
+_START_SECONDS = 600.0
+#: On the master's host: whoever says nothing for 30 s is asked three times, each 10 s, for a sign of life. A master has
+#: no other way to notice that a driver's host is gone, and keeps its executors for it.
+_KEEPALIVE = {"tcp_keepalive_time": 30, "tcp_keepalive_intvl": 10, "tcp_keepalive_probes": 3}
 
 
 def start_s3(host: Host, log: Path, port: int = S3_PORT) -> None:
@@ -29,14 +33,14 @@ def start_s3(host: Host, log: Path, port: int = S3_PORT) -> None:
     folder = host.folder / "s3"
     prepare(folder, f"http://0.0.0.0:{port}", PRIVATE / "s3")
     host.start(command(PRIVATE / "s3"), log)
-    host.wait_for(port)
+    host.wait_for(port, _START_SECONDS)
 
 
 def start_outage(host: Host, log: Path) -> None:
     """What can answer in place of the S3 server of this host. Each request that it refuses is a line of `log`."""
     words = [sys.executable, "-m", "bench.rack.outage", host.address, str(OUTAGE_PORT), str(S3_PORT), str(OUTAGE)]
     host.start(words, log)
-    host.wait_for(OUTAGE_PORT)
+    host.wait_for(OUTAGE_PORT, _START_SECONDS)
 
 
 def store_environ(s3: Host, port: int = S3_PORT) -> Mapping[str, str]:
@@ -69,9 +73,11 @@ def start_postgres(host: Host, clients: Sequence[Host], log: Path) -> None:
     host.run([*switch, "bash", "-c", f"{make} && echo 'host all all 10.77.0.0/24 scram-sha-256' >> {data}/pg_hba.conf"])
     serve = f"exec {found['postgres']} -D {data} -h 0.0.0.0 -p {POSTGRES_PORT} -k {data}"
     host.start([*switch, "bash", "-c", serve], log)
-    host.wait_for(POSTGRES_PORT)
+    host.wait_for(POSTGRES_PORT, _START_SECONDS)
     connect = f"PGPASSWORD=$(cat {PASSWORD}) {found['psql']} -h {host.name} -U {ROLE} -d postgres"
-    host.run(["bash", "-c", f"{connect} -c 'CREATE DATABASE {ROLE}'"])
+    # It listens before it is ready.
+    begun = f"until {connect} -c 'SELECT 1' >/dev/null 2>&1; do sleep 0.2; done"
+    host.run(["bash", "-c", f"{begun}; {connect} -c 'CREATE DATABASE {ROLE}'"], timeout=_START_SECONDS)
 
 
 def warehouse_settings(postgres: Host) -> Mapping[str, str]:
@@ -83,6 +89,8 @@ def warehouse_settings(postgres: Host) -> Mapping[str, str]:
 
 def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 1, memory: str = "4g") -> None:
     """A standalone cluster. Executors inherit their worker's environment, and so its host's.
+
+    The master asks for signs of life as docs/cluster.md has it: it hears of a host that is cut off after a minute.
 
     Args:
         master: where it is.
@@ -97,13 +105,15 @@ def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 
     java = ["java", "-Xmx512m", "-cp", f"{spark_home()}/jars/*"]
     at = ["--host", master.name, "--port", str(MASTER_PORT), "--webui-port", "0"]
     log = logs / "master.log"
-    master.start([*java, "org.apache.spark.deploy.master.Master", *at], log, _spark_environ())
-    master.wait_for(MASTER_PORT)
-    for host in workers:
-        start_worker(host, master, logs, cores, memory)
-    end = time.monotonic() + _WORKERS_SECONDS
+    for name, value in _KEEPALIVE.items():
+        master.set_network(name, value)
+    words = [*java, "-Dspark.rpc.io.enableTcpKeepAlive=true", "org.apache.spark.deploy.master.Master", *at]
+    master.start(words, log, _spark_environ())
+    master.wait_for(MASTER_PORT, _START_SECONDS)
+    started = [start_worker(host, master, logs, cores, memory) for host in workers]
+    end = time.monotonic() + _START_SECONDS
     while log.read_text(errors="replace").count("Registering worker") < len(workers):
-        if time.monotonic() > end:
+        if time.monotonic() > end or any(worker.poll() is not None for worker in started):
             raise RuntimeError(f"not all of {len(workers)} workers registered; see {logs}")
         time.sleep(0.1)
 

@@ -1,4 +1,4 @@
-"""Horovod's driver notices a rank's host that is gone without a word."""
+"""Horovod's driver notices a rank's host that is gone without a word, and Spark's master a driver's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.rack.hosts import rack
+from bench.rack.services import MASTER_PORT, start_spark
 
 #: On the rank's host: Horovod's service, whose answer never comes.
 SERVICE = """
@@ -66,3 +67,22 @@ def test_who_waits_for_a_host_that_was_cut_off_is_told(tmp_path: Path, seconds: 
         else:
             with pytest.raises(subprocess.TimeoutExpired):
                 client.wait(6)
+
+
+def test_the_master_is_told_of_a_host_that_was_cut_off(tmp_path: Path) -> None:
+    with rack(tmp_path / "rack", 2) as hosts:
+        start_spark(hosts[0], [], tmp_path)
+        for name in ("tcp_keepalive_time", "tcp_keepalive_intvl", "tcp_keepalive_probes"):
+            hosts[0].set_network(name, 1)
+        driver = f"import socket, time; s = socket.create_connection(('host0', {MASTER_PORT})); time.sleep(1000)"
+        hosts[1].start([sys.executable, "-c", driver], tmp_path / "driver")
+
+        def wait_for_connections(count: int) -> None:
+            end = time.monotonic() + 60
+            while hosts[0].run(["ss", "-Htn", "state", "established"]).count(hosts[1].address) != count:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+        wait_for_connections(1)
+        hosts[1].cut()
+        wait_for_connections(0)
