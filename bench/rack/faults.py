@@ -7,13 +7,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.rack.day import RANKS, Cluster, cluster, tail
+from bench.rack.day import PIPELINE, RANKS, Cluster, cluster, tail
 from bench.rack.hosts import MBIT, Host
 from bench.rack.rows import Row
 from bench.rack.scenarios import Day
@@ -75,6 +75,7 @@ def scoring_link(given: Lab) -> Row:
 
 
 def _cut_off(given: Lab, name: str, part: str, after: str) -> Row:
+    calm = given.calm.seconds([part])
     trial = given.calm.begin(name, after)
     begin = time.perf_counter()
     running = trial.start_part(given.services, part)
@@ -82,15 +83,16 @@ def _cut_off(given: Lab, name: str, part: str, after: str) -> Row:
         host = until(lambda: _at_work(trial, given.workers), running.poll, trial.log)
         with _cut(given, host):
             cut = time.perf_counter()
-            trial.end(running, LIMIT_SECONDS)
+            trial.end(running, LIMIT_SECONDS + calm)
             done = time.perf_counter()
     given.calm.check(trial, part)
     lost = f"{trial.losses(given.services)}; done {done - cut:.0f} s after the cut"
-    return Row(name, lost, done - begin, given.calm.seconds([part]))
+    return Row(name, lost, done - begin, calm)
 
 
 def training_link(given: Lab) -> Row:
     """A rank's host is cut off; a third host has a worker without an executor."""
+    calm = given.calm.seconds(["train"])
     trial = given.calm.begin("training_link", "features")
     begin = time.perf_counter()
     running = trial.start_part(given.services, "train")
@@ -101,40 +103,36 @@ def training_link(given: Lab) -> Row:
             cut = time.perf_counter()
             said = until(lambda: _next_attempt(trial.log), running.poll, trial.log)
             noticed = time.perf_counter() - cut
-            trial.end(running, LIMIT_SECONDS)
+            trial.end(running, LIMIT_SECONDS + calm)
             done = time.perf_counter()
     given.calm.check(trial, "train")
     lost = f"{trial.losses(given.services)}; {said}; noticed after {noticed:.0f} s"
-    return Row("training_link", lost, done - begin, given.calm.seconds(["train"]))
+    return Row("training_link", lost, done - begin, calm)
 
 
 def driver_dies(given: Lab) -> Row:
     """The driver's host dies in training; another one runs the day, as soon as the lease lets it.
 
-    The executors of the dead one are still there, and have the slots of their workers.
+    The executors of the dead one keep the slots of their workers until Spark's master has noticed.
     """
+    calm = given.calm.seconds(["train"])
     trial = given.calm.begin("driver_dies", "features")
     begin = time.perf_counter()
     with _ended(running := trial.start_part(given.spare, "train")):
         seen = until(lambda: _ranks(trial), running.poll, trial.log)
         given.spare.die()
-    died, refused = time.perf_counter(), 0
-    while (code := trial.start_part(given.services, "train").wait(LIMIT_SECONDS)) == EXIT_BUSY:
-        refused += 1
-        if time.perf_counter() - died > LIMIT_SECONDS:
-            raise RuntimeError(f"the other host was refused {refused} times within {LIMIT_SECONDS:.0f} s")
-    if code:
-        raise RuntimeError(f"the other host: exit code {code}; {tail(trial.log)}")
+    died = time.perf_counter()
+    refused = _when_free(trial, given.services, LIMIT_SECONDS + calm)
     done = time.perf_counter()
-    for host in given.workers:  # whose executors of the dead driver may still be there
-        _start_anew(given, host)
     given.calm.check(trial, "train")
-    lost = f"the driver, at step {seen[0]['step']}; the lease refused another host {refused} times"
-    return Row("driver_dies", f"{lost}; done {done - died:.0f} s after", done - begin, given.calm.seconds(["train"]))
+    lost = f"the driver, at step {seen[0]['step']}; the lease refused another host {refused} times, which went on from "
+    lost += f"step {_resumed_from(trial)} and was done {done - died:.0f} s after"
+    return Row("driver_dies", lost, done - begin, calm)
 
 
 def store_503(given: Lab) -> Row:
     """The store answers 503 for half a minute in features, in training and in scoring."""
+    calm = given.calm.seconds(PARTS[1:])
     trial = given.calm.begin("store_503", "ingest", OUTAGE_PORT)
     file, log = local(given.services.folder) / OUTAGE.name, given.cluster.logs / "outage.log"
     seconds, refused = 0.0, []
@@ -148,14 +146,14 @@ def store_503(given: Lab) -> Row:
                 file.put_text("{}")
                 time.sleep(OUTAGE_SECONDS)
                 file.remove()
-            trial.end(running, LIMIT_SECONDS)
+            trial.end(running, LIMIT_SECONDS + calm)
         seconds += time.perf_counter() - begin
         refused.append(len(log.read_text().splitlines()) - before)
     if not all(n for n, part in zip(refused, PARTS[1:], strict=True) if part != "promote"):
         raise RuntimeError(f"requests that were refused, by part: {refused}")
     given.calm.check(trial, PARTS[-1])
     lost = f"{trial.losses(given.services)}; {sum(refused)} requests were answered 503"
-    return Row("store_503", lost, seconds, given.calm.seconds(PARTS[1:]))
+    return Row("store_503", lost, seconds, calm)
 
 
 def slow_link(given: Lab) -> Row:
@@ -212,9 +210,15 @@ def _at_work(trial: Trial, workers: list[Host]) -> Host | None:
 
 
 def _computing(trial: Trial, driver: Host) -> Callable[[], bool]:
-    """Whether an application that is not there now has begun with a stage of Spark's."""
+    """Whether an application that is not there now has begun with a job of Spark's."""
     before = set(trial.events(driver))
-    return lambda: any("StageSubmitted" in log.read_text() for log in trial.events(driver) if log not in before)
+
+    def begun() -> bool:
+        with suppress(FileNotFoundError):  # the application has ended, and its log has another name
+            return any("SparkListenerJobStart" in log.read_text() for log in trial.events(driver) if log not in before)
+        return False
+
+    return begun
 
 
 def _ranks(trial: Trial) -> dict[int, dict[str, Any]]:
@@ -228,6 +232,29 @@ def _ranks(trial: Trial) -> dict[int, dict[str, Any]]:
         ranks[said["rank"]] = said
     reached = [said for said in ranks.values() if said["phase"] == "train" and said["step"] >= _STEPS]
     return ranks if len(reached) == RANKS else {}
+
+
+def _when_free(trial: Trial, driver: Host, seconds: float) -> int:
+    """Train on a host as soon as the lease lets it; how often it was refused.
+
+    Raises:
+        RuntimeError: it failed, or was refused for so many seconds.
+    """
+    refused, end = 0, time.monotonic() + seconds
+    while True:
+        with _ended(running := trial.start_part(driver, "train")):
+            code = running.wait(seconds)
+        if not code:
+            return refused
+        if code != EXIT_BUSY or time.monotonic() > end:
+            raise RuntimeError(f"the other host: exit code {code} after {refused} refusals; {tail(trial.log)}")
+        refused += 1
+
+
+def _resumed_from(trial: Trial) -> int:
+    """The step from which the finished training went on."""
+    manifest = trial.objects / "store" / "runs" / PIPELINE / trial.ds / "train.json"
+    return int(json.loads(manifest.read_text())["facts"]["resumed_from_step"])
 
 
 def _next_attempt(log: Path) -> str:

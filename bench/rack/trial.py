@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,8 @@ class Trial:
 
     def scratch(self, host: Host) -> list[Path]:
         """The files that tasks have left on a host."""
-        return [p for p in (host.folder / "trials" / self.name).rglob("*") if p.is_file()]
+        # Folders may go while one looks.
+        return [Path(at, name) for at, _, names in os.walk(host.folder / "trials" / self.name) for name in names]
 
     def start(self, driver: Host, *words: str) -> subprocess.Popen[bytes]:
         """Start `headrace WORDS...` on the cluster."""
