@@ -55,7 +55,7 @@ def test_every_write_has_a_tag_of_its_own(home: Location, monkeypatch: pytest.Mo
     assert file.put_if(b"0", None)
     found = file.info()
     bucket_, key = location.STORES["hdfs"]._at(file.path)  # type: ignore[attr-defined]
-    rpc.set_modified(bucket_.bucket.client, f"/{key}", found.modified_ns // 1_000_000 + 3_600_000)
+    rpc.set_modified(bucket_.bucket._node, f"/{key}", found.modified_ns // 1_000_000 + 3_600_000)
     tags, times = [read(file)[1]], [file.info().modified_ns]
     for n in range(1, 4):
         assert file.put_if(f"{n}".encode(), tags[-1])
@@ -64,6 +64,21 @@ def test_every_write_has_a_tag_of_its_own(home: Location, monkeypatch: pytest.Mo
     assert times == sorted(set(times))
     assert [file.put_if(b"x", tag) for tag in tags[:3]] == [False] * 3
     assert file.read_bytes() == b"3"
+
+
+def test_what_is_put_without_a_condition_has_a_tag_of_its_own(home: Location) -> None:
+    """Also of the same size, and where the NameNode's clock was set back since: copies are named after it."""
+    file = home / "a"
+    file.put_text("0")
+    bucket_, key = location.STORES["hdfs"]._at(file.path)  # type: ignore[attr-defined]
+    hour_later = file.info().modified_ns // 1_000_000 + 3_600_000
+    rpc.set_modified(bucket_.bucket._node, f"/{key}", hour_later)
+    times = [file.info().modified_ns]
+    for n in range(1, 4):
+        assert file.local_path().read_text() == str(n - 1)
+        file.put_text(str(n))
+        times.append(file.info().modified_ns)
+    assert times == sorted(set(times))
 
 
 def test_turns_that_are_ended_too_early_lose_nothing(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +114,7 @@ def test_who_sleeps_between_its_look_and_its_rename(then: str, home: Location, m
         if then == "replaced":
             assert theirs.put_if(b"theirs", tag)
         elif "-rm" in then:  # another program, which knows of no turns
-            assert client.delete(target, False)
+            assert client.client.delete(target, False)
         else:
             theirs.remove()
         if then.endswith("anew"):
@@ -308,7 +323,7 @@ def test_a_folder_that_goes_while_its_files_are_listed() -> None:
             found = {"/a": ["/a/gone", "/a/kept", "/a/x"], "/a/kept": ["/a/kept/y"]}[path]
             return [SimpleNamespace(path=p, isdir=p in ("/a/gone", "/a/kept")) for p in found]
 
-    assert [s.path for s in rpc.below(Client(), "/a")] == ["/a/kept/y", "/a/x"]
+    assert [s.path for s in rpc.below(rpc.NameNode("hdfs://host:1", Client()), "/a")] == ["/a/kept/y", "/a/x"]
 
 
 @pytest.mark.parametrize(
@@ -318,13 +333,14 @@ def test_a_folder_that_goes_while_its_files_are_listed() -> None:
             r'RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied: user=ann, '
             r'access=WRITE, inode=\"/\":root:x:drwxr-xr-x\n\tat org.apache.Server")',
             UserError,
-            r'HDFS refuses /a: AccessControlException: Permission denied: user=ann, .*"/":root:x:drwxr-xr-x\. The user',
+            r"HDFS refuses hdfs://host:1/a: AccessControlException: Permission denied: user=ann, "
+            r'.*"/":root:x:drwxr-xr-x\. The user',
         ),
-        ('SASLError("no ticket")', UserError, "HDFS refuses /a: SASLError"),
+        ('SASLError("no ticket")', UserError, "HDFS refuses hdfs://host:1/a: SASLError"),
         (
             r'RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create file\n\tat x")',
             StoreError,
-            r"^/a: SafeModeException: Cannot create file$",
+            r"^hdfs://host:1/a: SafeModeException: Cannot create file$",
         ),
     ],
 )
@@ -334,4 +350,4 @@ def test_what_hdfs_refuses(answer: str, error: type[Exception], said: str) -> No
             raise RuntimeError(answer)
 
     with pytest.raises(error, match=said):
-        rpc.status(Client(), "/a")
+        rpc.status(rpc.NameNode("hdfs://host:1", Client()), "/a")

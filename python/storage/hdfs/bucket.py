@@ -19,6 +19,7 @@ writer, asleep between its look and its rename, finds no source, looks again and
   end when they have waited for it for TURN_SECONDS by their own clocks (a turn takes milliseconds); after its
   rename, an empty lock, which anybody removes at once.
 - The new file's time is made later than the old one's where the clock does not see to it: no tag comes twice.
+  `put` does so, too; of two that put at once, of the same size and in the same millisecond, both have the same tag.
 - `put_new` looks that there is no file, ends a turn that there may be, and only then renames, which fails where there
   is one now. So who had looked at a file that has been removed since cannot replace the one after it.
 - Files that may be replaced so are removed in a turn, too: by a rename into a folder of the lock.
@@ -58,8 +59,12 @@ class HdfsBucket(Bucket):
     def __init__(self, authority: str) -> None:
         self._authority = authority
 
+    def _shown(self, key: str) -> str:
+        """How messages name a file."""
+        return f"hdfs://{self._authority}{_path(key)}"
+
     @cached_property
-    def client(self) -> Any:
+    def _node(self) -> rpc.NameNode:
         """The connection. Of no use to a child that is forked afterwards: the library's threads are the parent's."""
         return connect(self._authority)
 
@@ -69,15 +74,15 @@ class HdfsBucket(Bucket):
         def bytes_of(stored: Stored) -> bytes | None:
             if limit is not None and stored.size > limit:
                 return None
-            return rpc.read(self.client, _path(key), 0, stored.size)
+            return rpc.read(self._node, _path(key), 0, stored.size)
 
         return self._of_one_write(key, bytes_of)
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
-        return rpc.read(self.client, _path(key), start, size)
+        return rpc.read(self._node, _path(key), start, size)
 
     def head(self, key: str) -> Stored | None:
-        found = rpc.status(self.client, _path(key))
+        found = rpc.status(self._node, _path(key))
         return None if found is None or found.isdir else _stored(key, found)
 
     def put(self, key: str, data: bytes) -> str:
@@ -89,21 +94,22 @@ class HdfsBucket(Bucket):
     def put_new(self, key: str, data: bytes) -> str | None:
         if self.head(key) is not None:
             return None
-        partial, tag = self._written(key, [data])
+        partial, written = self._written(key, [data])
+        tag = written.tag
         try:
-            rpc.delete_tree(self.client, _path(_lock(key)))
+            rpc.delete_tree(self._node, _path(_lock(key)))
             try:
-                if rpc.rename_new(self.client, _path(partial), _path(key)):
+                if rpc.rename_new(self._node, _path(partial), _path(key)):
                     return tag
             except FileNotFoundError:
                 found = self.get_small(key, None)
                 if found is None or found[0] != data:
-                    raise StoreError(f"{_path(key)}: {_GONE}") from None
+                    raise StoreError(f"{self._shown(key)}: {_GONE}") from None
                 return tag
         except BaseException:
             self._clear(partial)
             raise
-        rpc.delete_tree(self.client, _path(partial))
+        rpc.delete_tree(self._node, _path(partial))
         return None
 
     def put_if(self, key: str, data: bytes, revision: str) -> str | None:
@@ -112,16 +118,16 @@ class HdfsBucket(Bucket):
             token = uuid.uuid4().hex
             folder = _partial(key, token)
             try:
-                rpc.create(self.client, _path(f"{folder}/{token}"), [data])
+                rpc.create(self._node, _path(f"{folder}/{token}"), [data])
                 self._take_turn(key, folder, token)
                 now = self.head(key)
                 if now is None or now.revision != revision:
                     self._end_turn(key, token)
                     return None
-                tag = self._later_than(now, f"{_lock(key)}/{token}")
+                tag = self._later_than(now, self._there(f"{_lock(key)}/{token}"))
                 with suppress(FileNotFoundError):  # the turn was ended, or this was done and not answered
-                    rpc.rename_over(self.client, _path(f"{_lock(key)}/{token}"), _path(key))
-                    rpc.delete(self.client, _path(_lock(key)))
+                    rpc.rename_over(self._node, _path(f"{_lock(key)}/{token}"), _path(key))
+                    rpc.delete(self._node, _path(_lock(key)))
                     return tag
             except FileNotFoundError:  # the turn was ended before the look at its own file
                 continue
@@ -135,48 +141,48 @@ class HdfsBucket(Bucket):
                 return found[1].tag
 
     def download(self, key: str, file: Path) -> Stored:
-        found = self._of_one_write(key, lambda s: rpc.read_to(self.client, _path(key), file, s.size))
+        found = self._of_one_write(key, lambda s: rpc.read_to(self._node, _path(key), file, s.size))
         if found is None:
-            raise FileNotFoundError(f"there is no file {_path(key)}")
+            raise FileNotFoundError(f"there is no file {self._shown(key)}")
         return found[1]
 
     def copy(self, source: str, target: str) -> None:
         """By this process: HDFS has no call for it."""
         found = self.head(source)
         if found is None:
-            raise FileNotFoundError(f"there is no file {_path(source)}")
+            raise FileNotFoundError(f"there is no file {self._shown(source)}")
         size = found.size
         starts = range(0, size, _BLOCK)
-        self._put(target, (rpc.read(self.client, _path(source), at, min(_BLOCK, size - at)) for at in starts))
+        self._put(target, (rpc.read(self._node, _path(source), at, min(_BLOCK, size - at)) for at in starts))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Also the folders of the store's own that are empty then."""
         for key in keys:
             if f"/{DATA}/" in f"/{key}":
-                rpc.delete(self.client, _path(key))
+                rpc.delete(self._node, _path(key))
             else:
                 self._delete_in_turn(key)
         for folder in sorted({key.rpartition("/")[0] for key in keys}, reverse=True):
             self._prune(folder)
 
     def list_below(self, prefix: str) -> list[Stored]:
-        found = (_stored(_key(s), s) for s in rpc.below(self.client, _path(prefix)))
+        found = (_stored(_key(s), s) for s in rpc.below(self._node, _path(prefix)))
         return sorted((s for s in found if s.key != prefix), key=lambda s: s.key)
 
     def list_level(self, prefix: str) -> tuple[list[str], list[Stored]]:
-        found = [s for s in rpc.level(self.client, _path(prefix)) if _key(s) != prefix]
+        found = [s for s in rpc.level(self._node, _path(prefix)) if _key(s) != prefix]
         folders = sorted(_key(s).rpartition("/")[2] for s in found if s.isdir)
         return folders, sorted((_stored(_key(s), s) for s in found if not s.isdir), key=lambda s: s.key)
 
     def remove_folder(self, key: str) -> None:
         """Remove a folder and all below it, whatever it is; a file stays."""
-        found = rpc.status(self.client, _path(key))
+        found = rpc.status(self._node, _path(key))
         if found is not None and found.isdir:
-            rpc.delete_tree(self.client, _path(key))
+            rpc.delete_tree(self._node, _path(key))
 
     def remove_partial(self, key: str) -> None:
         """Remove what a writer left beside a file, or its turn."""
-        rpc.delete_tree(self.client, _path(key))
+        rpc.delete_tree(self._node, _path(key))
 
     def _of_one_write(self, key: str, read: Callable[[Stored], T]) -> tuple[T, Stored] | None:
         """What is read of a file, and its tag; again where it was replaced meanwhile."""
@@ -196,30 +202,33 @@ class HdfsBucket(Bucket):
         return None
 
     def _put(self, key: str, blocks: Iterable[bytes]) -> str:
-        partial, tag = self._written(key, blocks)
+        partial, written = self._written(key, blocks)
+        tag = written.tag
         try:
-            rpc.rename_over(self.client, _path(partial), _path(key))
+            if (before := self.head(key)) is not None:
+                tag = self._later_than(before, written)
+            rpc.rename_over(self._node, _path(partial), _path(key))
         except FileNotFoundError:
             found = self.head(key)
             if found is None or found.tag != tag:
-                raise StoreError(f"{_path(key)}: {_GONE}") from None
+                raise StoreError(f"{self._shown(key)}: {_GONE}") from None
         except BaseException:
             self._clear(partial)
             raise
         return tag
 
-    def _written(self, key: str, blocks: Iterable[bytes]) -> tuple[str, str]:
-        """A file beside that of a key, and its tag."""
+    def _written(self, key: str, blocks: Iterable[bytes]) -> tuple[str, Stored]:
+        """A file beside that of a key."""
         partial = _partial(key, uuid.uuid4().hex[:8])
         try:
-            rpc.create(self.client, _path(partial), blocks)
+            rpc.create(self._node, _path(partial), blocks)
             found = self.head(partial)
             if found is None:
-                raise StoreError(f"{_path(partial)} is gone since it was written")
+                raise StoreError(f"{self._shown(partial)} is gone since it was written")
         except BaseException:
             self._clear(partial)
             raise
-        return partial, found.tag
+        return partial, found
 
     def _take_turn(self, key: str, folder: str, token: str) -> None:
         """Have the folder be the lock. Raises FileNotFoundError where somebody removed it."""
@@ -227,43 +236,43 @@ class HdfsBucket(Bucket):
         seen, since = "", 0.0
         while True:
             try:
-                if rpc.rename_new(self.client, _path(folder), _path(lock)):
+                if rpc.rename_new(self._node, _path(folder), _path(lock)):
                     return
             except FileNotFoundError:
                 # It may have been done and not answered.
-                if rpc.status(self.client, _path(f"{lock}/{token}")) is not None:
+                if rpc.status(self._node, _path(f"{lock}/{token}")) is not None:
                     return
                 raise
-            held = next((_key(s) for s in rpc.level(self.client, _path(lock))), "")
+            held = next((_key(s) for s in rpc.level(self._node, _path(lock))), "")
             if not held:
-                rpc.delete(self.client, _path(lock))
+                rpc.delete(self._node, _path(lock))
                 continue
             if held != seen:
                 seen, since = held, time.monotonic()
             elif time.monotonic() - since > TURN_SECONDS:
-                rpc.delete_tree(self.client, _path(lock))
+                rpc.delete_tree(self._node, _path(lock))
                 continue
             time.sleep(_POLL_SECONDS)
 
     def _end_turn(self, key: str, token: str) -> None:
         """That of the token, and no other: it is over, or another one's, where the token is not there."""
-        rpc.delete_tree(self.client, _path(f"{_lock(key)}/{token}"))
-        rpc.delete(self.client, _path(_lock(key)))
+        rpc.delete_tree(self._node, _path(f"{_lock(key)}/{token}"))
+        rpc.delete(self._node, _path(_lock(key)))
 
     def _delete_in_turn(self, key: str) -> None:
         """Remove a file, or a folder that is empty: of who had looked at it before, none can replace it any more."""
-        while (found := rpc.status(self.client, _path(key))) is not None:
+        while (found := rpc.status(self._node, _path(key))) is not None:
             if found.isdir:
-                rpc.delete(self.client, _path(key))
+                rpc.delete(self._node, _path(key))
                 return
             token = uuid.uuid4().hex
             folder = _partial(key, token)
             try:
-                rpc.make_folder(self.client, _path(f"{folder}/{token}"))
+                rpc.make_folder(self._node, _path(f"{folder}/{token}"))
                 with suppress(FileNotFoundError):  # the turn was ended, or somebody else has removed the file
                     self._take_turn(key, folder, token)
                     # Its target's folder is there only while the turn lasts.
-                    rpc.rename_new(self.client, _path(key), _path(f"{_lock(key)}/{token}/gone"))
+                    rpc.rename_new(self._node, _path(key), _path(f"{_lock(key)}/{token}/gone"))
             except BaseException:
                 self._clear(folder)
                 with suppress(OSError, UserError):
@@ -271,27 +280,29 @@ class HdfsBucket(Bucket):
                 raise
             self._end_turn(key, token)
 
-    def _later_than(self, old: Stored, new: str) -> str:
+    def _later_than(self, old: Stored, new: Stored) -> str:
         """The tag of a file, whose time is made a later one than that of `old`. Raises FileNotFoundError."""
-        found = self.head(new)
+        if new.modified_ns > old.modified_ns:
+            return new.tag
+        rpc.set_modified(self._node, _path(new.key), old.modified_ns // 1_000_000 + 1)
+        return self._there(new.key).tag
+
+    def _there(self, key: str) -> Stored:
+        """What the NameNode knows of a file. Raises FileNotFoundError."""
+        found = self.head(key)
         if found is None:
-            raise FileNotFoundError(new)
-        if found.modified_ns <= old.modified_ns:
-            rpc.set_modified(self.client, _path(new), old.modified_ns // 1_000_000 + 1)
-            found = self.head(new)
-            if found is None:
-                raise FileNotFoundError(new)
-        return found.tag
+            raise FileNotFoundError(self._shown(key))
+        return found
 
     def _prune(self, folder: str) -> None:
         """Remove a folder of the store's own, and those above it that are its own, while they are empty."""
-        while HIDDEN in folder.split("/") and rpc.delete(self.client, _path(folder)):
+        while HIDDEN in folder.split("/") and rpc.delete(self._node, _path(folder)):
             folder = folder.rpartition("/")[0]
 
     def _clear(self, key: str) -> None:
         """Remove what nobody reads. What cannot be removed now goes with `discard_unfinished`."""
         with suppress(OSError, UserError):
-            rpc.delete_tree(self.client, _path(key))
+            rpc.delete_tree(self._node, _path(key))
 
 
 def _path(key: str) -> str:

@@ -8,12 +8,11 @@ are those of hdfs-site.xml there.
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace.errors import UserError
+from headrace.storage.hdfs.rpc import NameNode
 
 
-def connect(authority: str) -> Any:
+def connect(authority: str) -> NameNode:
     """The connection to the NameNode at `HOST:PORT`, or to those of a name in hdfs-site.xml; asks nothing yet.
 
     Raises:
@@ -28,7 +27,7 @@ def connect(authority: str) -> Any:
         ) from None
 
     try:
-        return Client(f"hdfs://{authority}")
+        return NameNode(f"hdfs://{authority}", Client(f"hdfs://{authority}"))
     except (OSError, RuntimeError, ValueError) as e:
         raise UserError(
             f"hdfs://{authority}: there is no such NameNode ({e}): write hdfs://HOST:PORT/FOLDER, or a name that "

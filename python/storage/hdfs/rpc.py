@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,21 @@ _REFUSED = {"AccessControlException", "AuthorizationException"}
 _NO_TICKET = ("SASLError", "GSSAPIError", "NoSASLMechanism")
 
 
-def status(client: Any, path: str) -> Any | None:
+@dataclass(frozen=True)
+class NameNode:
+    """A connection, and how messages name it."""
+
+    #: hdfs://HOST:PORT, or a name of hdfs-site.xml there.
+    url: str
+    #: Of hdfs-native.
+    client: Any
+
+
+def status(node: NameNode, path: str) -> Any | None:
     """What the NameNode knows of a file or a folder (`FileStatus`); None where there is none."""
-    with _errors(path):
+    with _errors(node, path):
         try:
-            return client.get_file_info(path)
+            return node.client.get_file_info(path)
         except FileNotFoundError:
             return None
         except RuntimeError as e:
@@ -42,11 +53,11 @@ def status(client: Any, path: str) -> Any | None:
             raise
 
 
-def level(client: Any, path: str) -> list[Any]:
+def level(node: NameNode, path: str) -> list[Any]:
     """What is in a folder (`FileStatus`), by name; of a file itself. Empty where there is neither."""
-    with _errors(path):
+    with _errors(node, path):
         try:
-            return sorted(client.list_status(path, False), key=lambda s: str(s.path))
+            return sorted(node.client.list_status(path, False), key=lambda s: str(s.path))
         except FileNotFoundError:
             return []
         except RuntimeError as e:
@@ -55,7 +66,7 @@ def level(client: Any, path: str) -> list[Any]:
             raise
 
 
-def below(client: Any, path: str) -> list[Any]:
+def below(node: NameNode, path: str) -> list[Any]:
     """The files (`FileStatus`) in a folder and in those below it, one call for each folder; of a file itself.
 
     Folder by folder, and not by the client's own way down, which ends with FileNotFoundError where one of them goes
@@ -63,7 +74,7 @@ def below(client: Any, path: str) -> list[Any]:
     """
     files, folders = list[Any](), [path]
     while folders:
-        for found in level(client, folders.pop()):
+        for found in level(node, folders.pop()):
             if found.isdir:
                 folders.append("/" + str(found.path).lstrip("/"))
             else:
@@ -71,70 +82,70 @@ def below(client: Any, path: str) -> list[Any]:
     return sorted(files, key=lambda s: str(s.path))
 
 
-def read(client: Any, path: str, start: int, size: int) -> bytes:
+def read(node: NameNode, path: str, start: int, size: int) -> bytes:
     """Some bytes of a file. Raises FileNotFoundError."""
-    with _errors(path):
-        return bytes(client.read(path).read_range(start, size))
+    with _errors(node, path):
+        return bytes(node.client.read(path).read_range(start, size))
 
 
-def read_to(client: Any, path: str, file: Path, size: int) -> None:
+def read_to(node: NameNode, path: str, file: Path, size: int) -> None:
     """Write the first bytes of a file to a local one, which may be there. Raises FileNotFoundError."""
-    with _errors(path):
-        blocks = client.read(path).read_range_stream(0, size)
+    with _errors(node, path):
+        blocks = node.client.read(path).read_range_stream(0, size)
         with open(file, "wb") as out:
             for block in blocks:
                 out.write(block)
 
 
-def create(client: Any, path: str, blocks: Iterable[bytes]) -> None:
+def create(node: NameNode, path: str, blocks: Iterable[bytes]) -> None:
     """Write a file; folders above it are made. A reader of `path` may see a part of it, or another one's before."""
     from hdfs_native import WriteOptions
 
-    with _errors(path):
-        writer = client.create(path, WriteOptions(overwrite=True, create_parent=True))
+    with _errors(node, path):
+        writer = node.client.create(path, WriteOptions(overwrite=True, create_parent=True))
         for block in blocks:
             writer.write(block)
         writer.close()
 
 
-def make_folder(client: Any, path: str) -> None:
+def make_folder(node: NameNode, path: str) -> None:
     """Make a folder, and those above it; it may be there."""
-    with _errors(path):
-        client.mkdirs(path, create_parent=True)
+    with _errors(node, path):
+        node.client.mkdirs(path, create_parent=True)
 
 
-def set_modified(client: Any, path: str, milliseconds: int) -> None:
+def set_modified(node: NameNode, path: str, milliseconds: int) -> None:
     """Say when a file was written. Raises FileNotFoundError."""
-    with _errors(path):
-        client.set_times(path, milliseconds, _AS_IT_IS)
+    with _errors(node, path):
+        node.client.set_times(path, milliseconds, _AS_IT_IS)
 
 
-def rename_new(client: Any, source: str, target: str) -> bool:
+def rename_new(node: NameNode, source: str, target: str) -> bool:
     """Rename a file or a folder in one step; False, and nothing done, where there is something at `target`.
 
     Raises:
         FileNotFoundError: there is nothing at `source`. The client sends a call again that was not answered: it may
             have done this before.
     """
-    with _errors(target):
+    with _errors(node, target):
         try:
-            client.rename(source, target, False)
+            node.client.rename(source, target, False)
         except FileExistsError:
             return False
         return True
 
 
-def rename_over(client: Any, source: str, target: str) -> None:
+def rename_over(node: NameNode, source: str, target: str) -> None:
     """Rename a file in one step; one that is at `target` is replaced. Raises FileNotFoundError, as `rename_new`."""
-    with _errors(target):
-        client.rename(source, target, True)
+    with _errors(node, target):
+        node.client.rename(source, target, True)
 
 
-def delete(client: Any, path: str) -> bool:
+def delete(node: NameNode, path: str) -> bool:
     """Remove a file, or a folder that is empty, in one step; False where it is a folder that is not, and stays."""
-    with _errors(path):
+    with _errors(node, path):
         try:
-            client.delete(path, False)
+            node.client.delete(path, False)
         except FileNotFoundError:
             return True
         except RuntimeError as e:
@@ -145,11 +156,11 @@ def delete(client: Any, path: str) -> bool:
         return True
 
 
-def delete_tree(client: Any, path: str) -> None:
+def delete_tree(node: NameNode, path: str) -> None:
     """Remove a file, or a folder and all below it, in one step. Nothing where there is none."""
-    with _errors(path):
+    with _errors(node, path):
         try:
-            client.delete(path, True)
+            node.client.delete(path, True)
         except FileNotFoundError:
             return
         except RuntimeError as e:
@@ -169,7 +180,7 @@ def _is_below_a_file(error: Exception) -> bool:
 
 
 @contextmanager
-def _errors(path: str) -> Iterator[None]:
+def _errors(node: NameNode, path: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, StoreError):
@@ -179,7 +190,7 @@ def _errors(path: str) -> Iterator[None]:
         said = f"{name}: {message}" if name else str(e).partition("\n")[0].strip()
         if name in _REFUSED or said.startswith(_NO_TICKET):
             raise UserError(
-                f"HDFS refuses {path}: {said}. The user is HADOOP_USER_NAME, or with Kerberos that of kinit's ticket "
-                f"(docs/storage.md); it must be allowed to read, write, rename and delete there"
+                f"HDFS refuses {node.url}{path}: {said}. The user is HADOOP_USER_NAME, or with Kerberos that of "
+                f"kinit's ticket (docs/storage.md); it must be allowed to read, write, rename and delete there"
             ) from None
-        raise StoreError(f"{path}: {said}") from None
+        raise StoreError(f"{node.url}{path}: {said}") from None
