@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ from headrace.publish.tables.iceberg import IcebergTarget
 from headrace.publish.tables.iceberg_erasure import IcebergErasure
 from headrace.publish.tables.iceberg_expiry import SnapshotExpiry, load_table
 from headrace.publish.warehouses import open_target
+from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.storage_faults import Killed
 from tests.warehouses import Warehouses
@@ -141,3 +143,42 @@ def test_killed_at_each_step(
     assert users(spark, target.table) == {*USERS} - {*gone}
     assert target.rows_by_day() == dict.fromkeys(DAYS, 27)
     assert not [f for f in target.expired.entries() if f.is_file()]
+
+
+def append_without_ids(spark: SparkSession, name: str, rows: pa.Table, file: Path) -> None:
+    """What adds files of others to a table as they are."""
+    pq.write_table(rows, file)
+    jvm: Any = spark._jvm
+    added = jvm.org.apache.iceberg.DataFiles.builder(jvm.org.apache.iceberg.PartitionSpec.unpartitioned())
+    added = added.withPath(str(file)).withFormat("parquet").withFileSizeInBytes(file.stat().st_size)
+    load_table(spark, name).newAppend().appendFile(added.withRecordCount(rows.num_rows).build()).commit()
+
+
+@pytest.mark.parametrize("kind", ["special characters", "renamed", "dropped", "without ids"])
+def test_columns_of_which_files_have_other_names(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    places = Warehouses(tmp_path)
+    if "iceberg" not in places.settings:
+        pytest.skip("Iceberg's jar is not here: make iceberg")
+    table = f"{places.settings['iceberg'][0].removeprefix('catalog=')}.served.seen"
+    with spark_settings(spark, places.properties):
+        first = "visitor" if kind == "renamed" else "user id"
+        spark.sql(f"CREATE TABLE {table} (`{first}` bigint, n int) USING iceberg")
+        if kind == "without ids":
+            rows = pa.table({"user id": [1, 2], "n": pa.array([1, 2], pa.int32())})
+            append_without_ids(spark, table, rows, tmp_path / "iceberg" / "added.parquet")
+        else:
+            spark.sql(f"INSERT INTO {table} SELECT id, 0 FROM range(1, 3, 1, 1)")
+        if kind == "dropped":  # its values are in a live file, where no reader sees them
+            spark.sql(f"ALTER TABLE {table} DROP COLUMN `user id`")
+            spark.sql(f"ALTER TABLE {table} ADD COLUMN `user id` bigint")
+        elif kind == "renamed":
+            spark.sql(f"ALTER TABLE {table} RENAME COLUMN visitor TO `user id`")
+        spark.sql(f"DELETE FROM {table} WHERE `user id` = 1")
+        erasure = IcebergErasure(spark, table, "user id", [1], local(tmp_path / "expired.json"))
+        assert erasure.files() == 1
+        assert erasure.run() == ""
+        assert erasure.files() == 0
+        assert spark.table(table).count() == (2 if kind == "dropped" else 1)
+    left = [pq.read_table(file) for file in (tmp_path / "iceberg").rglob("*.parquet")]
+    values = [v for rows in left for c in rows.columns if c.type == pa.int64() for v in c.to_pylist()]
+    assert [v for v in values if v is not None] == ([] if kind == "dropped" else [2])

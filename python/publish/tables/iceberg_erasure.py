@@ -4,9 +4,13 @@ in, from the files of older snapshots.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.lake.session import spark_settings
 from headrace.publish.tables.iceberg_expiry import SnapshotExpiry, load_table
 from headrace.publish.tables.spark_sql import literal, quoted
 from headrace.publish.target import Key
@@ -14,6 +18,7 @@ from headrace.storage import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType
 
 #: By path: the format of a file.
 _Files = dict[str, str]
@@ -21,6 +26,9 @@ _Files = dict[str, str]
 _DATA, _EQUALITY = 0, 2
 #: Of a rewrite of all data files, after which delete files have nothing to hide and go.
 _REWRITE = {"rewrite-all": "true", "use-starting-sequence-number": "false", "remove-dangling-deletes": "true"}
+#: Of Spark, which finds columns of Parquet files by their ids then, and fails where a file has none.
+_BY_ID = {"spark.sql.parquet.fieldId.read.enabled": "true", "spark.sql.parquet.fieldId.read.ignoreMissing": "false"}
+_NO_IDS = "doesn't contain any field Ids"
 #: Commits within which Iceberg drops delete files that hide nothing, and then the manifests that say so.
 _EMPTY_COMMITS = 3
 
@@ -68,8 +76,8 @@ class IcebergErasure:
     def _unseen(self, of_newest: bool) -> _Files:
         """Files in which there can be rows that no reader of the table sees, or values of such.
 
-        Those of older snapshots; and, where delete files hide rows of the newest one (merge-on-read), all of its data
-        files, and the delete files that have values.
+        Those of older snapshots; and, where delete files hide rows of the newest one (merge-on-read), or a column of
+        this name was dropped, all of its data files, and the delete files that have values.
         """
         what = "SELECT file_path, file_format, content"
         query = f"{what}, true FROM {self._name}.files"
@@ -77,23 +85,57 @@ class IcebergErasure:
             query += f" UNION ALL {what}, false FROM {self._name}.all_files"
         found = {_Entry(*row) for row in self._spark.sql(query).collect()}
         live = {f.path for f in found if f.is_live}
-        hides = any(f.is_live and f.content != _DATA for f in found)
+        hides = any(f.is_live and f.content != _DATA for f in found) or len(self._columns()) > 1
         read = (f for f in found if f.content in (_DATA, _EQUALITY))
         return {f.path: f.format for f in read if f.path not in live or hides}
 
     def _having(self, files: _Files) -> int:
         """How many have such rows, whether deleted or not."""
-        from pyspark.sql import functions as F
-        from pyspark.sql.types import StructType
-
         parquet = [path for path, kind in files.items() if kind == "PARQUET"]
         # Of another format than this table is made with nobody looks into: it may have some.
-        found = len(files) - len(parquet)
-        if parquet:
-            field = self._spark.table(self._name).schema[self._column]
-            rows = self._spark.read.schema(StructType([field])).parquet(*parquet)
-            rows = rows.where(F.col(quoted(self._column)).isin(list(self._keys)))
-            found += rows.select(F.input_file_name()).distinct().count()
+        return len(files) - len(parquet) + (self._parquet_having(parquet) if parquet else 0)
+
+    def _parquet_having(self, paths: Sequence[str]) -> int:
+        """The same of Parquet files. Where some have no field ids, as others wrote them, any of them may have some."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StructField, StructType
+
+        columns = self._columns()
+        fields = [StructField(f"c{i}", t, True, {"parquet.field.id": i}) for i, t in columns.items()]
+        texts = [str(key) for key in self._keys]
+        # The column's own is compared as it is: Parquet's statistics tell which row groups have none.
+        own, *dropped = (F.col(field.name) for field in fields)
+        has = reduce(or_, (c.cast("string").isin(texts) for c in dropped), own.isin(list(self._keys)))
+        with spark_settings(self._spark, _BY_ID):
+            rows = self._spark.read.schema(StructType(fields)).parquet(*paths).where(has)
+            try:
+                return rows.select(F.input_file_name()).distinct().count()
+            except (PySparkException, Py4JJavaError) as e:
+                if _NO_IDS not in str(e):
+                    raise
+        return len(paths)
+
+    def _columns(self) -> dict[int, DataType]:
+        """The column's id and type; behind it, those of columns of this name that were dropped.
+
+        Files know columns by their ids. Names there are others where they have special characters, or where the column
+        was renamed since.
+        """
+        from pyspark.sql.types import StructType
+
+        jvm = self._spark._jvm
+        assert jvm is not None, "a session has one"
+        table = load_table(self._spark, self._name)
+        now = {column.fieldId() for column in table.schema().columns()}
+        found: dict[int, DataType] = {}
+        for schema in (table.schema(), *table.schemas().values()):
+            spark_schema = jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(schema)
+            types = StructType.fromJson(json.loads(spark_schema.json()))
+            for column in schema.columns():
+                if column.name() == self._column and (not found or column.fieldId() not in now):
+                    found.setdefault(int(column.fieldId()), types[self._column].dataType)
         return found
 
     def _rewrite(self) -> None:
