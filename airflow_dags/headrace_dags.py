@@ -5,10 +5,13 @@ A new pipeline needs no code here. What each DAG is: headrace_airflow/dags/; set
 
 from __future__ import annotations
 
+from airflow.sdk import get_parsing_context
 from headrace_airflow.dags import dags_of
 from headrace_airflow.pipelines import pipelines
 
+# The process of a task reads this file for one DAG.
+_wanted = get_parsing_context().dag_id
 # Airflow looks for this word in a file before it reads it: dag.
 for _pipeline in pipelines():
-    for _dag in dags_of(_pipeline):
+    for _dag in dags_of(_pipeline, _wanted):
         globals()[_dag.dag_id] = _dag

@@ -33,7 +33,10 @@ def bag() -> Any:
 
 
 def look() -> dict[str, Any]:
-    """The DAGs, and what reading them has done: files opened, processes and connections begun."""
+    """The DAGs, and what reading them has done: files opened, processes and connections begun.
+
+    And those that the process of a task of one of them reads.
+    """
     opened: Counter[str] = Counter()
     begun: list[str] = []
 
@@ -76,7 +79,12 @@ def look() -> dict[str, Any]:
             "params": sorted(dag.params),
             "timeout": dag.dagrun_timeout is not None,
         }
-    return {"errors": found.import_errors, "heavy": heavy, "dags": dags, **audited}
+    from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
+
+    wanted = max(dags)
+    with _airflow_parsing_context_manager(dag_id=wanted):
+        of_task = list(bag().dags)
+    return {"errors": found.import_errors, "heavy": heavy, "dags": dags, "of_task": (wanted, of_task), **audited}
 
 
 def run(wanted: list[str]) -> dict[str, Any]:

@@ -122,6 +122,11 @@ def test_reading_fifty_pipelines_reads_each_file_once_and_starts_nothing(seen: d
     assert seen["begun"] == []
 
 
+def test_the_process_of_a_task_makes_its_own_dag_alone(seen: dict[str, Any]) -> None:
+    wanted, made = seen["of_task"]
+    assert made == [wanted]
+
+
 def test_each_pipeline_has_its_dags(seen: dict[str, Any]) -> None:
     names = [*(f"clicks{n}" for n in range(48)), "gpu", "bare"]
     kinds = ("retrain", "score", "backfill", "maintain")

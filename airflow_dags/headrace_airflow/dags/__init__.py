@@ -7,9 +7,15 @@ from airflow.sdk import DAG
 from headrace_airflow.dags import backfill, maintain, retrain, score
 from headrace_airflow.pipelines import Pipeline
 
+_KINDS = {"retrain": retrain.dag, "score": score.dag, "backfill": backfill.dag, "maintain": maintain.dag}
 
-def dags_of(pipeline: Pipeline) -> list[DAG]:
-    """Those that it has: a faulty file the one that says so, a snapshot no maintenance of days to come."""
-    if pipeline.fault is not None:
-        return [retrain.faulty(pipeline)]
-    return [kind.dag(pipeline) for kind in (retrain, score, backfill, maintain)]
+
+def dags_of(pipeline: Pipeline, wanted: str | None = None) -> list[DAG]:
+    """Those that it has: of a faulty file the one that says so.
+
+    Args:
+        pipeline: whose.
+        wanted: the one that is asked for, by its id; None: all.
+    """
+    kinds = _KINDS if pipeline.fault is None else {"retrain": retrain.faulty}
+    return [make(pipeline) for kind, make in kinds.items() if wanted in (None, pipeline.dag_id(kind))]
