@@ -66,6 +66,8 @@ class Service:
             "AIRFLOW__API__PORT": str(self._port),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(16),
+            # Nobody changes the pipelines, so the file of their DAGs is read once, and not every half a minute.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             # A task or a scheduler that is killed is noticed within seconds.
