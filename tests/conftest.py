@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from headrace.config import Spark
 from headrace.config.spark import ICEBERG_BY_PATH
@@ -44,7 +46,11 @@ _TOGETHER = {
     ),
 }
 #: Which tests begin first when several processes share them: the longest, so that none ends long after the others.
-_FIRST = (*_TOGETHER["finished_day"], "tests/dags", "tests/fault", "tests/gpu_plan", "tests/dist", "tests/spark")
+_FIRST = (
+    *_TOGETHER["finished_day"],
+    *("tests/dags", "tests/fault", "tests/gpu_plan", "tests/dist", "tests/spark", "tests/rack"),
+    *(*_TOGETHER["hdfs_server"], "tests/unit/test_export_onnx.py", "tests/unit/test_housekeeping.py"),
+)
 
 #: The NameNode waits neither for the disk at each change, nor at the end of a file until DataNodes report its last
 #: block: where that comes after the client's question, as it mostly does, the client asks again half a second later.
@@ -55,11 +61,30 @@ SHARED_DATA = checkout().parent / "shared" / "data"
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands out files of tests; those of `_TOGETHER` as one."""
+    """Hands out files of tests; those of `_TOGETHER` as one.
+
+    A session of Spark starts, loads classes and compiles them for a minute of processor time. So one process has none,
+    as long as there are files that want none, and the others begin with those that do.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
         return next((fixture for fixture, files in _TOGETHER.items() if path in files), path)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        sessions = [other for other, work in self.assigned_work.items() if any(map(_asks_for_spark, work))]
+        wanted = node in sessions or len(sessions) < max(1, self.numnodes - 1)
+        found = next((scope for scope in self.workqueue if _asks_for_spark(scope) is wanted), None)
+        if found is not None:
+            self.workqueue.move_to_end(found, last=False)
+        super()._assign_work_unit(node)
+
+
+@cache
+def _asks_for_spark(scope: str) -> bool:
+    """Whether tests of a file, or of those of `_TOGETHER`, use the session."""
+    files = [checkout() / path for path in _TOGETHER.get(scope, (scope,))]
+    return any(path.parent.name == "spark" or "spark: SparkSession" in path.read_text() for path in files)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
