@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +229,11 @@ def test_killed_at_any_call(made: Path, tmp_path: Path, kills: bool, monkeypatch
     whole = copy(made, tmp_path / "whole")
     gc(spec, whole)
     wanted = sorted(str(p.relative_to(whole.home)) for p in whole.home.rglob("*") if p.is_file())
-    n, done = 0, False
-    while not done:
-        n += 7 if n > 12 else 1  # every seventh call of the many that remove one file each
+    done = False
+    # Of the many that remove one file each every fourteenth, and where it kills those half-way between.
+    for n in chain(range(1, 13), count(13 + 7 * kills, 14)):
+        if done:
+            break
         ws = copy(made, tmp_path / str(n))
         with faulty(n, kills):
             try:
