@@ -41,6 +41,7 @@ _LOCAL = {
     "spark.sql.shuffle.partitions": "4",
 }
 
+_CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 #: What Python workers are forked from. (A cluster's executors may have this package only once a task has brought it.)
 _DAEMON = "headrace.lake.worker_daemon"
 #: On a small day the JIT's second compiler takes a quarter of all processor time for code that runs a few seconds. It
@@ -95,6 +96,8 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     given = dict(conf.properties)
     if ACCESSED in given and ACCESSED in props:  # others besides: of a table that is read in place, say
         given[ACCESSED] = ",".join(dict.fromkeys([*props[ACCESSED].split(","), *given[ACCESSED].split(",")]))
+    # A class path of the user's goes behind ours, which Delta and the stores are on.
+    given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
     props |= {_TIME_ZONE: "UTC"} | given
     if props[_TIME_ZONE] != "UTC":
         raise UserError(

@@ -202,6 +202,23 @@ def test_what_belongs_to_one_machine_is_set_for_local_masters_alone(ws: Workspac
         assert [key in keys for key in mine] == [local] * len(mine)
 
 
+def test_a_class_path_of_ones_own_goes_behind_the_one_that_delta_is_on(ws: Workspace, tmp_path: Path) -> None:
+    given = {f"spark.{of}.extraClassPath": f"/{of}.jar" for of in ("driver", "executor")}
+
+    def written(properties: dict[str, str]) -> dict[str, str]:
+        spec = load_spec("clicks", ["spark.master=yarn"])
+        spec = spec.model_copy(update={"spark": spec.spark.model_copy(update={"properties": properties})})
+        submit.write_properties(spec, ws, storage.local(tmp_path / "x.properties"))
+        lines = (tmp_path / "x.properties").read_text().splitlines()
+        return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+    ours = written({})["spark.driver.extraClassPath"]
+    assert "delta-spark" in ours
+    assert written(given)["spark.driver.extraClassPath"] == f"{ours}:/driver.jar"
+    # Without a store of objects there is nothing of ours for executors.
+    assert written(given)["spark.executor.extraClassPath"] == "/executor.jar"
+
+
 def test_the_log_holds_no_values_of_overrides(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "run_logged", lambda *_: 0)
     spec = load_spec("clicks")
