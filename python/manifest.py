@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from headrace import __version__
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema
-from headrace.storage import Fence, LeaseLost, Location
+from headrace.storage import Fence, Location
+from headrace.storage.fenced_file import put_fenced
 
 
 class Input(BaseModel):
@@ -142,16 +143,8 @@ class Manifest(BaseModel):
         tokens = {fence.lease: fence.token for fence in fences}
         fenced = self.model_copy(update={"fences": tokens})
         text = fenced.model_dump_json(indent=1) + "\n"
-        if not fences:
-            file.put_text(text)
-            return fenced
-        while True:
-            found = file.read_tagged()
-            there = None if found is None else Manifest._parsed(found[0].decode(), file)
-            if there is not None and any(there.fences.get(lease, 0) > token for lease, token in tokens.items()):
-                raise LeaseLost(f"{file} was written by a later run; this one's manifest is not. Run it again")
-            if file.put_if(text.encode(), None if found is None else found[1]):
-                return fenced
+        put_fenced(file, text, fences, lambda there: Manifest._parsed(there, file).fences)
+        return fenced
 
     @staticmethod
     def load(file: Location) -> Manifest | None:

@@ -36,10 +36,20 @@ class Context:
     inputs: tuple[Input, ...] = ()
     #: When its turn came (seconds since 1970) in a process that has served other stages; None: it is the first in its.
     began: float | None = None
-    #: What its commits carry: those of the process that held the lease before are refused after them.
-    fence: Fence | None = None
+    #: That this process is at work on the pipeline, and nobody else; None: nobody has asked.
+    lock: RunLock | None = None
     #: Whether a model that it trains becomes a version of the registry: not one that is tried beside the day's.
     registers: bool = True
+
+    @property
+    def fence(self) -> Fence | None:
+        """What its commits carry: those of the process that held the lease before are refused after them."""
+        return None if self.lock is None else self.lock.fence
+
+    def check_lease(self) -> None:
+        """Call it right before a step that carries no token. Raises LeaseLost where another process is at work."""
+        if self.lock is not None:
+            self.lock.check()
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,7 @@ def run_stage(
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
-        manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began, fence=lock.fence)))
+        manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began, lock=lock)))
         lock.check()
         saved = manifest.save(ws.manifest(spec.pipeline, ds, stage.name), lock.fences)
         return Outcome(saved, skipped=False, reason=plan.reason)
@@ -263,6 +273,11 @@ class RunLock:
         """As `Lease.check`, of each lease."""
         for lease in self.leases:
             lease.check()
+
+    def check_again(self) -> None:
+        """As `Lease.check_again`, of each lease."""
+        for lease in self.leases:
+            lease.check_again()
 
 
 @contextmanager

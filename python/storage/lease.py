@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.errors import BusyError
+
+#: A loop of removals asks for its lease again after so many seconds: who was paused has lost at least as many.
+_ASKED_AGAIN_SECONDS = 1.0
 
 
 class Holder(BaseModel):
@@ -60,7 +67,7 @@ class Held(Exception):
         self.holder = holder
 
 
-class LeaseLost(RuntimeError):
+class LeaseLost(BusyError):
     """The lease has passed to another holder: what this process has done since must not be committed."""
 
 
@@ -69,6 +76,7 @@ class Lease:
 
     def __init__(self, holder: Holder, still_held: Callable[[], bool]) -> None:
         self.holder, self._still_held = holder, still_held
+        self._asked = -math.inf
 
     @property
     def fence(self) -> Fence:
@@ -83,3 +91,14 @@ class Lease:
         """
         if not self._still_held():
             raise LeaseLost(f"the lease of {self.holder} is not its own any more; run it again")
+        self._asked = elapsed_seconds()
+
+    def check_again(self) -> None:
+        """The same for a loop of many small steps: asks only where a second has gone since it was last asked."""
+        if elapsed_seconds() - self._asked >= _ASKED_AGAIN_SECONDS:
+            self.check()
+
+
+def elapsed_seconds() -> float:
+    """A clock that goes on while the process is paused and while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

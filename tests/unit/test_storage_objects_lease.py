@@ -41,7 +41,7 @@ class Clock:
             def now(cls, tz: object = None) -> Moved:
                 return cls.fromtimestamp((start + timedelta(seconds=self.passed)).timestamp(), UTC)
 
-        monkeypatch.setattr(leases, "_clock", lambda: self.passed)
+        monkeypatch.setattr(leases, "elapsed_seconds", lambda: self.passed)
         monkeypatch.setattr(leases, "datetime", Moved)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -28,7 +27,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headrace.errors import UserError
-from headrace.storage.lease import Held, Holder, Lease, holder_after
+from headrace.storage.lease import Held, Holder, Lease, elapsed_seconds, holder_after
 from headrace.storage.objects import calls
 
 log = logging.getLogger("headrace.storage")
@@ -75,9 +74,9 @@ class _Held:
 
     def is_held(self) -> bool:
         """Whether the lease is this process's now, by the clock and by the store."""
-        if _clock() >= self._until:
+        if elapsed_seconds() >= self._until:
             return False
-        return _numbers(self._bucket, self._path)[-1:] == [self.holder.token] and _clock() < self._until
+        return _numbers(self._bucket, self._path)[-1:] == [self.holder.token] and elapsed_seconds() < self._until
 
     def end(self) -> None:
         """Give it back: the next holder need not wait. Where the store is away, the thread alone goes on to try."""
@@ -95,7 +94,7 @@ class _Held:
         before = _last(self._bucket, self._path)
         if before is not None and not _is_free(before):
             raise Held(before)
-        asked = _clock()
+        asked = elapsed_seconds()
         mine = holder_after(before, before.token + 1 if before else 1, self._end(), _machine())
         token = mine.token
         data = _encoded(mine)
@@ -121,7 +120,7 @@ class _Held:
 
     def _renew(self) -> None:
         while not self._ended.wait(self._seconds * _RENEWED_AFTER):
-            asked = _clock()
+            asked = elapsed_seconds()
             if asked >= self._until:
                 return
             try:
@@ -129,7 +128,7 @@ class _Held:
             except (OSError, UserError):  # the store is away: until the lease ends there is time
                 continue
             # Where that took longer than the lease held, another may have come in between.
-            if _clock() >= self._until:
+            if elapsed_seconds() >= self._until:
                 return
             self._until = asked + self._seconds
 
@@ -190,11 +189,6 @@ def _is_alive(process: int) -> bool:
     except PermissionError:  # another user's
         return True
     return True
-
-
-def _clock() -> float:
-    """Seconds, those of a sleep of the machine among them."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 @cache
