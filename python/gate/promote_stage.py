@@ -13,7 +13,6 @@ from headrace.manifest import Input, Manifest
 from headrace.registry.promotion import Promotion, settle
 from headrace.registry.store import is_there
 from headrace.stage import Context, Result, Stage
-from headrace.workspace import Workspace
 
 #: The stages that register a model.
 _TRAINED = ("train", "baseline", "second_stage")
@@ -56,17 +55,17 @@ class Promote(Stage):
                 continue
             name, version = registered["name"], str(registered["version"])
             if stage == judged:
-                done = _settle_judged(ctx.ws, name, version, _verdict(ctx))
+                done = _settle_judged(ctx, name, version, _verdict(ctx))
                 models[name] = _told(version, done[version])
                 beside = [_told(other, of) for other, of in done.items() if other != version]
             else:
-                models[name] = _told(version, settle(ctx.ws, name, version))
+                models[name] = _told(version, settle(ctx.ws, name, version, check=ctx.check_lease))
         promoted = sum(m["champion"] == m["version"] for m in (*models.values(), *beside))
         facts = {"models": models, **({"challenger": beside[0]} if beside else {})}
         return Result(rows={"promoted": promoted}, facts=facts)
 
 
-def _settle_judged(ws: Workspace, name: str, version: str, verdict: Mapping[str, Any]) -> dict[str, Promotion]:
+def _settle_judged(ctx: Context, name: str, version: str, verdict: Mapping[str, Any]) -> dict[str, Promotion]:
     """What becomes of the day's model and of its challenger, by version, as the gate has judged them.
 
     The one that is to be champion comes first, so that the alias moves once.
@@ -77,7 +76,7 @@ def _settle_judged(ws: Workspace, name: str, version: str, verdict: Mapping[str,
     if challenger is not None:
         judged.insert(0 if instead else 1, (str(challenger["version"]), challenger["verdict"] == PASSED, instead))
     return {
-        each: settle(ws, name, each, passed=passed, chosen=chosen, judged_against=against)
+        each: settle(ctx.ws, name, each, passed=passed, chosen=chosen, judged_against=against, check=ctx.check_lease)
         for each, passed, chosen in judged
     }
 

@@ -8,7 +8,7 @@ from functools import partial
 from headrace.housekeeping.step import Step
 from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState
-from headrace.lake.delta.small_files import crowded, join_files
+from headrace.lake.delta.small_files import crowded, rewrite
 from headrace.storage import Location
 
 _MIB = 1 << 20
@@ -33,4 +33,4 @@ def _join(state: WorkspaceState, table: Location, days: list[str | None]) -> Non
     from headrace.lake.session import session
 
     with session(state.spec.spark, state.ws, f"headrace gc {state.pipeline}") as spark:
-        join_files(spark, table, days, state.keep.compact_mib * _MIB)
+        rewrite(spark, table, days, state.fence)

@@ -74,6 +74,6 @@ def removal(state: WorkspaceState, kind: str, day: str, place: Location, reason:
 
     def act() -> None:
         state.note_removed(day, set(named) or {name})
-        remove_all([place])
+        remove_all([place], state.lock)
 
     return Step(kind, name, reason, size_of(place), act)

@@ -11,6 +11,7 @@ from headrace.housekeeping.step import Step, remove_all, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Manifest, Output
+from headrace.stage import RunLock
 from headrace.storage import Location
 
 
@@ -28,11 +29,11 @@ def manifest_steps(state: WorkspaceState) -> Iterator[Step]:
         files = [file for file, _ in mine]
         name = f"{state.ws.name_of(files[0].parent)} ({len(files)} manifests)"
         reason = f"before {first}, and nothing else of the day is left"
-        yield Step("manifests", name, reason, sum(map(size_of, files)), partial(_remove, files))
+        yield Step("manifests", name, reason, sum(map(size_of, files)), partial(_remove, files, state.lock))
 
 
-def _remove(files: list[Location]) -> None:
-    remove_all(files)
+def _remove(files: list[Location], lock: RunLock | None) -> None:
+    remove_all(files, lock)
     folder = files[0].parent
     if not folder.entries():
         folder.remove()

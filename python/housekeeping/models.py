@@ -88,7 +88,7 @@ def model_steps(state: WorkspaceState) -> Iterator[Step]:
                 elif not outputs and newest_write_ns(folder) < idle:
                     yield removal(state, "unfinished", day.name, folder, "no manifest names it")
             elif outputs and day.name < past:
-                yield from _left_by_training(ws, folder, past)
+                yield from _left_by_training(state, folder, past)
     yield from empty_folders(state, base)
 
 
@@ -129,12 +129,13 @@ def _places(ws: Workspace, pipeline: str, version: Version) -> list[Location]:
     return [version.source, *moved]
 
 
-def _left_by_training(ws: Workspace, folder: Location, past: str) -> Iterator[Step]:
+def _left_by_training(state: WorkspaceState, folder: Location, past: str) -> Iterator[Step]:
     left = [e for e in folder.entries() if e.name.startswith(OF_TRAINING)]
     if left:
         size = sum(map(size_of, left))
-        name = f"{ws.name_of(folder)} ({', '.join(sorted(e.name.rstrip('-') for e in left))})"
-        yield Step("checkpoints", name, f"its training has finished, before {past}", size, partial(remove_all, left))
+        name = f"{state.ws.name_of(folder)} ({', '.join(sorted(e.name.rstrip('-') for e in left))})"
+        act = partial(remove_all, left, state.lock)
+        yield Step("checkpoints", name, f"its training has finished, before {past}", size, act)
 
 
 def _of_others(state: WorkspaceState, first: str) -> Mapping[Location, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.stage import RunLock
 from headrace.storage import Location
 
 
@@ -41,9 +42,15 @@ def newest_write_ns(place: Location) -> int:
     return max((f.info().modified_ns for f in files), default=0)
 
 
-def remove_all(places: Sequence[Location]) -> None:
-    """Remove them; what is gone already is none of them."""
+def remove_all(places: Sequence[Location], lock: RunLock | None = None) -> None:
+    """Remove them; what is gone already is none of them.
+
+    Raises:
+        LeaseLost: another process is at work by now; those that are left stay.
+    """
     for place in places:
+        if lock is not None:
+            lock.check_again()
         place.remove()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from headrace.config import Spec
@@ -12,7 +12,8 @@ from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_retention import unused_log_files
 from headrace.lake.delta.retention import days_before, remove_days_before
-from headrace.lake.delta.vacuum import unused_files
+from headrace.lake.delta.transaction import claim
+from headrace.lake.delta.vacuum import unnamed_files, unused_files
 from headrace.manifest import Input, Manifest, Output
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -51,7 +52,7 @@ def vacuum_steps(state: WorkspaceState) -> Iterator[Step]:
         if files:
             name = state.ws.name_of(table)
             reason = f"no version that is still read names these {len(files)} files"
-            yield Step("vacuum", name, reason, sum(map(size_of, files)), partial(remove_all, files))
+            yield Step("vacuum", name, reason, sum(map(size_of, files)), partial(_vacuum, state, table, files))
 
 
 def history_steps(state: WorkspaceState) -> Iterator[Step]:
@@ -64,7 +65,14 @@ def history_steps(state: WorkspaceState) -> Iterator[Step]:
         files = unused_log_files(table, by_table.get(name, set()), first or None, moment)
         if files:
             reason = f"no {f'day since {first}' if first else 'version'} needs these {len(files)} files of its log"
-            yield Step("history", name, reason, sum(map(size_of, files)), partial(remove_all, files))
+            yield Step("history", name, reason, sum(map(size_of, files)), partial(remove_all, files, state.lock))
+
+
+def _vacuum(state: WorkspaceState, table: Location, files: Sequence[Location]) -> None:
+    """Remove data files. Of a run that stands still since before they were too old, no later commit names them."""
+    if state.lock is not None and unnamed_files(table, files):
+        claim(table, state.lock.fence)
+    remove_all(files, state.lock)
 
 
 def pinned_versions(state: WorkspaceState) -> Mapping[str, set[int]]:
@@ -109,7 +117,7 @@ def _rows_step(state: WorkspaceState, table: Location, first: str, days: list[st
                 noted = manifest.without({name})
                 if noted is not manifest:
                     state.save(noted, file)
-        remove_days_before(table, first, state.lock.fence if state.lock else None)
+        remove_days_before(table, first, state.fence)
 
     return Step("rows", f"{name} of {len(days)} days up to {days[-1]}", f"before {first}", size, act)
 

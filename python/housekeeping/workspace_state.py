@@ -10,7 +10,7 @@ from functools import cached_property
 from headrace.config import Housekeeping, Spec
 from headrace.manifest import Manifest
 from headrace.stage import RunLock
-from headrace.storage import Location
+from headrace.storage import Fence, Location
 from headrace.workspace import Workspace
 
 
@@ -28,6 +28,16 @@ class WorkspaceState:
     @property
     def pipeline(self) -> str:
         return self.spec.pipeline
+
+    @property
+    def fence(self) -> Fence | None:
+        """What commits carry; None: nothing is changed."""
+        return self.lock.fence if self.lock else None
+
+    def check_lease(self) -> None:
+        """Right before what carries no token. Raises LeaseLost where another process is at work by now."""
+        if self.lock is not None:
+            self.lock.check()
 
     @property
     def keep(self) -> Housekeeping:

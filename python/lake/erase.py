@@ -25,7 +25,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.checkpoint import complete_checkpoints
 from headrace.lake.delta.erased import Replacement, erasure_text, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
-from headrace.lake.delta.transaction import Transaction
+from headrace.lake.delta.transaction import Transaction, claim
 from headrace.lake.ingest.data_file import statistics
 from headrace.lake.redact_checkpoint import remove_checksum
 from headrace.storage import Fence, Location
@@ -74,14 +74,19 @@ def erase(table: Location, change: Change, request: str, delete: bool, fence: Fe
 
     Raises:
         UserError: a table that headrace does not read or write, or that another writer changes.
+        LeaseLost: a later holder has committed, or rewrites files now; nothing was removed.
     """
     log, found = DeltaLog(table), Erased()
+    if delete:
+        # Files that no commit names go, too: none of an earlier holder may name them afterwards.
+        claim(table, fence)
     newest = log.version
     state = log.state(newest, current=False) if newest is not None else None
     if newest is None or state is None:
         return found
     log.check()
     instead = replacements(table)
+    recorded = dict(instead)
     known = {**_known_adds(log, newest), **{str(r.add["path"]): r.add for r in instead.values()}}
     live = {str(add["path"]): add for add in state.adds}
     changed: list[str] = []
@@ -119,7 +124,7 @@ def erase(table: Location, change: Change, request: str, delete: bool, fence: Fe
     if delete and old:
         # Where a process was killed before its commit, a file that took a live one's place may have rows to go itself.
         instead = _flattened(instead)
-        save_replacements(table, instead)
+        save_replacements(table, instead, recorded)
         if changed:
             _commit(table, live, {path: instead[path].add for path in changed}, request, fence)
         for file in old:

@@ -62,6 +62,11 @@ class ForgottenValues:
             text = file.read_text()
         except FileNotFoundError:
             return None
+        return ForgottenValues.parsed(text, file)
+
+    @staticmethod
+    def parsed(text: str, file: Location) -> ForgottenValues:
+        """The list in a file's text. Raises UserError as `load`."""
         try:
             found = json.loads(text)
             columns, words = (
@@ -75,10 +80,10 @@ class ForgottenValues:
                 f"backup, or remove it and run headrace forget again with all values"
             ) from e
 
-    def save(self, file: Location) -> None:
-        """Replace the file in one step."""
+    def to_text(self) -> str:
+        """What `parsed` reads."""
         said = {"salt": self.salt, "columns": self.columns} | ({"words": self.words} if self.words else {})
-        file.put_text(json.dumps(said, indent=1) + "\n")
+        return json.dumps(said, indent=1) + "\n"
 
     def hashes(self, column: str, texts: Collection[str]) -> list[str]:
         """Of values by their texts."""
@@ -161,6 +166,22 @@ class ForgottenValues:
 
     def _words_head(self, column: str) -> str:
         return f"{self.salt}/{column}{_JOINT}words/"
+
+
+def listed_in(file: Location, column: str, texts: Sequence[str]) -> ForgottenValues:
+    """Add values of a column, by their texts, to the list in a file; what the list is then.
+
+    Of several who do so at once, none loses what another has added.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    while True:
+        tagged = file.read_tagged()
+        known = ForgottenValues.new() if tagged is None else ForgottenValues.parsed(tagged[0].decode(), file)
+        listed = known.having(column, texts)
+        if listed == known or file.put_if(listed.to_text().encode(), None if tagged is None else tagged[1]):
+            return listed
 
 
 def words_of(text: str) -> list[str]:

@@ -19,7 +19,7 @@ _CHECKSUM = re.compile(r"\d{20}\.crc")
 _QUOTED = (re.compile("'([^']*)'"), re.compile('"([^"]*)"'))
 
 
-def redact_log(table: Location, values: Values, delete: bool) -> int:
+def redact_log(table: Location, values: Values, delete: bool, check: Callable[[], None] = lambda: None) -> int:
     """Take the values of some columns out of a table's log. Files, rows and versions stay as they are.
 
     Each file of a commit or a checkpoint is replaced in one step. Checksums that have one go.
@@ -28,6 +28,7 @@ def redact_log(table: Location, values: Values, delete: bool) -> int:
         table: its folder.
         values: by column, whether what the log has of it must go.
         delete: do it; else it is counted.
+        check: called right before each file is replaced or removed; raises where another process is at work by now.
 
     Returns:
         files of the log that have some.
@@ -41,13 +42,15 @@ def redact_log(table: Location, values: Values, delete: bool) -> int:
             if delete:
                 text = "".join(json.dumps(a, separators=(",", ":"), ensure_ascii=False) + "\n" for a in clean)
                 file = folder / f"{version:020d}.json"
+                check()
                 remove_checksum(file)
                 file.put_text(text)
-    found += redact_checkpoints(folder, values, delete)
+    found += redact_checkpoints(folder, values, delete, check)
     for file in folder.entries():
         if _CHECKSUM.fullmatch(file.name) and _in_text(file, values):
             found += 1
             if delete:
+                check()
                 remove_checksum(file)
                 file.remove()
     return found

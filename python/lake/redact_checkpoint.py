@@ -36,7 +36,7 @@ class _Sidecar:
     modified: int
 
 
-def redact_checkpoints(log: Location, values: Values, delete: bool) -> int:
+def redact_checkpoints(log: Location, values: Values, delete: bool, check: Callable[[], None]) -> int:
     """Take the values of some columns out of all checkpoints; readers of any version find what they found.
 
     May be killed anywhere, and done again.
@@ -45,6 +45,7 @@ def redact_checkpoints(log: Location, values: Values, delete: bool) -> int:
         log: the folder `_delta_log`.
         values: by column, whether what statistics have of it must go.
         delete: do it; else it is counted.
+        check: see `headrace.lake.redact.redact_log`.
 
     Returns:
         files that have some.
@@ -70,6 +71,7 @@ def redact_checkpoints(log: Location, values: Values, delete: bool) -> int:
             continue
         found += 1
         if delete:
+            check()
             # It may repeat what is in a checkpoint; without it readers list the log.
             remove_checksum(log / _LAST)
             (log / _LAST).remove()

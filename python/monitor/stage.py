@@ -76,6 +76,7 @@ class Report(Stage):
             )
         )
         path = ctx.ws.report(ctx.spec.pipeline, ctx.ds)
+        ctx.check_lease()
         path.put_text(text)
         log.info("report: %s (%.0f KiB)", path, len(text.encode()) / 1024)
         return Result(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ def settle(
     passed: bool = True,
     chosen: bool = True,
     judged_against: Mapping[str, str] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Promotion:
     """Give a day's new version the alias `champion` if its verdict is that; what the stage `promote` does. Idempotent.
 
@@ -69,6 +70,7 @@ def settle(
         passed: its verdict.
         chosen: False: it gets no alias although it may have passed; another version of the day does, or none.
         judged_against: see JUDGED_AGAINST.
+        check: called right before the alias moves; raises where another process is at work by now.
 
     Raises:
         UserError: there is no such version, or the store cannot be written.
@@ -87,11 +89,13 @@ def settle(
             client.set_model_version_tag(name, version, JUDGED_AGAINST, against)
         wanted = REFUSED if not passed else PROMOTED if chosen else REGISTERED
         if wanted != PROMOTED and before == version and not by_hand:
+            check()
             now = _take_back(ws, client, name, found, judged_against)
             _set_status(client, name, version, wanted)
             return Promotion(before, now)
         stays = _why_not(found, holder, by_hand) if wanted == PROMOTED else _NOT_WANTED[wanted]
         if not stays:
+            check()
             _give(ws, client, name, version, before, {"action": "promote"})
         if status is not None or wanted != PROMOTED:
             _set_status(client, name, version, wanted)

@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_retention import unused_log_files
 from headrace.lake.delta.retention import remove_days_before
-from headrace.lake.delta.small_files import crowded, join_files
+from headrace.lake.delta.small_files import crowded, rewrite
 from headrace.lake.delta.transaction import create_table
 from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.commit import commit_files
@@ -81,7 +81,7 @@ def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, v
     assert newest == 5
     days, small = crowded(table, 4, 1 << 20)
     assert (days, small > 0) == (["d0"], True)
-    join_files(spark, table, days, 1 << 20)
+    rewrite(spark, table, days, None)
     assert crowded(table, 2, 1 << 20) == ([], 0)
     assert remove_days_before(table, "d1") == 7
     before = {version: at(version) for version in range(8)}

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.transaction import Transaction
+from headrace.lake.delta.small_files import rewrite
+from headrace.lake.delta.transaction import Transaction, claim
 from headrace.storage import Fence, LeaseLost, local
 
 
@@ -81,3 +82,47 @@ def test_a_commit_that_delta_passes_over_is_noticed(
     with pytest.raises(LeaseLost):
         save_delta(writer(rows(spark, 1)), table, Fence("l", 1))
     assert DeltaLog(table).version == 1
+
+
+@pytest.mark.parametrize("vectors", ["false", "true"])
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_files_are_joined_by_the_holder_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitioned: bool, vectors: str
+) -> None:
+    """Rows, their changes and older versions stay; a later holder's commit in between refuses the joined files."""
+    table, old, new = local(tmp_path / "table"), Fence("l", 1), Fence("l", 2)
+    for n in range(4):
+        made = rows(spark, 2 * n).unionAll(rows(spark, 2 * n + 1)).coalesce(1).write.format("delta").mode("append")
+        made = made.partitionBy("ds") if partitioned else made
+        made.option("delta.enableChangeDataFeed", "true").option("delta.enableDeletionVectors", vectors).save(
+            str(table)
+        )
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 3")
+    days: list[str | None] = ["d1"] if partitioned else [None]
+    log = DeltaLog(table)
+
+    def there() -> list[int]:
+        return sorted(r["id"] for r in spark.read.format("delta").load(str(table)).collect())
+
+    rewrite(spark, table, days, old)
+    assert log.version == 5
+    (file,) = log.files(5) or []
+    assert (file.rows, file.deleted, file.vector) == (7, 0, "")
+    assert there() == [0, 1, 2, 4, 5, 6, 7]
+    assert not any(a.data_change for c in log.commits() if c.version == 5 for a in (*c.adds, *c.removes))
+    feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 5)
+    assert feed.load(str(table)).count() == 0
+    assert len(log.files(3) or []) == 4
+
+    real = DataFrameWriter.save
+
+    def save(self: DataFrameWriter, path: str) -> None:
+        monkeypatch.setattr(DataFrameWriter, "save", real)
+        claim(table, new)
+        real(self, path)
+
+    monkeypatch.setattr(DataFrameWriter, "save", save)
+    with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
+        rewrite(spark, table, days, old)
+    assert log.version == 6
+    assert log.files(6) == log.files(5)

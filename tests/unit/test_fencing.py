@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Spec, load_spec
-from headrace.errors import UserError
+from headrace.errors import EXIT_BUSY, UserError
+from headrace.housekeeping.collect import collect
+from headrace.housekeeping.step import remove_all
 from headrace.lake.delta import transaction
+from headrace.lake.delta.erased import Replacement, replacements, save_replacements
 from headrace.lake.delta.fencing import application_of
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
+from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim, create_table
+from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.manifest import Input, Manifest, Output
-from headrace.stage import Context, Result, RunLock, run_stage
-from headrace.storage import Fence, LeaseLost, Location, flock, local
+from headrace.stage import Context, Result, RunLock, run_lock, run_stage
+from headrace.storage import Fence, Lease, LeaseLost, Location, flock, local
+from headrace.storage.lease import Holder
 from headrace.storage.objects import lease as leases
 from headrace.workspace import Workspace
 from tests.storage_homes import home_of, memory_home
@@ -133,6 +140,99 @@ def test_application_versions_grow_within_what_delta_can_say(tmp_path: Path) -> 
     assert newest < 2**63
 
 
+# --- files that go ---------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_refuses_what_an_earlier_holder_has_begun(tmp_path: Path) -> None:
+    table = local(tmp_path / "table")
+    claim(table, Fence("l", 1))
+    assert DeltaLog(table).version is None
+    create_table(table, FIELDS, ["ds"], fence=Fence("l", 1))
+    began = Transaction(table, fence=Fence("l", 1))
+    for _ in range(2):  # once: the newest token is its own then
+        claim(table, Fence("l", 2))
+    claim(table, None)
+    assert DeltaLog(table).version == 1
+    with pytest.raises(LeaseLost):
+        began.replace("ds", ["d1"], [add("d1", "a")], "")
+    with pytest.raises(LeaseLost):
+        claim(table, Fence("l", 1))
+    Transaction(table, fence=Fence("l", 2)).replace("ds", ["d1"], [add("d1", "b")], "")
+    assert live(table) == ["b"]
+
+
+def test_files_that_vacuum_removes_are_not_named_by_a_run_that_stood_still(tmp_path: Path) -> None:
+    """No commit of the run that vacuums says that there is a later holder: a claim does."""
+    spec, ws = load_spec("clicks", ["housekeeping.vacuum_hours=0"]), Workspace(tmp_path)
+    table = ws.events("clicks")
+    began = None
+    with run_lock(ws, "clicks") as paused:
+        create_table(table, FIELDS, ["ds"], fence=paused.fence)
+        began = Transaction(table, fence=paused.fence)
+        (table / "ds=d1" / "orphan.parquet").put_text("PAR1")
+    steps = [s for s in collect(spec, ws, datetime.now(UTC), delete=True) if s.kind == "vacuum"]
+    assert len(steps) == 1
+    assert not (table / "ds=d1" / "orphan.parquet").is_file()
+    with pytest.raises(LeaseLost):
+        began.replace("ds", ["d1"], [add("d1", "orphan.parquet")], "")
+    assert live(table) == []
+    # Where all that goes was in the log, nobody can name it again: no commit is made.
+    version = DeltaLog(table).version
+    Transaction(table).replace("ds", ["d1"], [add("d1", "named.parquet")], "")
+    (table / "ds=d1" / "named.parquet").put_text("PAR1")
+    Transaction(table).replace("ds", ["d1"], [], "")
+    list(collect(spec, ws, datetime.now(UTC), delete=True))
+    assert not (table / "ds=d1" / "named.parquet").is_file()
+    assert version is not None
+    assert DeltaLog(table).version == version + 2
+
+
+def test_a_removal_that_stood_still_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [local(tmp_path / name) for name in "abc"]
+    for file in files:
+        file.put_text("x")
+    seconds, held = [0.0], [True]
+    monkeypatch.setattr("headrace.storage.lease.elapsed_seconds", lambda: seconds[0])
+    lock = RunLock((Lease(Holder(token=1, lease="l"), lambda: held[0]),))
+    lock.check()
+    real = Location.remove
+
+    def pause(self: Location) -> None:
+        real(self)
+        if self == files[1]:
+            seconds[0], held[0] = 60.0, False
+
+    monkeypatch.setattr(Location, "remove", pause)
+    with pytest.raises(LeaseLost):
+        remove_all(files, lock)
+    assert [f.is_file() for f in files] == [False, False, True]
+
+
+def test_of_two_lists_of_forgotten_values_neither_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, real = local(tmp_path / "values.json"), Location.put_if
+    listed_in(file, "user_id", ["0"])
+
+    def put_if(self: Location, data: bytes, tag: str | None) -> bool:
+        monkeypatch.setattr(Location, "put_if", real)
+        listed_in(file, "user_id", ["2"])
+        return real(self, data, tag)
+
+    monkeypatch.setattr(Location, "put_if", put_if)
+    found = listed_in(file, "user_id", ["1"])
+    assert found == ForgottenValues.load(file)
+    assert list(found.mask("user_id", pa.array([0, 1, 2, 3]))) == [True, True, True, False]
+
+
+def test_the_record_of_rewritten_files_is_not_written_over(tmp_path: Path) -> None:
+    table = local(tmp_path / "table")
+    one, other = {"a": Replacement({"path": "b"}, 1)}, {"c": Replacement({"path": "d"}, 1)}
+    save_replacements(table, one, {})
+    with pytest.raises(LeaseLost, match="written by another run"):
+        save_replacements(table, other, {})
+    save_replacements(table, {**one, **other}, one)
+    assert replacements(table) == {**one, **other}
+
+
 # --- manifests -------------------------------------------------------------------------------------------------------
 
 
@@ -243,8 +343,9 @@ def test_a_run_that_is_paused_after_it_asked_for_its_lease(
             overtake()
 
         monkeypatch.setattr(RunLock, "check", check)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost) as told:
         run_stage(Commits("mine"), spec, mine, DS)
+    assert told.value.exit_code == EXIT_BUSY
     assert live(theirs.events("clicks")) == ["theirs"]
     found = Manifest.load(theirs.manifest("clicks", DS, "features"))
     assert found is not None

@@ -11,8 +11,9 @@ import pytest
 
 from headrace.lake import erase as module
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import Transaction
 from headrace.lake.erase import Change, erase
-from headrace.storage import local
+from headrace.storage import Fence, LeaseLost, local
 from tests.forget_support import put_rows
 from tests.storage_faults import Killed
 
@@ -54,3 +55,17 @@ def test_another_erasure_after_one_that_was_killed_before_its_commit(
     assert [pq.ParquetFile(f).metadata.num_rows for f in Path(table).rglob("*.parquet")] == [3]
     for value in (1, 2):
         assert not erase(table, without(value), "again", delete=True)
+
+
+def test_a_run_that_stood_still_does_not_name_files_that_went(tmp_path: Path) -> None:
+    """It had written a file with rows to go, and no commit; nothing of the table's own had to be written again."""
+    table = local(tmp_path / "t")
+    put_rows(table, DS, pa.table({"n": pa.array([5], pa.int64())}))
+    began = Transaction(table, fence=Fence("l", 1))
+    left = table / f"ds={DS}" / "left.parquet"
+    with left.new_file() as path:
+        pq.write_table(pa.table({"n": pa.array([1], pa.int64())}), path)
+    found = erase(table, without(1), "request", delete=True, fence=Fence("l", 2))
+    assert (found.removed, found.rewritten, left.is_file()) == (1, 0, False)
+    with pytest.raises(LeaseLost):
+        began.replace("ds", [DS], [], "")

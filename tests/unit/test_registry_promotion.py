@@ -22,8 +22,9 @@ from headrace.registry.promotion import (
     settle,
 )
 from headrace.registry.versions import aliases, numbered
-from headrace.storage import local
+from headrace.storage import LeaseLost, local
 from headrace.workspace import Workspace
+from tests.fence_support import overtaken
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,19 @@ class Models:
     def log(self) -> list[tuple[str, str | None, str | None]]:
         lines = self.ws.promotions(self.name).read_text().splitlines()
         return [(r["action"], r["from"], r["to"]) for r in map(json.loads, lines)]
+
+
+def test_a_run_that_is_not_the_holder_any_more_moves_no_alias(home: Workspace) -> None:
+    m = Models(home, "fenced")
+    first, second = m.register("2026-01-10"), m.register("2026-01-11")
+    m.settle(first)
+    lost = overtaken(1)
+    with pytest.raises(LeaseLost):
+        settle(home, m.name, second, check=lost.check)
+    with pytest.raises(LeaseLost):
+        settle(home, m.name, first, passed=False, check=lost.check)
+    assert (m.champion, m.status(first), m.status(second)) == (first, "promoted", "registered")
+    assert m.log() == [("promote", None, first)]
 
 
 def test_the_newest_day_s_model_that_passed_is_champion(home: Workspace) -> None:

@@ -32,7 +32,7 @@ def search_places(state: WorkspaceState) -> Iterator[Place]:
     at_work = is_at_work(state.ws, f"{state.pipeline}-search")
     for day in state.ws.search(state.pipeline, "x", "x").parent.parent.entries():
         left = "a search is at work: run the command again when it has ended" if at_work else ""
-        act = None if at_work else partial(remove_all, [day])
+        act = None if at_work else partial(remove_all, [day], state.lock)
         name, files = state.ws.name_of(day), _files(day)
         yield Place("search", name, removed=files, size=size_of(day), left=left, later=at_work, act=act)
 
@@ -51,7 +51,7 @@ def cache_places(state: WorkspaceState) -> Iterator[Place]:
     places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{mine}-")]
     for place in places:
         if place.exists():
-            act = partial(remove_all, [place])
+            act = partial(remove_all, [place], state.lock)
             yield Place("cache", ws.name_of(place), removed=_files(place), size=size_of(place), act=act)
 
 
@@ -63,7 +63,7 @@ def training_places(state: WorkspaceState) -> Iterator[Place]:
             if left:
                 size, files = sum(map(size_of, left)), sum(map(_files, left))
                 name = state.ws.name_of(folder)
-                yield Place("training", name, removed=files, size=size, act=partial(remove_all, left))
+                yield Place("training", name, removed=files, size=size, act=partial(remove_all, left, state.lock))
 
 
 def text_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
@@ -79,7 +79,9 @@ def text_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
             yield _removal(state, "report", page.stem, page, f"made again by: headrace run {state.pipeline}")
     for file in ws.log(state.pipeline, "x", "x").parent.parent.files() if persons.searchable else ():
         if _has(file, persons):
-            yield Place("log", ws.name_of(file), removed=1, size=file.size(), act=partial(remove_all, [file]))
+            yield Place(
+                "log", ws.name_of(file), removed=1, size=file.size(), act=partial(remove_all, [file], state.lock)
+            )
     # After the reports, which are found by them.
     for file, _ in found:
         yield Place("manifest", ws.name_of(file), rewritten=1, act=partial(_redact, state, file, persons))
@@ -112,7 +114,7 @@ def _removal(state: WorkspaceState, kind: str, day: str, place: Location, note: 
 
     def act() -> None:
         state.note_removed(day, {name}, _FORGET)
-        remove_all([place])
+        remove_all([place], state.lock)
 
     return Place(kind, name, removed=_files(place), size=size_of(place), note=note, act=act)
 

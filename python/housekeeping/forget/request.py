@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from headrace.account import user_name
 from headrace.housekeeping.forget.persons import Persons
-from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -46,13 +46,8 @@ def begin(ws: Workspace, pipeline: str, persons: Persons, now: datetime) -> Requ
     Raises:
         UserError: the list is damaged.
     """
-    file = ws.forgotten_values(pipeline)
-    known = ForgottenValues.load(file) or ForgottenValues.new()
-    hashes = known.hashes(persons.column, sorted(persons.texts))
-    listed = known.having(persons.column, sorted(persons.texts))
-    if listed != known:
-        listed.save(file)
-    name = _sha256(persons.column, *sorted(hashes))[:_ID_CHARS]
+    listed = listed_in(ws.forgotten_values(pipeline), persons.column, sorted(persons.texts))
+    name = _sha256(persons.column, *sorted(listed.hashes(persons.column, sorted(persons.texts))))[:_ID_CHARS]
     there = ws.forgotten(pipeline) / name / "request.json"
     if there.is_file():
         return Request.model_validate_json(there.read_text())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,8 @@ from headrace.housekeeping.forget.values import blanked, vocabularies_of
 from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.small_files import rewrite
+from headrace.lake.delta.transaction import claim
 from headrace.lake.erase import Change, erase
 from headrace.lake.redact import redact_log
 from headrace.lake.redact_statistics import Values, exactly
@@ -47,6 +49,17 @@ def table_places(state: WorkspaceState, persons: Persons, request: str) -> Itera
         )
 
 
+def claim_tables(state: WorkspaceState) -> None:
+    """Have commits refused that runs which held the pipeline's lease before may still make.
+
+    Raises:
+        UserError: a table that headrace does not write.
+        LeaseLost: another process is at work by now.
+    """
+    for table in tables_of(state.ws, state.pipeline):
+        claim(table, state.fence)
+
+
 def change_of(spec: Spec, name: str, persons: Persons) -> tuple[str, Change, Values]:
     """(kind, what becomes of its rows, what must not be in its log) of a table by its name."""
     exact = exactly(persons.texts)
@@ -65,27 +78,31 @@ def change_of(spec: Spec, name: str, persons: Persons) -> tuple[str, Change, Val
 
 
 def _erase(state: WorkspaceState, table: Location, change: Change, request: str, values: Values) -> str:
-    if _has_vectors(table):
-        _purge(state, table)
+    if days := _days_with_vectors(table):
+        _purge(state, table, days)
     # What is left of rows is known afterwards: deletion vectors are gone by now.
-    found = erase(table, change, request, delete=True, fence=state.lock.fence if state.lock else None)
-    redact_log(table, values, delete=True)
+    found = erase(table, change, request, delete=True, fence=state.fence)
+    redact_log(table, values, delete=True, check=state.check_lease)
     return "; ".join(found.left)
 
 
-def _has_vectors(table: Location) -> bool:
+def _days_with_vectors(table: Location) -> list[str | None]:
+    """The partitions `ds` of a table in which deletion vectors hide rows; [None]: it has others, or none."""
     log = DeltaLog(table)
     files = log.files(log.version) if log.version is not None else None
-    return any(f.vector for f in files or [])
+    marked = [f for f in files or [] if f.vector]
+    if any(f.partition.keys() != {"ds"} or f.partition["ds"] is None for f in marked):
+        return [None]
+    return sorted({f.partition["ds"] for f in marked}, key=str)
 
 
-def _purge(state: WorkspaceState, table: Location) -> None:
+def _purge(state: WorkspaceState, table: Location, days: Sequence[str | None]) -> None:
     """Have Spark write files again that deletion vectors hide rows of."""
     # Late: a session costs seconds and a JVM, and few tables need one.
     from headrace.lake.session import session
 
     with session(state.spec.spark, state.ws, f"headrace forget {state.pipeline}") as spark:
-        spark.sql(f"REORG TABLE delta.`{table}` APPLY (PURGE)")
+        rewrite(spark, table, days, state.fence)
 
 
 def _without_rows(persons: Persons, rows: pa.Table) -> tuple[pa.Table, int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.lake.delta.user_metadata import said_by
-from headrace.storage import Location
+from headrace.storage import LeaseLost, Location
 
 _MARK = "headrace.erasure"
 #: In an `add` action: rows of the file that it took the place of, and that are gone.
@@ -50,9 +50,20 @@ def replacements(table: Location) -> dict[str, Replacement]:
         ) from e
 
 
-def save_replacements(table: Location, found: Mapping[str, Replacement]) -> None:
-    """Replace the record in one step."""
-    _file(table).put_text(json.dumps({path: asdict(one) for path, one in found.items()}) + "\n")
+def save_replacements(table: Location, found: Mapping[str, Replacement], before: Mapping[str, Replacement]) -> None:
+    """Replace the record in one step, on the condition that it is the one that was read before.
+
+    Raises:
+        LeaseLost: another process has written it since.
+    """
+    file = _file(table)
+    tagged = file.read_tagged()
+    if replacements(table) != before or not file.put_if(_text(found).encode(), None if tagged is None else tagged[1]):
+        raise LeaseLost(f"{file} was written by another run since this one read it; run again")
+
+
+def _text(found: Mapping[str, Replacement]) -> str:
+    return json.dumps({path: asdict(one) for path, one in found.items()}) + "\n"
 
 
 def replaced(add: Mapping[str, Any], found: Mapping[str, Replacement]) -> Mapping[str, Any]:

@@ -40,6 +40,11 @@ def next_version(table: Location, fence: Fence, last: int | None) -> int:
     return last + 1
 
 
+def is_of(fence: Fence, last: int | None) -> bool:
+    """Whether an application version is of this holder."""
+    return last is not None and last >> _BITS == fence.token
+
+
 def check(table: Location, fence: Fence, last: int | None) -> None:
     """Raises LeaseLost where the newest application version in a table's log is of a later holder."""
     if last is not None and last >> _BITS > fence.token:

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.lake.delta.checkpoint import newest_checkpoint
-from headrace.lake.delta.fencing import application_of, check, next_version, version_in
+from headrace.lake.delta.fencing import application_of, check, is_of, next_version, version_in
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState
 from headrace.storage import Fence, Location
 
@@ -42,6 +42,8 @@ _WRITER_FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
+#: Those that ask something only of commits which add files or change the table.
+_OF_FILES = frozenset({"clustering", "icebergCompatV1", "icebergCompatV2", "rowTracking", "variantType"})
 #: Writer versions below this one mean features up to these, and 7 those that are listed.
 _MOST_VERSION = 7
 #: What a column's metadata has where its values are not the writer's to choose.
@@ -60,6 +62,24 @@ _CONFIGURATION = {
 
 class TransactionOvertaken(Exception):
     """Another commit came in between, on which this one would have to rest."""
+
+
+def claim(table: Location, fence: Fence | None) -> None:
+    """Have commits of earlier holders of a lease refused from now on, also where this one commits nothing else.
+
+    For what is not a commit and must not be crossed by one: files that no commit names are removed, or looked at for
+    the last time. It is a commit of the holder's token alone; none is made where the log's newest one is its own.
+
+    Args:
+        table: its folder; one that is no table stays none.
+        fence: of the holder; None: there is no lease.
+
+    Raises:
+        UserError: the table uses features that headrace does not write.
+        LeaseLost: a later holder has committed.
+    """
+    if fence is not None and DeltaLog(table).version is not None:
+        Transaction(table, fence=fence, files=False).claim()
 
 
 def create_table(
@@ -121,7 +141,9 @@ def create_table(
 class Transaction:
     """One commit to a table, which rests on one version of it."""
 
-    def __init__(self, folder: Location, version: int | None = None, fence: Fence | None = None) -> None:
+    def __init__(
+        self, folder: Location, version: int | None = None, fence: Fence | None = None, files: bool = True
+    ) -> None:
         """Begin at a version of the table; None: the newest.
 
         Args:
@@ -129,6 +151,7 @@ class Transaction:
             version: on which the commit rests.
             fence: of the holder of the lease under which the table is written; None: there is no lease. Each commit
                 then raises LeaseLost, and nothing is committed, where a later holder has committed before.
+            files: whether it may name files.
 
         Raises:
             UserError: a table that is not there, or that must not be written from here.
@@ -140,7 +163,7 @@ class Transaction:
         if version is None or state is None:
             raise UserError(f"{folder}: there is no Delta table, or its log is not whole")
         self._version, self._state = version, state
-        _check(folder, state)
+        _check(folder, state, files)
 
     @property
     def fields(self) -> list[dict[str, Any]]:
@@ -264,6 +287,13 @@ class Transaction:
 
         return self._commit(actions, allow)
 
+    def claim(self) -> None:
+        """See `claim`."""
+        assert self._fence is not None, "asked for a holder"
+        if not is_of(self._fence, self._state.applications.get(application_of(self._fence))):
+            info = _info("FENCE", {}, self._version, is_append=False)
+            self._commit([{"commitInfo": info}], lambda at: None)
+
     def wants_checkpoint(self, version: int) -> bool:
         """Whether a checkpoint is due after a commit: the last is as many commits ago as the interval, whoever made
         those in between.
@@ -306,12 +336,13 @@ class Transaction:
             )
 
 
-def _check(folder: Location, state: TableState) -> None:
+def _check(folder: Location, state: TableState, files: bool) -> None:
     configuration = state.configuration
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
+    if files and configuration.get("delta.columnMapping.mode", "none") != "none":
         raise UserError(f"{folder} has column mapping, and headrace writes columns by their own names; turn it off")
     version = state.protocol.get("minWriterVersion") or 1
-    unknown = sorted(set(state.protocol.get("writerFeatures") or ()) - _WRITER_FEATURES)
+    known = _WRITER_FEATURES if files else _WRITER_FEATURES | _OF_FILES
+    unknown = sorted(set(state.protocol.get("writerFeatures") or ()) - known)
     if version > _MOST_VERSION:
         unknown.append(f"writer version {version}")
     if unknown:
@@ -319,7 +350,7 @@ def _check(folder: Location, state: TableState) -> None:
             f"{folder}: this Delta table uses features that headrace does not write: {', '.join(unknown)}; drop them "
             f"(ALTER TABLE delta.`{folder}` DROP FEATURE {unknown[0]}), or move the table away to load it again"
         )
-    for field in json.loads(state.metadata["schemaString"])["fields"]:
+    for field in json.loads(state.metadata["schemaString"])["fields"] if files else ():
         made = [key for key in _MADE if key in (field.get("metadata") or {})]
         if made:
             raise UserError(f"{folder}: column '{field['name']}' has {made[0]}, which headrace does not write")

@@ -56,6 +56,17 @@ def unused_files(table: Location, pinned: Collection[int], first_day: str | None
     return [f for f in there if f not in used and f.info().modified_ns < before_ns]
 
 
+def unnamed_files(table: Location, files: Collection[Location]) -> list[Location]:
+    """Those of some files that no commit of the log names: of writers that were killed, or that stand still."""
+    log, named = DeltaLog(table), set[Location]()
+    for version in log.versions():
+        for action in log.actions(version):
+            for kind in ("add", "remove", "cdc"):
+                if kind in action:
+                    named |= _files(table, action[kind])
+    return [file for file in files if file not in named]
+
+
 def _files(table: Location, action: Mapping[str, object]) -> set[Location]:
     """The file of an action, and its deletion vector's."""
     found = {file_path(table, str(action["path"]))}
