@@ -21,7 +21,7 @@ def warehouse_steps(state: WorkspaceState) -> Iterator[Step]:
     ws, publish = state.ws, state.spec.publish
     if publish is None or not any(m.stage in ("score", "publish") for _, m in state.manifests()):
         return
-    with open_target(state.spec, ws) as target:
+    with open_target(state.spec, ws, state.lock) as target:
         old = beyond_retention(target.days(), publish.retain_days)
         if old:
             what = f"{target.label}: {len(old)} days up to {old[-1]}"

@@ -81,8 +81,12 @@ class Publish(Stage):
         Raises:
             RefusedError: the audit failed; names each failed check.
             UserError: the warehouse cannot be reached or written, or a check cannot be made.
+            LeaseLost: a later run of the pipeline has been at work there since this one began.
         """
-        with open_target(ctx.spec, ctx.ws) as target, session(ctx.spec.spark, ctx.ws, "headrace publish") as spark:
+        with (
+            open_target(ctx.spec, ctx.ws, ctx.lock) as target,
+            session(ctx.spec.spark, ctx.ws, "headrace publish") as spark,
+        ):
             return _publish(ctx, target, spark)
 
 
@@ -130,7 +134,7 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
     rows = done.rows
     version = _write_delta(ctx, df)
     if publish.online is not None and ctx.ds == max(target.days()):
-        with open_store(ctx.spec, ctx.ws) as store:
+        with open_store(ctx.spec, ctx.ws, ctx.lock) as store:
             export(store, df, score.user.key, score.item.key, Version(ctx.ds, ctx.key))
             log.info("the items of %s are in %s", ctx.ds, store.label)
     sample = target.sample(ctx.ds, _SAMPLE_ROWS)

@@ -21,6 +21,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import Spec
+from headrace.storage import LeaseLost
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,13 +105,21 @@ class StagedDay(Protocol):
 
 
 class Target(Protocol):
-    """An open warehouse, for the scores table of one pipeline. A reader sees a day as it was, or as it is published."""
+    """An open warehouse, for the scores table of one pipeline. A reader sees a day as it was, or as it is published.
+
+    What changes it raises LeaseLost, and changes nothing, where a later holder of the pipeline's lease has been at work
+    there: docs/storage.md says how far each warehouse can hold to that.
+    """
 
     #: As people write the table, and its kind in manifests.
     label: str
     kind: str
     #: The server and the account on it, for people; `embedded` for our own.
     address: str
+
+    def claim(self) -> None:
+        """Have changes of earlier runs that stand still refused from now on, as far as the warehouse can."""
+        return
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         """Make the table and its current view where there are none; add columns that the scores have gained.
@@ -219,6 +228,14 @@ class Target(Protocol):
             UserError: the warehouse has no roles, and some are named.
         """
         ...
+
+
+def lease_lost(label: str) -> LeaseLost:
+    """What is raised where a later holder has been at work on a table."""
+    return LeaseLost(
+        f"{label}: a later run of the pipeline has been at work there since this one began; nothing of this one was "
+        f"published. See what that one does, and run this again if it is still wanted"
+    )
 
 
 def beyond_retention(days: Sequence[str], retain_days: int | None) -> list[str]:

@@ -18,9 +18,10 @@ from headrace.publish.tables.delta import open_delta
 from headrace.publish.tables.iceberg import open_iceberg
 from headrace.publish.tables.parquet import open_parquet
 from headrace.publish.target import Target
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
-_OPEN: dict[str, Callable[[Spec, Workspace], AbstractContextManager[Target]]] = {
+_OPEN: dict[str, Callable[[Spec, Workspace, RunLock | None], AbstractContextManager[Target]]] = {
     "embedded": open_postgres,
     "postgres": open_postgres,
     "duckdb": open_duckdb,
@@ -36,11 +37,16 @@ _OPEN: dict[str, Callable[[Spec, Workspace], AbstractContextManager[Target]]] = 
 }
 
 
-def open_target(spec: Spec, ws: Workspace) -> AbstractContextManager[Target]:
+def open_target(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> AbstractContextManager[Target]:
     """The warehouse of a pipeline that publishes, for a `with` block.
+
+    Args:
+        spec: the pipeline.
+        ws: the workspace.
+        lock: that this process is at work on the pipeline; None: the block changes nothing.
 
     Raises:
         UserError: it cannot be reached, or fails in the block: the day's rows are as they were.
     """
     assert spec.publish is not None, "asked for pipelines that publish"
-    return _OPEN[spec.publish.warehouse.kind](spec, ws)
+    return _OPEN[spec.publish.warehouse.kind](spec, ws, lock)

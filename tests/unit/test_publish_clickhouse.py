@@ -16,7 +16,9 @@ from headrace.publish.sql.clickhouse import ClickHouseClient
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
+from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
+from tests.fence_support import holding
 from tests.publish_support import DS, TYPES, good_rows, staged
 
 NEXT = "2026-01-11"
@@ -89,7 +91,18 @@ def test_days_in_clickhouse_itself(tmp_path: Path) -> None:
     # The parts on the disk are without them, too: they are not only marked.
     active = "SELECT sum(rows) FROM system.parts WHERE active AND table = 'clicks_scores'"
     assert InProcess(opened, "shop").run(active) == [(len(before[DS]) + len(before[NEXT]) - 6,)]
-    target.drop_days([DS])
+    # A run that was paused until another one has taken its lease.
+    old, new = (
+        SqlTarget(spec, ws, "clickhouse", "shop.clicks_scores", "here", ClickHouseClient, connect, holding(token))
+        for token in (1, 2)
+    )
+    for later in (old, new):
+        later.create([*TYPES, *more])
+    for change in (lambda: old.drop_days([DS]), lambda: old.erase("user_id", [0]), lambda: old.create(TYPES)):
+        with pytest.raises(LeaseLost):
+            change()
+    assert InProcess(opened, "shop").run("SELECT lease, token FROM shop.headrace_fences") == [("l", 2)]
+    new.drop_days([DS])
     assert target.days() == [NEXT]
     assert InProcess(opened, "shop").tables("headrace_staging_") == []
     opened.close()

@@ -25,7 +25,9 @@ from headrace.publish.sql.snowflake import SnowflakeClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.publish.warehouses import open_target
+from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
+from tests.fence_support import holding
 from tests.publish_support import DS, TYPES, good_rows, staged
 
 COLUMNS = [name for name, _ in TYPES]
@@ -38,6 +40,8 @@ class Recorded:
         self.calls: list[str] = []
         self.rows: list[tuple[Any, ...]] = []
         self.made: set[str] = set()
+        #: The highest token of a lease, as one answer after the other says.
+        self.tokens: list[int | None] = []
         self.description: Any = None
 
     def note(self, statement: str, params: Any = None) -> None:
@@ -48,6 +52,8 @@ class Recorded:
         self.rows, asked = [], str(params) + statement
         if "GROUP BY" in statement:
             self.rows = [(DS, 3)]
+        elif statement.startswith(("SELECT max(`token`)", 'SELECT max("token")')):
+            self.rows = [(self.tokens.pop(0),)]
         elif statement.startswith("SELECT count(*)"):
             self.rows = [(12,)]
         elif "column_name" in statement or "FROM system.columns" in statement:
@@ -250,6 +256,60 @@ def test_clickhouse(tmp_path: Path) -> None:
         f"INSERT INTO `shop`.`headrace_publications` ({NAMES}) VALUES (toDate('{DS}'), %s, %s, %s, %s, %s, %s, %s)",
         f"DROP TABLE IF EXISTS `shop`.`{S}`",
     ]
+
+
+def fenced(path: Path, client: Callable[[Recorded], SqlClient], *tokens: int | None) -> list[str]:
+    """What of publishing a day by the holder with token 7 has to do with tokens, the day and its record."""
+    told = Recorded()
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        yield client(told)
+
+    target = SqlTarget(load_spec("clicks"), Workspace(path), "x", "x", "x", type(client(told)), connect, holding(7))
+    told.tokens = [None]
+    target.create(TYPES)
+    assert "headrace_fences" in told.made
+    told.calls.clear()
+    told.tokens = list(tokens)
+    rows = staged(path, good_rows(), "k")
+    if max(t or 0 for t in tokens) > 7:
+        with pytest.raises(LeaseLost):
+            target.swap(rows, "lake/clicks/scores@3", [])
+    else:
+        target.swap(rows, "lake/clicks/scores@3", [])
+    return [c.partition(" WHERE")[0] for c in told.calls if "token" in c or "REPLACE" in c or "headrace_publ" in c]
+
+
+def test_tokens_where_a_day_is_no_transaction(tmp_path: Path) -> None:
+    """ClickHouse: looked at before the partition and after it, where the record tells whose rows it has."""
+    asks = "SELECT max(`token`) FROM `shop`.`headrace_fences`"
+    replaces = f"ALTER TABLE `shop`.`clicks_scores` REPLACE PARTITION '{DS}' FROM `shop`.`{S}`"
+    # Twice before: when it begins, and after the load.
+    done = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 7)
+    assert [c for c in done if "INSERT" not in c] == [asks, asks, asks, replaces, asks]
+    assert done[-1].startswith("INSERT INTO `shop`.`headrace_publications`")
+    raised = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 6, 7, 7, 7)
+    assert raised[1] == "ALTER TABLE `shop`.`headrace_fences` UPDATE `token` = 7"
+    assert fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 8) == [asks, asks, asks]
+    late = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 8)
+    assert late == [asks, asks, asks, replaces, asks, "ALTER TABLE `shop`.`headrace_publications` DELETE"]
+
+
+def test_tokens_in_a_script_of_bigquery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (*_, script) = fenced(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"), 7, 7)
+    assert script.startswith("BEGIN TRANSACTION;\nUPDATE `project`.`served`.`headrace_fences` SET `token` = 7")
+
+    class Ended(Recorded):
+        def note(self, statement: str, params: Any = None) -> None:
+            super().note(statement, params)
+            if "ASSERT" in statement:
+                assert re.search(r"ASSERT \(SELECT max\(`token`\) .* `lease` = \?\) <= 7 AS '(.*)'", statement)
+                raise RuntimeError("400 headrace: a later run has been at work at [3:1]")
+
+    monkeypatch.setitem(globals(), "Recorded", Ended)
+    with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work there"):
+        fenced(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"), 7, 7)
 
 
 def erased(names: str, mark: str, day: str, transaction: bool = True) -> list[str]:

@@ -20,7 +20,9 @@ from headrace.publish.online.lmdb_file import VERSION_KEY
 from headrace.publish.online.redis_server import RedisStore
 from headrace.publish.online.store import open_store
 from headrace.publish.online.version import Version
+from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
+from tests.fence_support import holding
 from tests.publish_support import redis_server
 
 OLD, NEW = Version("2026-01-09", "old"), Version("2026-01-10", "new")
@@ -77,6 +79,40 @@ def test_versions_replace_each_other_whole(settings: list[str], tmp_path: Path) 
             read_redis(store, tmp_path)
         else:
             read_lmdb(store, ws)
+
+
+def test_a_run_that_is_paused_while_it_writes_changes_nothing_after_a_later_one(
+    settings: list[str], tmp_path: Path
+) -> None:
+    spec, ws = load_spec("clicks", settings), Workspace(tmp_path / "home")
+    newer = Version("2026-01-11", "newer")
+
+    class Paused(Users):
+        """Another run publishes while these are on their way."""
+
+        def _pause(self) -> None:
+            with open_store(spec, ws, holding(2)) as theirs:
+                theirs.put(Users(30, "new"), NEW)  # type: ignore[arg-type]
+
+        def mapInArrow(self, send: Callable[[Iterable[Any]], Iterator[Any]], kind: str) -> Users:
+            super().mapInArrow(send, kind)
+            self._pause()
+            return self
+
+        def toLocalIterator(self, prefetchPartitions: bool) -> Iterator[dict[str, Any]]:
+            yield from self.rows
+            self._pause()
+
+    with open_store(spec, ws, holding(1)) as store:
+        store.put(Users(20, "old"), OLD)  # type: ignore[arg-type]
+        for users in (Paused(40, "older"), Users(40, "older")):
+            with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work there"):
+                store.put(users, newer)  # type: ignore[arg-type]
+            assert store.current() == NEW
+        assert store.users_with([f"u{i}" for i in range(20, 40)]) == 10
+    with open_store(spec, ws, holding(2)) as store:
+        store.put(Users(9, "newer"), newer)  # type: ignore[arg-type]
+        assert store.current() == newer
 
 
 def test_users_go_from_all_versions(settings: list[str], tmp_path: Path) -> None:

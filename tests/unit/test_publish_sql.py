@@ -24,7 +24,10 @@ from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
 from headrace.publish.sql.target import STAGING_PREFIX
 from headrace.publish.target import Check
 from headrace.publish.warehouses import open_target
+from headrace.stage import RunLock
+from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
+from tests.fence_support import holding
 from tests.publish_support import DS, TYPES, Row, good_rows, staged
 
 NEXT = "2026-01-11"
@@ -52,8 +55,8 @@ class Place:
         self.client: type[SqlClient] = DuckDbClient if kind == "duckdb" else SqlAlchemyClient
 
     @contextmanager
-    def open(self, more: Sequence[tuple[str, str]] = ()) -> Iterator[FilesTarget]:
-        with open_target(self.spec, self.ws) as target:
+    def open(self, more: Sequence[tuple[str, str]] = (), lock: RunLock | None = None) -> Iterator[FilesTarget]:
+        with open_target(self.spec, self.ws, lock) as target:
             assert isinstance(target, FilesTarget)
             target.create([*TYPES, *more])
             yield target
@@ -263,6 +266,38 @@ def test_readers_see_whole_days_and_publishers_wait_for_each_other(place: Place)
     assert faults == []
     assert reads[0] > 3
     assert len(failed) < 10, failed
+
+
+def test_a_run_that_is_paused_before_it_replaces_the_day(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one publishes a day meanwhile, or no more than makes the table; then the paused one is refused."""
+    place.publish(good_rows(2, model="before"), "before")
+    real = place.client.load
+
+    def paused(client: SqlClient, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        monkeypatch.setattr(place.client, "load", real)
+        real(client, table, columns, files)
+        with place.open(lock=holding(2)) as theirs:
+            theirs.swap(staged(place.folder, good_rows(3, ds=NEXT), "new", NEXT), "s", [])
+
+    with place.open(lock=holding(1)) as mine:
+        monkeypatch.setattr(place.client, "load", paused)
+        with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work there"):
+            mine.swap(staged(place.folder, good_rows(5, model="old"), "old"), "s", [])
+        for change in (lambda: mine.drop_days([DS]), lambda: mine.erase("user_id", [0]), lambda: mine.grant({})):
+            with pytest.raises(LeaseLost):
+                change()
+    with pytest.raises(LeaseLost), place.open(lock=holding(1)):
+        pass
+    assert {r[5] for r in place.day()} == {"before"}
+    assert place.day(NEXT) == close(good_rows(3, ds=NEXT))
+    with place.open() as target:
+        assert [target.missing(*of) for of in ((DS, "before"), (NEXT, "new"))] == [None, None]
+    assert place.read("SELECT token FROM headrace_fences") == [(2,)]
+    # One lease says nothing of another.
+    with place.open(lock=holding(1, "m")) as other:
+        other.swap(staged(place.folder, good_rows(4, model="other"), "other"), "s", [])
+        other.claim()
+    assert {r[5] for r in place.day()} == {"other"}
 
 
 def test_a_table_of_other_columns_is_refused(place: Place) -> None:

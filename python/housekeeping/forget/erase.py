@@ -22,9 +22,9 @@ from headrace.housekeeping.forget.persons import Persons, sources_with
 from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.forget.request import Request, begin, is_erased
 from headrace.housekeeping.forget.scan import Scan, scan, scan_copies
-from headrace.housekeeping.forget.tables import table_places
+from headrace.housekeeping.forget.tables import claim_tables, table_places
 from headrace.housekeeping.forget.uploads import upload_places
-from headrace.housekeeping.forget.warehouse import warehouse_places
+from headrace.housekeeping.forget.warehouse import claim_warehouse, warehouse_places
 from headrace.housekeeping.unfinished import discard_unfinished
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.stage import run_lock
@@ -59,6 +59,9 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
         discard_unfinished(state)
         again = is_erased(ws, spec.pipeline, persons)
         request = begin(ws, spec.pipeline, persons, now)
+        # A run that stands still, and read the list before the values were on it, brings no row back.
+        claim_tables(state)
+        claim_warehouse(state)
         looked = set[str]()
         if again and any(True for _ in _places(state, persons, request.id, looked, is_again=True)):
             # Somebody has brought rows back: what was made of them has to go as well.

@@ -25,7 +25,7 @@ def warehouse_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]
     if not any(m.stage in ("score", "publish") for _, m in state.manifests()):
         return
     keys: list[Key] = sorted(map(int, persons.texts)) if persons.integers else sorted(persons.texts)
-    with open_target(spec, ws) as target:
+    with open_target(spec, ws, state.lock) as target:
         rows, files = target.rows_with(persons.column, keys), target.leftovers(persons.column, keys)
         if rows or files:
             note = f"{len(rows)} days, {min(rows)} to {max(rows)}" if rows else "of no published day"
@@ -37,10 +37,23 @@ def warehouse_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]
             )
     if spec.publish.online is None or persons.column != spec.score.user.key:
         return
-    with open_store(spec, ws) as store:
+    with open_store(spec, ws, state.lock) as store:
         users = store.users_with(sorted(persons.texts))
         if users:
             yield Place("online", store.label, users, act=partial(store.erase, sorted(persons.texts)))
+
+
+def claim_warehouse(state: WorkspaceState) -> None:
+    """The same as `claim_tables` of where the pipeline has published.
+
+    Raises:
+        UserError: the warehouse cannot be reached.
+        LeaseLost: another process is at work by now.
+    """
+    spec = state.spec
+    if spec.publish is not None and any(m.stage in ("score", "publish") for _, m in state.manifests()):
+        with open_target(spec, state.ws, state.lock) as target:
+            target.claim()
 
 
 def _erase(target: Target, column: str, keys: list[Key]) -> str:

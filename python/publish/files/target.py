@@ -15,7 +15,8 @@ from headrace.publish.columns import published_columns
 from headrace.publish.files import staging
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.target import Check, StagedDay, Target, table_name
-from headrace.storage import Location
+from headrace.stage import RunLock
+from headrace.storage import Fence, Location
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -38,14 +39,26 @@ class Record:
 class FilesTarget(Target):
     """A warehouse that takes a day as Parquet files."""
 
-    def __init__(self, spec: Spec, ws: Workspace, kind: str, label: str, address: str) -> None:
+    def __init__(
+        self, spec: Spec, ws: Workspace, kind: str, label: str, address: str, lock: RunLock | None = None
+    ) -> None:
         assert spec.score is not None, "config refuses publish without score"
         self.kind, self.label, self.address = kind, label, address
-        self.spec, self.ws = spec, ws
+        self.spec, self.ws, self.lock = spec, ws, lock
         self.name = table_name(spec)
         self.user, self.item = spec.score.user.key, spec.score.item.key
         #: (column, Spark's `simpleString`), set by `create`.
         self.columns: list[tuple[str, str]] = []
+
+    @property
+    def fence(self) -> Fence | None:
+        """What its commits carry; None: there is no lease."""
+        return self.lock.fence if self.lock is not None else None
+
+    def check_lease(self) -> None:
+        """Right before what carries no token. Raises LeaseLost where another process is at work."""
+        if self.lock is not None:
+            self.lock.check()
 
     @property
     @abstractmethod
@@ -64,6 +77,8 @@ class FilesTarget(Target):
     @contextmanager
     def stage(self, df: DataFrame, ds: str, key: str) -> Iterator[StagedDay]:
         tick = time.perf_counter()
+        # What others have staged is removed.
+        self.check_lease()
         published = self.ws.table(self.spec.pipeline, "published"), self.rows_by_day()
         with staging.staged_files(df, [c for c, _ in self.columns], self.staging, ds, key, published) as staged:
             log.info("staged %s rows in %.1f s", f"{staged.rows:,}", time.perf_counter() - tick)

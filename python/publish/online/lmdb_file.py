@@ -1,11 +1,13 @@
 """An LMDB file: a user's key -> its items, and an entry `\\0headrace` that says which version it is.
 
 The file is written beside and then takes the place of the one before in one step. Who has that one open reads on in it;
-who opens the file anew (`lmdb.open(path, subdir=False, readonly=True, lock=False)`) reads the new one.
+who opens the file anew (`lmdb.open(path, subdir=False, readonly=True, lock=False)`) reads the new one. Whether a later
+run was first is looked at right before that step, not with it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,8 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.publish.online.version import Version
 from headrace.publish.opening import client_library
-from headrace.publish.target import table_name
+from headrace.publish.target import lease_lost, table_name
+from headrace.stage import RunLock
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
 
@@ -32,23 +35,39 @@ _BATCH = 10_000
 class LmdbStore:
     """One file; see `headrace.publish.online.store.OnlineStore`."""
 
-    def __init__(self, lmdb: Any, file: Location) -> None:
-        self._lmdb, self._file = lmdb, file
+    def __init__(self, lmdb: Any, file: Location, lock: RunLock | None = None) -> None:
+        self._lmdb, self._file, self._lock = lmdb, file, lock
         self.label = str(file)
 
     def current(self) -> Version | None:
+        found = self._entry()
+        return None if found is None else Version.from_json(found)
+
+    def _entry(self) -> bytes | None:
+        """What says which version the file is, by now."""
         if not self._file.is_file():
             return None
         path = str(self._file.local_path())
         with self._lmdb.open(path, subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
             found = reading.get(VERSION_KEY)
-        return None if found is None else Version.from_json(found)
+        return None if found is None else bytes(found)
+
+    def _check(self) -> None:
+        """Raises LeaseLost where a later run has written the file, or is at work."""
+        if self._lock is None:
+            return
+        fence, entry = self._lock.fence, self._entry()
+        if entry is not None and json.loads(entry).get("fences", {}).get(fence.lease, 0) > fence.token:
+            raise lease_lost(self.label)
+        self._lock.check()
 
     def put(self, users: DataFrame, version: Version) -> None:
         with self._file.new_file() as path:
             with self._lmdb.open(str(path), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False) as env:
                 writing = env.begin(write=True)
-                writing.put(VERSION_KEY, version.to_json().encode())
+                fences = {self._lock.fence.lease: self._lock.fence.token} if self._lock else {}
+                said = json.loads(version.to_json()) | ({"fences": fences} if fences else {})
+                writing.put(VERSION_KEY, json.dumps(said).encode())
                 for i, row in enumerate(users.toLocalIterator(prefetchPartitions=True)):
                     key = row["user"].encode()
                     if len(key) > env.max_key_size():
@@ -62,6 +81,7 @@ class LmdbStore:
                         writing = env.begin(write=True)
                 writing.commit()
                 env.sync(True)
+            self._check()
 
     def users_with(self, users: Sequence[str]) -> int:
         if not self._file.is_file():
@@ -73,18 +93,24 @@ class LmdbStore:
             return sum(reading.get(key) is not None for key in known)
 
     def erase(self, users: Sequence[str]) -> None:
-        gone, path = {u.encode() for u in users}, str(self._file.local_path())
-        with self._file.new_file() as new, self._lmdb.open(path, subdir=False, readonly=True, lock=False) as old:
-            with self._lmdb.open(str(new), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False) as env:
+        gone, path, before = {u.encode() for u in users}, str(self._file.local_path()), self._entry()
+        with self._file.new_file() as new:
+            with (
+                self._lmdb.open(path, subdir=False, readonly=True, lock=False) as old,
+                self._lmdb.open(str(new), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False) as env,
+            ):
                 with old.begin() as reading, env.begin(write=True) as writing:
                     for key, value in reading.cursor():
                         if bytes(key) not in gone:
                             writing.put(key, value)
                 env.sync(True)
+            self._check()
+            if self._entry() != before:
+                raise lease_lost(self.label)
 
 
 @contextmanager
-def open_lmdb(spec: Spec, ws: Workspace) -> Iterator[LmdbStore]:
+def open_lmdb(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[LmdbStore]:
     """See `headrace.publish.online.store.open_store`."""
     with client_library("lmdb", "publish.online"):
         import lmdb
@@ -93,6 +119,6 @@ def open_lmdb(spec: Spec, ws: Workspace) -> Iterator[LmdbStore]:
     path = spec.publish.online.path
     file = local(path) if path else ws.store / "online" / f"{table_name(spec)}.lmdb"
     try:
-        yield LmdbStore(lmdb, file)
+        yield LmdbStore(lmdb, file, lock)
     except lmdb.Error as e:
         raise UserError(f"publish.online: {file}: {e}. Readers see what they saw before") from None

@@ -1,16 +1,19 @@
 """Redis: `TABLE:VERSION:USER` -> a user's items, and `TABLE:current` -> the version.
 
 A reader gets `TABLE:current`, then the user's key of that version. The version before stays until the next is written,
-so a reader that has just read the older pointer still finds its keys.
+so a reader that has just read the older pointer still finds its keys. `TABLE:lease:LEASE` is the token of the newest
+holder of the pipeline's lease: what changes or removes what readers see is one transaction that watches it.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
@@ -18,7 +21,9 @@ from headrace.errors import UserError
 from headrace.publish.online.version import Version
 from headrace.publish.opening import client_library
 from headrace.publish.passwords import password_of
-from headrace.publish.target import table_name
+from headrace.publish.target import lease_lost, table_name
+from headrace.stage import RunLock
+from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,8 +37,8 @@ _BATCH = 1000
 class RedisStore:
     """The keys of one table; see `headrace.publish.online.store.OnlineStore`."""
 
-    def __init__(self, client: Any, url: str, password: str | None, table: str) -> None:
-        self._client, self._url, self._password, self._table = client, url, password, table
+    def __init__(self, client: Any, url: str, password: str | None, table: str, fence: Fence | None = None) -> None:
+        self._client, self._url, self._password, self._table, self._fence = client, url, password, table, fence
         self.label = f"{url} ({table}:*)"
 
     def current(self) -> Version | None:
@@ -48,7 +53,7 @@ class RedisStore:
         for old in {name.decode() for name in self._client.smembers(known)} - {before}:
             self._drop(old)
         # Known before the first key is written: what a killed run leaves, the next one drops.
-        self._client.sadd(known, token)
+        self._change(lambda pipe: pipe.sadd(known, token))
 
         def send(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import pyarrow
@@ -65,7 +70,14 @@ class RedisStore:
             yield pyarrow.RecordBatch.from_pydict({"users": [sent]})
 
         sent = sum(row["users"] for row in users.mapInArrow(send, "users bigint").collect())
-        self._client.set(f"{table}:current", json.dumps(asdict(version) | {"version": token, "users": sent}))
+        now = json.dumps(asdict(version) | {"version": token, "users": sent})
+        try:
+            self._change(lambda pipe: pipe.set(f"{table}:current", now))
+        except LeaseLost:
+            # The later run may have dropped this version already, and knows nothing of keys that came afterwards.
+            for some in self._keys(token):
+                self._client.unlink(*some)
+            raise
 
     def users_with(self, users: Sequence[str]) -> int:
         return sum(int(n) for n in self._of_versions(users, "exists"))
@@ -85,17 +97,35 @@ class RedisStore:
         return found
 
     def _drop(self, token: str) -> None:
-        pipe = self._client.pipeline(transaction=False)
-        for i, key in enumerate(self._client.scan_iter(f"{self._table}:{token}:*", count=_BATCH)):
-            pipe.unlink(key)
-            if i % _BATCH == _BATCH - 1:
-                pipe.execute()
-        pipe.srem(f"{self._table}:versions", token)
-        pipe.execute()
+        for some in self._keys(token):
+            self._change(methodcaller("unlink", *some))
+        self._change(lambda pipe: pipe.srem(f"{self._table}:versions", token))
+
+    def _keys(self, token: str) -> Iterator[list[bytes]]:
+        """A version's keys, some at a time."""
+        keys = self._client.scan_iter(f"{self._table}:{token}:*", count=_BATCH)
+        while some := list(islice(keys, _BATCH)):
+            yield some
+
+    def _change(self, add: Callable[[Any], object]) -> None:
+        """All commands that `add` gives a pipeline, or none: LeaseLost where a later holder of the lease was here."""
+        fence, key = self._fence, f"{self._table}:lease:{self._fence.lease if self._fence else ''}"
+
+        def queue(pipe: Any) -> None:
+            found = pipe.get(key)
+            if fence is not None and found is not None and int(found) > fence.token:
+                raise lease_lost(self.label)
+            pipe.multi()
+            if fence is not None:
+                pipe.set(key, fence.token)
+            add(pipe)
+
+        # Begins anew where the key was changed since it was read.
+        self._client.transaction(queue, key)
 
 
 @contextmanager
-def open_redis(spec: Spec, ws: Workspace) -> Iterator[RedisStore]:
+def open_redis(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[RedisStore]:
     """See `headrace.publish.online.store.open_store`."""
     with client_library("redis", "publish.online"):
         import redis
@@ -106,7 +136,7 @@ def open_redis(spec: Spec, ws: Workspace) -> Iterator[RedisStore]:
     password = password_of(conf, "publish.online")
     try:
         with redis.Redis.from_url(conf.url, password=password) as client:
-            yield RedisStore(client, conf.url, password, table_name(spec))
+            yield RedisStore(client, conf.url, password, table_name(spec), lock.fence if lock else None)
     except (redis.RedisError, ValueError) as e:
         raise UserError(
             f"publish.online: {conf.url} failed: {str(e).splitlines()[0]}. Readers see what they saw before; run the "

@@ -10,6 +10,7 @@ from headrace.config import Spec
 from headrace.publish.online.lmdb_file import open_lmdb
 from headrace.publish.online.redis_server import open_redis
 from headrace.publish.online.version import Version
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -39,21 +40,26 @@ class OnlineStore(Protocol):
         ...
 
 
-_OPEN: dict[str, Callable[[Spec, Workspace], AbstractContextManager[OnlineStore]]] = {
+_OPEN: dict[str, Callable[[Spec, Workspace, RunLock | None], AbstractContextManager[OnlineStore]]] = {
     "redis": open_redis,
     "lmdb": open_lmdb,
 }
 
 
-def open_store(spec: Spec, ws: Workspace) -> AbstractContextManager[OnlineStore]:
+def open_store(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> AbstractContextManager[OnlineStore]:
     """The store of a pipeline that has one, for a `with` block.
+
+    Args:
+        spec: the pipeline.
+        ws: the workspace.
+        lock: that this process is at work on the pipeline; None: the block changes nothing.
 
     Raises:
         UserError: it cannot be reached, its library is not installed, or it fails in the block.
     """
     assert spec.publish is not None
     assert spec.publish.online is not None, "asked for pipelines that name a store"
-    return _OPEN[spec.publish.online.kind](spec, ws)
+    return _OPEN[spec.publish.online.kind](spec, ws, lock)
 
 
 def items_by_user(df: DataFrame, user: str, item: str) -> DataFrame:

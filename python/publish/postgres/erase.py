@@ -7,9 +7,11 @@ from datetime import date
 
 from psycopg import sql
 
+from headrace.publish.postgres.fencing import claim, make_fences
 from headrace.publish.postgres.server import Connection
 from headrace.publish.postgres.tables import PUBLICATIONS, columns_of
 from headrace.publish.target import Key
+from headrace.storage import Fence
 
 
 def rows_with(conn: Connection, schema: str, name: str, column: str, keys: Sequence[Key]) -> dict[str, int]:
@@ -21,13 +23,17 @@ def rows_with(conn: Connection, schema: str, name: str, column: str, keys: Seque
     return {day.isoformat(): int(count) for day, count in rows.fetchall()}
 
 
-def erase(conn: Connection, schema: str, name: str, column: str, keys: Sequence[Key]) -> None:
+def erase(
+    conn: Connection, schema: str, name: str, column: str, keys: Sequence[Key], fence: Fence | None = None
+) -> None:
     """Remove them. Readers see all of them or none; then VACUUM frees their space.
 
     What the server's write-ahead log, its backups and its replicas hold is theirs to let go.
     """
     table, of = sql.Identifier(schema, name), sql.Identifier(column)
+    make_fences(conn, schema, fence)
     with conn.transaction():
+        claim(conn, schema, name, fence)
         gone = sql.SQL(
             "WITH gone AS (DELETE FROM {} WHERE {} = ANY(%s) RETURNING ds) SELECT ds, count(*) FROM gone GROUP BY ds"
         )

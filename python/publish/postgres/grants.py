@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from psycopg import sql
 
+from headrace.publish.postgres.fencing import claim, make_fences
 from headrace.publish.postgres.server import Connection
 from headrace.publish.postgres.tables import ScoresTable, columns_of
+from headrace.storage import Fence
 
 #: One row for each (table, privilege, role) that was given; of the use of the schema, the table is ''.
 GRANTS = "headrace_grants"
@@ -15,7 +17,9 @@ GRANTS = "headrace_grants"
 _USAGE = ("", "usage")
 
 
-def set_grants(conn: Connection, table: ScoresTable, grants: Mapping[str, Sequence[str]]) -> None:
+def set_grants(
+    conn: Connection, table: ScoresTable, grants: Mapping[str, Sequence[str]], fence: Fence | None = None
+) -> None:
     """Make these the rights that we have given on the table and its view, and to use the schema; all, or none of it.
 
     Rights that others have given, or that were given before they were recorded, stay. A role's use of the schema is
@@ -25,12 +29,18 @@ def set_grants(conn: Connection, table: ScoresTable, grants: Mapping[str, Sequen
         conn: the warehouse.
         table: which; it is there, and its view.
         grants: privilege -> roles, as `publish.grants`.
+        fence: of the holder of the lease under which the table is written.
+
+    Raises:
+        LeaseLost: a later holder has been at work on the table; nothing was changed.
     """
     wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
     record, schema = sql.Identifier(table.schema, GRANTS), sql.Identifier(table.schema)
+    make_fences(conn, table.schema, fence)
     with conn.transaction():
         # One at a time: pipelines share the record and the schema.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
+        claim(conn, table.schema, table.name, fence)
         if not columns_of(conn, table.schema, GRANTS):
             if not wanted:
                 return

@@ -8,7 +8,9 @@ import uuid
 from psycopg import sql
 
 from headrace.errors import UserError
+from headrace.publish.postgres.fencing import claim, make_fences
 from headrace.publish.postgres.server import Connection
+from headrace.storage import Fence
 
 log = logging.getLogger("headrace.publish")
 
@@ -25,7 +27,7 @@ ORDER BY 1
 """
 
 
-def partition_by_day(conn: Connection, schema: str, name: str) -> None:
+def partition_by_day(conn: Connection, schema: str, name: str, fence: Fence | None = None) -> None:
     """Copy each day into a table of its own beside the old one, and put a partitioned table of these in its place.
 
     One transaction: readers use the old table until it ends, and if it does not, the old table is as it was. It needs
@@ -33,11 +35,14 @@ def partition_by_day(conn: Connection, schema: str, name: str) -> None:
 
     Raises:
         UserError: views, triggers, policies or foreign keys hang on the old table.
+        LeaseLost: a later holder of the lease (`fence`: of this one) has been at work on the table.
     """
     old, token = sql.Identifier(schema, name), uuid.uuid4().hex[:8]
     new_name = f"{name[:50]}_new_{token}"
     new = sql.Identifier(schema, new_name)
+    make_fences(conn, schema, fence)
     with conn.transaction():
+        claim(conn, schema, name, fence)
         conn.execute(f"SELECT pg_advisory_xact_lock({_LOCK})", [f"{schema}.{name}"])
         # Writers wait, readers read on.
         conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(old))

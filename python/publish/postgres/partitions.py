@@ -17,7 +17,9 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import UserError
+from headrace.publish.postgres.fencing import claim, make_fences
 from headrace.publish.postgres.server import Connection
+from headrace.storage import Fence
 
 log = logging.getLogger("headrace.publish")
 
@@ -31,7 +33,7 @@ _PATIENCE_SECONDS = 600.0
 _TURNED_AWAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
-def change_held(conn: Connection, schema: str, name: str, change: Callable[[], T]) -> T:
+def change_held(conn: Connection, schema: str, name: str, change: Callable[[], T], fence: Fence | None = None) -> T:
     """Call `change` in one transaction that holds the partitioned table exclusively; nothing of it stays if it fails.
 
     Args:
@@ -39,16 +41,20 @@ def change_held(conn: Connection, schema: str, name: str, change: Callable[[], T
         schema: the table's schema.
         name: the table.
         change: short; called once in the transaction that is committed, and perhaps before in others that are not.
+        fence: of the holder of the lease under which the table is written.
 
     Raises:
         UserError: readers held the table for ten minutes.
+        LeaseLost: a later holder has been at work on the table; nothing was changed.
     """
+    make_fences(conn, schema, fence)
     table = sql.Identifier(schema, name)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             with conn.transaction():
                 conn.execute(f"SET LOCAL lock_timeout = '{_TURN_MILLISECONDS} ms'")
+                claim(conn, schema, name, fence)
                 conn.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE").format(table))
                 return change()
         except _TURNED_AWAY as e:

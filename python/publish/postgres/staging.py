@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from headrace.errors import UserError
+from headrace.errors import BusyError, UserError
 from headrace.publish.postgres.server import Connection, Server, reason_of
 from headrace.publish.postgres.tables import STAGING_PREFIX, ScoresTable, columns_of, published_days
 from headrace.publish.target import PublishedDay
@@ -103,11 +103,11 @@ def staging_table(conn: Connection, table: ScoresTable, ds: str, key: str) -> It
     """An empty staging table for the day, dropped at the end unless it was swapped or kept.
 
     Raises:
-        UserError: another process is publishing the same day of the same table.
+        BusyError: another process is publishing the same day of the same table.
     """
     prefix = table.staging(ds)
     if conn.execute(f"SELECT pg_try_advisory_lock({_LOCK})", [prefix]).fetchone() != (True,):
-        raise UserError(f"another process is publishing {table.label} for {ds}: wait for it or stop it")
+        raise BusyError(f"another process is publishing {table.label} for {ds}: wait for it or stop it")
     try:
         _drop_orphans(conn, table.schema, prefix)
         staged = PostgresStagedDay(

@@ -19,9 +19,17 @@ from headrace.publish.postgres.server import Connection
 from headrace.publish.postgres.staging import PostgresStagedDay, drop_parts
 from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, required_columns
 from headrace.publish.target import Check
+from headrace.storage import Fence
 
 
-def swap(conn: Connection, staged: PostgresStagedDay, table: ScoresTable, source: str, checks: Sequence[Check]) -> None:
+def swap(
+    conn: Connection,
+    staged: PostgresStagedDay,
+    table: ScoresTable,
+    source: str,
+    checks: Sequence[Check],
+    fence: Fence | None = None,
+) -> None:
     """Replace the day's partition by the staged table and record the publication; nothing or all of it.
 
     Args:
@@ -30,9 +38,11 @@ def swap(conn: Connection, staged: PostgresStagedDay, table: ScoresTable, source
         table: whose partition.
         source: the Delta table and version that the rows came from, recorded.
         checks: what the audit found, recorded.
+        fence: of the holder of the lease under which the table is written.
 
     Raises:
         UserError: readers held the table for too long.
+        LeaseLost: a later holder has been at work on the table; the day is as it was.
     """
     name = partition_name(table.name, staged.ds, staged.token)
     _make_like_a_partition(conn, staged, table, name)
@@ -62,7 +72,7 @@ def swap(conn: Connection, staged: PostgresStagedDay, table: ScoresTable, source
             [table.name, staged.ds, staged.key, staged.rows, model, source, Jsonb([asdict(check) for check in checks])],
         )
 
-    change_held(conn, table.schema, table.name, change)
+    change_held(conn, table.schema, table.name, change, fence)
 
 
 def partition_name(table: str, ds: str, token: str) -> str:
@@ -96,13 +106,14 @@ def _make_like_a_partition(conn: Connection, staged: PostgresStagedDay, table: S
     conn.execute(sql.SQL("ANALYZE {}").format(staged.id))
 
 
-def drop_days(conn: Connection, table: tuple[str, str], days: Sequence[str]) -> None:
+def drop_days(conn: Connection, table: tuple[str, str], days: Sequence[str], fence: Fence | None = None) -> None:
     """Drop the partitions of days and their publications in one short transaction.
 
     Args:
         conn: the warehouse, outside of a transaction.
         table: its schema and name.
         days: which.
+        fence: see `swap`.
     """
     schema, name = table
 
@@ -116,4 +127,4 @@ def drop_days(conn: Connection, table: tuple[str, str], days: Sequence[str]) -> 
             [name, [date.fromisoformat(day) for day in days]],
         )
 
-    change_held(conn, schema, name, change)
+    change_held(conn, schema, name, change, fence)

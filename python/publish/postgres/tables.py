@@ -11,9 +11,11 @@ from psycopg import sql
 
 from headrace.errors import UserError
 from headrace.publish.columns import SCORES, published_columns
+from headrace.publish.postgres.fencing import claim, make_fences
 from headrace.publish.postgres.migrate import partition_by_day
 from headrace.publish.postgres.server import Connection
 from headrace.publish.target import Publication
+from headrace.storage import Fence
 
 #: One row for each (table, ds): which run made the day's rows, from what.
 PUBLICATIONS = "headrace_publications"
@@ -110,24 +112,27 @@ def scores_table(schema: str, name: str, user: str, item: str, spark_types: Sequ
     )
 
 
-def create_tables(conn: Connection, table: ScoresTable) -> None:
+def create_tables(conn: Connection, table: ScoresTable, fence: Fence | None = None) -> None:
     """Make what is missing: schema, scores table, new columns of it, publications table, the current view.
 
     A scores table that is not partitioned, as earlier versions made it, is copied into one that is.
 
     Raises:
         UserError: the table is there with other columns or types, or what depends on it hinders its partitioning.
+        LeaseLost: a later holder of the lease (`fence`: of this one) has been at work on the table.
     """
     if relation_kind(conn, table.schema, table.name) == "r":
         fault = _misfit(conn, table)
         if fault:
             raise UserError(fault)
-        partition_by_day(conn, table.schema, table.name)
+        partition_by_day(conn, table.schema, table.name, fence)
     # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
         if conn.execute("SELECT to_regnamespace(quote_ident(%s))", [table.schema]).fetchone() == (None,):
             conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(table.schema)))
+        make_fences(conn, table.schema, fence)
+        claim(conn, table.schema, table.name, fence)
         if relation_kind(conn, table.schema, table.name) is None:
             defined = sql.SQL(", ").join(_definition(c) for c in table.columns)
             conn.execute(

@@ -13,9 +13,12 @@ import psycopg
 from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.publish.postgres import erase, sample, staging, swap, tables
+from headrace.publish.postgres.fencing import claim, make_fences
 from headrace.publish.postgres.grants import set_grants
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
 from headrace.publish.target import Check, Key, Publication, StagedDay, Target, table_name
+from headrace.stage import RunLock
+from headrace.storage import Fence
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ log = logging.getLogger("headrace.publish")
 
 
 @contextmanager
-def open_postgres(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_postgres(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     assert spec.publish is not None
     assert spec.score is not None, "config refuses publish without score"
@@ -33,7 +36,8 @@ def open_postgres(spec: Spec, ws: Workspace) -> Iterator[Target]:
     with serve(conf, ws) as server, connect_to(server, conf) as conn:
         address = "embedded" if conf.kind == "embedded" else f"{server.user}@{server}"
         try:
-            yield PostgresTarget(server, conn, address, conf.schema_name, table_name(spec), spec.score)
+            fence = lock.fence if lock else None
+            yield PostgresTarget(server, conn, address, conf.schema_name, table_name(spec), spec.score, fence)
         except psycopg.Error as e:
             raise UserError(
                 f"the warehouse {server} of {spec.pipeline} failed: {reason_of(e)}; {conf.schema_name}."
@@ -46,18 +50,34 @@ class PostgresTarget(Target):
 
     kind = "postgres"
 
-    def __init__(self, server: Server, conn: Connection, address: str, schema: str, name: str, score: Score) -> None:
+    def __init__(
+        self,
+        server: Server,
+        conn: Connection,
+        address: str,
+        schema: str,
+        name: str,
+        score: Score,
+        fence: Fence | None = None,
+    ) -> None:
         self.address = address
+        self._fence = fence
         self.label = f"{schema}.{name}"
         self._server, self._conn = server, conn
         self._schema, self._name, self._score = schema, name, score
         self._table = tables.ScoresTable(schema, name, score.user.key, score.item.key, ())
 
+    def claim(self) -> None:
+        if tables.columns_of(self._conn, self._schema, self._name):
+            make_fences(self._conn, self._schema, self._fence)
+            with self._conn.transaction():
+                claim(self._conn, self._schema, self._name, self._fence)
+
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         self._table = tables.scores_table(
             self._schema, self._name, self._score.user.key, self._score.item.key, spark_types
         )
-        tables.create_tables(self._conn, self._table)
+        tables.create_tables(self._conn, self._table, self._fence)
 
     @contextmanager
     def stage(self, df: DataFrame, ds: str, key: str) -> Iterator[StagedDay]:
@@ -69,7 +89,7 @@ class PostgresTarget(Target):
 
     def swap(self, staged: StagedDay, source: str, checks: Sequence[Check]) -> None:
         assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
-        swap.swap(self._conn, staged, self._table, source, checks)
+        swap.swap(self._conn, staged, self._table, source, checks, self._fence)
 
     def keep(self, staged: StagedDay) -> None:
         assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
@@ -97,14 +117,14 @@ class PostgresTarget(Target):
 
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
-            swap.drop_days(self._conn, (self._schema, self._name), days)
+            swap.drop_days(self._conn, (self._schema, self._name), days, self._fence)
 
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
         return erase.rows_with(self._conn, self._schema, self._name, column, keys)
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
-        erase.erase(self._conn, self._schema, self._name, column, keys)
+        erase.erase(self._conn, self._schema, self._name, column, keys, self._fence)
         return ""
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
-        set_grants(self._conn, self._table, grants)
+        set_grants(self._conn, self._table, grants, self._fence)

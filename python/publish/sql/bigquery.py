@@ -9,11 +9,15 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.publish.opening import client_library, failures
-from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.client import SqlClient, TokenOvertaken
 from headrace.publish.sql.staged_load import literal
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
+
+#: In the message of a script that ends because a token was overtaken.
+_OVERTAKEN = "headrace: a later run has been at work"
 
 
 class BigQueryClient(SqlClient):
@@ -65,7 +69,20 @@ class BigQueryClient(SqlClient):
         finally:
             self._script = None
         statements = ["BEGIN TRANSACTION", *(s for s, _ in script), "COMMIT TRANSACTION"]
-        self.run(";\n".join(statements), [value for _, values in script for value in values])
+        try:
+            self.run(";\n".join(statements), [value for _, values in script for value in values])
+        except Exception as e:  # the library's own: the script's messages are in its text
+            if _OVERTAKEN in str(e):
+                raise TokenOvertaken from None
+            raise
+
+    def check_token(self, fences: str, where: str, lease: str, token: int) -> None:
+        if self._script is None:
+            super().check_token(fences, where, lease, token)
+        else:
+            # A script has no answers before its end: it ends itself.
+            highest = f"SELECT max(`token`) FROM {fences} WHERE {where}"
+            self.run(f"ASSERT ({highest}) <= {token} AS '{_OVERTAKEN}'", [lease])
 
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
         config = self._library.LoadJobConfig(
@@ -104,7 +121,7 @@ class BigQueryClient(SqlClient):
 
 
 @contextmanager
-def open_bigquery(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's."""
     with client_library("bigquery"):
         from google.api_core.exceptions import GoogleAPIError
@@ -122,4 +139,4 @@ def open_bigquery(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     label = f"{conf.schema_name}.{table_name(spec)}"
     with failures(GoogleAPIError, f"BigQuery for {spec.pipeline}", label):
-        yield SqlTarget(spec, ws, "bigquery", label, conf.catalog or "bigquery", BigQueryClient, connect)
+        yield SqlTarget(spec, ws, "bigquery", label, conf.catalog or "bigquery", BigQueryClient, connect, lock)

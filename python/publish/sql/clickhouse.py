@@ -13,6 +13,7 @@ from headrace.publish.passwords import password_of
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 
@@ -41,7 +42,9 @@ class ClickHouseClient(SqlClient):
     # A newer record takes the place of an older one with the same key when parts are merged.
     publications_options = " ENGINE = ReplacingMergeTree(`published_at`) ORDER BY (`table_name`, `ds`)"
     grants_options = " ENGINE = MergeTree ORDER BY (`table_name`, `privilege`, `role`)"
+    fences_options = " ENGINE = MergeTree ORDER BY (`table_name`, `lease`)"
     has_keys = False
+    transactions = False
 
     def __init__(self, client: Any, database: str) -> None:
         self._client, self._database = client, database
@@ -113,7 +116,7 @@ class ClickHouseClient(SqlClient):
 
 
 @contextmanager
-def open_clickhouse(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_clickhouse(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     with client_library("clickhouse"):
         import clickhouse_connect
@@ -138,4 +141,4 @@ def open_clickhouse(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     label, address = f"{conf.database}.{table_name(spec)}", f"{conf.user}@{conf.host}"
     with failures(Error, f"ClickHouse at {conf.host} for {spec.pipeline}", label, transactions=False):
-        yield SqlTarget(spec, ws, "clickhouse", label, address, ClickHouseClient, connect)
+        yield SqlTarget(spec, ws, "clickhouse", label, address, ClickHouseClient, connect, lock)

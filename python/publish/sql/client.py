@@ -23,6 +23,10 @@ ANSI_TYPES: Mapping[str, str] = {
 }
 
 
+class TokenOvertaken(Exception):
+    """A later holder of the pipeline's lease has been at work on the table."""
+
+
 class SqlClient(ABC):
     """A connection to a database. Names go into its SQL as quoted identifiers only, values as parameters."""
 
@@ -36,8 +40,10 @@ class SqlClient(ABC):
     begin = "BEGIN"
     #: The types of the publications' columns: text that can be a key, text of any length, a moment, a count.
     key_type, text_type, moment_type, count_type = "VARCHAR(255)", "TEXT", "TIMESTAMP", "BIGINT"
-    #: What the definitions of the publications and of the grants end with.
-    publications_options = grants_options = ""
+    #: What the definitions of the publications, of the grants and of the tokens end with.
+    publications_options = grants_options = fences_options = ""
+    #: Whether a day, its record and the check of a token are one step.
+    transactions = True
     #: Whether a primary key is declared: databases that do not check it gain nothing.
     has_keys = True
 
@@ -94,6 +100,26 @@ class SqlClient(ABC):
         except BaseException:
             self.run("ROLLBACK")
             raise
+
+    def highest_token(self, fences: str, where: str, lease: str) -> int:
+        """That of a table's holders of a lease; 0: there was none. Arguments as of `check_token`."""
+        # Of no row a database says null, or 0.
+        return int(self.run(f"SELECT max({self.quote('token')}) FROM {fences} WHERE {where}", [lease])[0][0] or 0)
+
+    def check_token(self, fences: str, where: str, lease: str, token: int) -> None:
+        """Whether a holder may go on; where there are transactions it is one of their statements.
+
+        Args:
+            fences: the table of tokens, quoted.
+            where: the condition of a table's rows of a lease, with one mark: the lease.
+            lease: which.
+            token: of the holder.
+
+        Raises:
+            TokenOvertaken: a later holder has been here.
+        """
+        if self.highest_token(fences, where, lease) > token:
+            raise TokenOvertaken
 
     def create_view(self, view: str, select: str) -> list[str]:
         """The statements that make or replace a view (quoted)."""

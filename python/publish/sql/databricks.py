@@ -14,6 +14,7 @@ from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 
@@ -39,6 +40,7 @@ class DatabricksClient(SqlClient):
     quotes = "`"
     key_type, text_type = "STRING", "STRING"
     has_keys = False
+    transactions = False
 
     def __init__(self, connection: Any, catalog: str | None, schema: str, stage: str) -> None:
         self._connection, self._catalog, self._schema, self._stage = connection, catalog, schema, stage
@@ -112,7 +114,7 @@ class DatabricksClient(SqlClient):
 
 
 @contextmanager
-def open_databricks(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_databricks(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     with client_library("databricks"):
         from databricks import sql
@@ -133,4 +135,4 @@ def open_databricks(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     label = ".".join([*([conf.catalog] if conf.catalog else []), conf.schema_name, table_name(spec)])
     with failures(sql.Error, f"Databricks at {conf.host} for {spec.pipeline}", label, transactions=False):
-        yield SqlTarget(spec, ws, "databricks", label, conf.host, DatabricksClient, connect)
+        yield SqlTarget(spec, ws, "databricks", label, conf.host, DatabricksClient, connect, lock)

@@ -14,6 +14,7 @@ from headrace.publish.opening import client_library, failures
 from headrace.publish.sql.client import ANSI_TYPES, SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.stage import RunLock
 from headrace.storage import local
 from headrace.workspace import Workspace
 
@@ -68,7 +69,7 @@ class DuckDbClient(SqlClient):
 
 
 @contextmanager
-def open_duckdb(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_duckdb(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     with client_library("duckdb"):
         import duckdb
@@ -96,4 +97,4 @@ def open_duckdb(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     label = f"{schema}.{table_name(spec)}"
     with failures(duckdb.Error, f"the DuckDB file {path} of {spec.pipeline}", label):
-        yield SqlTarget(spec, ws, "duckdb", label, str(path), DuckDbClient, connect)
+        yield SqlTarget(spec, ws, "duckdb", label, str(path), DuckDbClient, connect, lock)

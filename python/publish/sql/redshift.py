@@ -14,6 +14,7 @@ from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 #: What of `publish.warehouse.options` is COPY's, not the connection's.
@@ -86,7 +87,7 @@ class RedshiftClient(SqlClient):
 
 
 @contextmanager
-def open_redshift(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_redshift(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     with client_library("redshift"):
         import boto3
@@ -114,4 +115,4 @@ def open_redshift(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     label, address = f"{conf.schema_name}.{table_name(spec)}", f"{conf.user}@{conf.host}"
     with failures(redshift_connector.Error, f"Redshift at {conf.host} for {spec.pipeline}", label):
-        yield SqlTarget(spec, ws, "redshift", label, address, RedshiftClient, connect)
+        yield SqlTarget(spec, ws, "redshift", label, address, RedshiftClient, connect, lock)

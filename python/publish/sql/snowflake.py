@@ -14,6 +14,7 @@ from headrace.publish.sql.client import ANSI_TYPES, SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 
@@ -76,7 +77,7 @@ class SnowflakeClient(SqlClient):
 
 
 @contextmanager
-def open_snowflake(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     with client_library("snowflake"):
         import snowflake.connector as snowflake
@@ -95,4 +96,4 @@ def open_snowflake(spec: Spec, ws: Workspace) -> Iterator[Target]:
     label = f"{conf.database}.{conf.schema_name}.{table_name(spec)}"
     address = f"{conf.user}@{conf.options.get('account', 'snowflake')}"
     with failures(snowflake.Error, f"Snowflake for {spec.pipeline}", label):
-        yield SqlTarget(spec, ws, "snowflake", label, address, SnowflakeClient, connect)
+        yield SqlTarget(spec, ws, "snowflake", label, address, SnowflakeClient, connect, lock)

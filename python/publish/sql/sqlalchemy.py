@@ -14,6 +14,7 @@ from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
 from headrace.publish.sql.sqlalchemy_dialects import client_of
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 #: How long SQLite waits for other connections to the file, in seconds.
@@ -21,7 +22,7 @@ _PATIENCE_SECONDS = 60
 
 
 @contextmanager
-def open_sqlalchemy(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_sqlalchemy(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     from sqlalchemy import create_engine
     from sqlalchemy.engine import make_url
@@ -52,7 +53,7 @@ def open_sqlalchemy(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     label = f"{schema}.{table_name(spec)}" if schema else table_name(spec)
     try:
-        yield SqlTarget(spec, ws, "sqlalchemy", label, shown, SqlAlchemyClient, connect)
+        yield SqlTarget(spec, ws, "sqlalchemy", label, shown, SqlAlchemyClient, connect, lock)
     except SQLAlchemyError as e:
         raise UserError(
             f"the warehouse {shown} of {spec.pipeline} failed: {reason_of(e)}; {label} holds what it "

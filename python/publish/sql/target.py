@@ -7,7 +7,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,8 +16,10 @@ from headrace.errors import UserError
 from headrace.publish.columns import SCORES
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import FilesTarget, Record
-from headrace.publish.sql.client import SqlClient
-from headrace.publish.target import Key, Publication
+from headrace.publish.sql.client import SqlClient, TokenOvertaken
+from headrace.publish.target import Key, Publication, lease_lost
+from headrace.stage import RunLock
+from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
@@ -26,6 +28,8 @@ log = logging.getLogger("headrace.publish")
 PUBLICATIONS = "headrace_publications"
 #: One row for each (table, privilege, role) that `publish.grants` has given.
 GRANTS = "headrace_grants"
+#: One row for each (table, lease): the token of its newest holder.
+FENCES = "headrace_fences"
 STAGING_PREFIX = "headrace_staging_"
 #: Values in one statement: databases take some thousands.
 _KEYS_AT_ONCE = 500
@@ -43,8 +47,9 @@ class SqlTarget(FilesTarget):
         address: str,
         client: type[SqlClient],
         connect: Callable[[], AbstractContextManager[SqlClient]],
+        lock: RunLock | None = None,
     ) -> None:
-        super().__init__(spec, ws, kind, label, address)
+        super().__init__(spec, ws, kind, label, address, lock)
         self._types = client.types
         self._connect = connect
 
@@ -52,8 +57,14 @@ class SqlTarget(FilesTarget):
     def types(self) -> Mapping[str, str]:
         return self._types
 
+    def claim(self) -> None:
+        with self._connect() as client:
+            if client.columns(self.name):
+                self._claim(client)
+
     def create_table(self) -> None:
         with self._connect() as client:
+            self._claim(client)
             table, q = self._id(client, self.name), client.quote
             found = client.columns(self.name)
             if not found:
@@ -110,6 +121,7 @@ class SqlTarget(FilesTarget):
         name = f"{prefix}_{uuid.uuid4().hex[:8]}"
         columns = [c for c, _ in self.columns]
         with self._connect() as client:
+            self._claim(client)
             for left in client.tables(prefix):
                 client.run(f"DROP TABLE {self._id(client, left)}")
                 log.info("dropped %s, left by an earlier run", left)
@@ -125,12 +137,71 @@ class SqlTarget(FilesTarget):
                         f"{self.label}: {staged.rows:,} rows were sent and {loaded:,} arrived in {name}; the table is "
                         f"as it was. Run the same command again"
                     )
-                with client.transaction():
+                with self._changing(client):
                     for statement in client.replace_day(table, staging, quoted, staged.ds):
                         client.run(statement)
+                    if not client.transactions:
+                        self._check_replaced(client, staged.ds)
                     self._record(client, staged.ds, record)
             finally:
                 client.run(client.drop_table(staging))
+
+    def _claim(self, client: SqlClient) -> None:
+        """Note this run's token for the table, in statements of their own. Raises LeaseLost after a later run's."""
+        if self.fence is None:
+            return
+        q, token, record = client.quote, self.fence.token, self._id(client, FENCES)
+        if not client.columns(FENCES):
+            kinds = {"table_name": client.key_type, "lease": client.key_type, "token": client.count_type}
+            primary = f", PRIMARY KEY ({q('table_name')}, {q('lease')})" if client.has_keys else ""
+            defined = ", ".join(f"{q(name)} {kind} NOT NULL" for name, kind in kinds.items())
+            client.run(f"CREATE TABLE {record} ({defined}{primary}){client.fences_options}")
+        where, lease = self._of_lease(client), self.fence.lease
+        highest = client.highest_token(record, where, lease)
+        if highest > token:
+            raise lease_lost(self.label)
+        if not highest:
+            names = ", ".join(map(q, ("table_name", "lease", "token")))
+            client.run(f"INSERT INTO {record} ({names}) VALUES ('{self.name}', {client.mark}, {token})", [lease])
+        elif highest < token:
+            raised = client.update_rows(record, f"{q('token')} = {token}", f"{where} AND {q('token')} < {token}")
+            client.run(raised, [lease])
+
+    @contextmanager
+    def _changing(self, client: SqlClient) -> Iterator[None]:
+        """A transaction that is this run's to make. Raises LeaseLost, and changes nothing, after a later run's."""
+        self._claim(client)
+        try:
+            with client.transaction():
+                self._hold(client)
+                yield
+        except TokenOvertaken:
+            raise lease_lost(self.label) from None
+
+    def _hold(self, client: SqlClient) -> None:
+        """Keep later runs from the table until the transaction ends, by its row; raise where one was first."""
+        if self.fence is None:
+            return
+        token, record, where = self.fence.token, self._id(client, FENCES), self._of_lease(client)
+        if client.transactions:
+            change = f"{client.quote('token')} = {token}", f"{where} AND {client.quote('token')} <= {token}"
+            client.run(client.update_rows(record, *change), [self.fence.lease])
+        client.check_token(record, where, self.fence.lease, token)
+
+    def _check_replaced(self, client: SqlClient, ds: str) -> None:
+        """Where a check and a day are not one step: a day may have been replaced after a later run has."""
+        try:
+            self._hold(client)
+        except TokenOvertaken:
+            # Without a record the day is published again.
+            client.run(client.delete_rows(self._id(client, PUBLICATIONS), self._of_day(client, ds)))
+            raise LeaseLost(
+                f"{self.label}: a later run of the pipeline was at work there while this one replaced {ds}, which may "
+                f"have rows of either now. Publish it again: headrace run {self.spec.pipeline} --ds {ds} --from publish"
+            ) from None
+
+    def _of_lease(self, client: SqlClient) -> str:
+        return f"{client.quote('table_name')} = '{self.name}' AND {client.quote('lease')} = {client.mark}"
 
     def _record(self, client: SqlClient, ds: str, record: Record) -> None:
         values = {
@@ -195,7 +266,7 @@ class SqlTarget(FilesTarget):
 
     def drop_days(self, days: Sequence[str]) -> None:
         for ds in days:
-            with self._connect() as client, client.transaction():
+            with self._connect() as client, self._changing(client):
                 client.run(client.delete_day(self._id(client, self.name), ds))
                 client.run(f"DELETE FROM {self._id(client, PUBLICATIONS)} WHERE {self._of_day(client, ds)}")
 
@@ -214,7 +285,7 @@ class SqlTarget(FilesTarget):
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         left = {ds: self.count(ds) - rows for ds, rows in self.rows_with(column, keys).items()}
-        with self._connect() as client, client.transaction():
+        with self._connect() as client, self._changing(client):
             table, records = self._id(client, self.name), self._id(client, PUBLICATIONS)
             # The records first: where nothing can be undone, a rerun comes to the same numbers.
             for ds, rows in left.items():
@@ -227,6 +298,7 @@ class SqlTarget(FilesTarget):
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
         wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
         with self._connect() as client:
+            self._claim(client)
             q, record = client.quote, self._id(client, GRANTS)
             names = self._id(client, self.name), self._id(client, f"{self.name}_current")
             kept = [q(c) for c in ("table_name", "privilege", "role")]

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import claim
 from headrace.lake.erase import Change, erase
 from headrace.lake.redact import redact_log
 from headrace.lake.redact_statistics import Values, exactly
 from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
 from headrace.publish.tables.spark_table import SparkTableTarget
 from headrace.publish.target import Key, Target, table_name
+from headrace.stage import RunLock
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
 
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
 class DeltaTarget(SparkTableTarget):
     """A folder with a Delta table partitioned by `ds`."""
 
-    def __init__(self, spec: Spec, ws: Workspace, root: Location) -> None:
-        name = table_name(spec)
-        super().__init__(spec, ws, "delta_table", f"{root / name}", "files", root / "headrace_publications" / name)
+    def __init__(self, spec: Spec, ws: Workspace, root: Location, lock: RunLock | None = None) -> None:
+        name, label = table_name(spec), f"{root / table_name(spec)}"
+        super().__init__(spec, ws, "delta_table", label, "files", root / "headrace_publications" / name, lock)
         self.folder, self.current = root / name, root / f"{name}_current"
+
+    def claim(self) -> None:
+        for table in (self.current, self.folder):
+            claim(table, self.fence)
 
     def create_table(self) -> None:
         log = DeltaLog(self.folder)
@@ -41,11 +47,13 @@ class DeltaTarget(SparkTableTarget):
             raise UserError(f"the Delta table {self.folder} does not fit the scores: it has no {', '.join(missing)}")
 
     def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
+        self.check_lease()
         self._writer(rows, key).option("replaceWhere", f"ds = '{ds}'").option("mergeSchema", "true").partitionBy(
             "ds"
         ).save(self.folder.uri)
 
     def write_current(self, rows: DataFrame, key: str) -> None:
+        self.check_lease()
         self._writer(rows, key).option("overwriteSchema", "true").save(self.current.uri)
 
     @staticmethod
@@ -91,8 +99,8 @@ class DeltaTarget(SparkTableTarget):
         self.records.set_rows({ds: self.count(ds) - rows for ds, rows in found.items()})
         left = []
         for table, change, values in self._erasures(column, keys):
-            left += erase(table, change, "forget", True).left
-            redact_log(table, values, True)
+            left += erase(table, change, "forget", True, self.fence).left
+            redact_log(table, values, True, self.check_lease)
         return "; ".join(left)
 
     def drop_days(self, days: Sequence[str]) -> None:
@@ -102,14 +110,15 @@ class DeltaTarget(SparkTableTarget):
         if days:
             spark = SparkSession.getActiveSession()
             assert spark is not None, "days are dropped by the stage, in its session"
+            self.check_lease()
             listed = ", ".join(f"'{ds}'" for ds in days)
             DeltaTable.forPath(spark, self.folder.uri).delete(f"ds IN ({listed})")
             self.records.forget(days)
 
 
 @contextmanager
-def open_delta(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_delta(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     assert spec.publish is not None
     path = spec.publish.warehouse.path
-    yield DeltaTarget(spec, ws, local(path) if path else ws.lake / "warehouse")
+    yield DeltaTarget(spec, ws, local(path) if path else ws.lake / "warehouse", lock)

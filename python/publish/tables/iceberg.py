@@ -13,6 +13,7 @@ from headrace.publish.tables.iceberg_erasure import IcebergErasure
 from headrace.publish.tables.spark_sql import quoted
 from headrace.publish.tables.spark_table import SparkTableTarget
 from headrace.publish.target import Key, Target, table_name
+from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 class IcebergTarget(SparkTableTarget):
     """A table partitioned by `ds`."""
 
-    def __init__(self, spec: Spec, ws: Workspace, catalog: str, schema: str) -> None:
+    def __init__(self, spec: Spec, ws: Workspace, catalog: str, schema: str, lock: RunLock | None = None) -> None:
         name = table_name(spec)
         label = f"{catalog}.{schema}.{name}"
         records = ws.store / "publications" / label
-        super().__init__(spec, ws, "iceberg", label, f"catalog {catalog}", records)
+        super().__init__(spec, ws, "iceberg", label, f"catalog {catalog}", records, lock)
         #: Of erasures that have not ended: what snapshots that went have left. No file of a day (`Records`).
         self.expired = records / "expired"
         self.schema = f"{quoted(catalog)}.{quoted(schema)}"
@@ -52,9 +53,11 @@ class IcebergTarget(SparkTableTarget):
         absent = [F.lit(None).cast(f.dataType).alias(f.name) for f in columns if f.name not in rows.columns]
         whole = rows.select("*", *absent).select(*[quoted(c) for c in columns.names])
         day = F.col("ds") == F.to_date(F.lit(ds))
+        self.check_lease()
         whole.writeTo(self.table).option("snapshot-property.headrace-key", key).overwrite(day)
 
     def write_current(self, rows: DataFrame, key: str) -> None:
+        self.check_lease()
         rows.writeTo(self.current).using("iceberg").option("snapshot-property.headrace-key", key).createOrReplace()
 
     def count(self, ds: str) -> int:
@@ -112,6 +115,7 @@ class IcebergTarget(SparkTableTarget):
         if days:
             with self._spark() as spark:
                 listed = ", ".join(f"DATE '{ds}'" for ds in days)
+                self.check_lease()
                 spark.sql(f"DELETE FROM {self.table} WHERE ds IN ({listed})")
             self.records.forget(days)
 
@@ -129,7 +133,7 @@ class IcebergTarget(SparkTableTarget):
 
 
 @contextmanager
-def open_iceberg(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_iceberg(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     assert spec.publish is not None
     conf = spec.publish.warehouse
@@ -139,4 +143,4 @@ def open_iceberg(spec: Spec, ws: Workspace) -> Iterator[Target]:
             f"publish.warehouse.catalog: spark.properties define no catalog '{conf.catalog}' "
             f"(spark.sql.catalog.{conf.catalog}: org.apache.iceberg.spark.SparkCatalog, and its type and warehouse)"
         )
-    yield IcebergTarget(spec, ws, conf.catalog, conf.schema_name)
+    yield IcebergTarget(spec, ws, conf.catalog, conf.schema_name, lock)

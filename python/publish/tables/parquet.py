@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.errors import BusyError, UserError
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import FilesTarget, Record
 from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
 from headrace.publish.tables.spark_table import TYPES
 from headrace.publish.target import Key, Publication, Target, table_name
+from headrace.stage import RunLock
 from headrace.storage import Location, local
+from headrace.storage.fenced_file import put_fenced
 from headrace.storage.lease import Held
 from headrace.workspace import Workspace
 
@@ -34,15 +36,20 @@ MANIFEST = "manifest.json"
 class ParquetTarget(FilesTarget):
     """A folder `<table>` of files and their manifest."""
 
-    def __init__(self, spec: Spec, ws: Workspace, root: Location) -> None:
+    def __init__(self, spec: Spec, ws: Workspace, root: Location, lock: RunLock | None = None) -> None:
         self.folder = root / table_name(spec)
-        super().__init__(spec, ws, "parquet", str(self.folder), "files")
+        super().__init__(spec, ws, "parquet", str(self.folder), "files", lock)
 
     def manifest(self) -> dict[str, Any]:
         """What `manifest.json` holds; no days where there is none."""
         file = self.folder / MANIFEST
         found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"days": {}}
         return found
+
+    def claim(self) -> None:
+        if self.fence is not None and (self.folder / MANIFEST).is_file():
+            with self._alone():
+                self._save(self.manifest())
 
     def create_table(self) -> None:
         """Nothing: a file says itself which columns it has."""
@@ -65,6 +72,7 @@ class ParquetTarget(FilesTarget):
     def _discard(self, manifest: Mapping[str, Any]) -> None:
         """Remove the folders that the manifest does not name: of versions before, of dropped days, of killed runs."""
         for version in self._unnamed(manifest):
+            self.check_lease()
             version.remove()
 
     def _unnamed(self, manifest: Mapping[str, Any]) -> Iterator[Location]:
@@ -76,7 +84,11 @@ class ParquetTarget(FilesTarget):
     def _save(self, manifest: dict[str, Any]) -> None:
         manifest["days"] = dict(sorted(manifest["days"].items()))
         manifest["current"] = max(manifest["days"], default=None)
-        (self.folder / MANIFEST).put_text(json.dumps(manifest, indent=1) + "\n")
+        fences = () if self.fence is None else (self.fence,)
+        if fences:  # those of other leases stay: pipelines may share a table
+            manifest["fences"] = {**manifest.get("fences", {}), **{f.lease: f.token for f in fences}}
+        text = json.dumps(manifest, indent=1) + "\n"
+        put_fenced(self.folder / MANIFEST, text, fences, lambda there: json.loads(there).get("fences", {}))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -85,7 +97,7 @@ class ParquetTarget(FilesTarget):
             with (self.folder / "publish.lock").lease():
                 yield
         except Held as e:
-            raise UserError(f"another process is publishing to {self.folder} ({e}): wait for it or stop it") from None
+            raise BusyError(f"another process is publishing to {self.folder} ({e}): wait for it or stop it") from None
 
     def published(self, ds: str) -> Publication | None:
         day = self.manifest()["days"].get(ds)
@@ -159,8 +171,8 @@ def _may_have(file: Path, column: str, keys: Sequence[Key]) -> bool:
 
 
 @contextmanager
-def open_parquet(spec: Spec, ws: Workspace) -> Iterator[Target]:
+def open_parquet(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     assert spec.publish is not None
     path = spec.publish.warehouse.path
-    yield ParquetTarget(spec, ws, local(path) if path else ws.lake / "warehouse")
+    yield ParquetTarget(spec, ws, local(path) if path else ws.lake / "warehouse", lock)

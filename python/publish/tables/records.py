@@ -5,28 +5,36 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from headrace.publish.files.target import Record
 from headrace.publish.target import Publication
-from headrace.storage import Location
+from headrace.storage import Fence, Location
+from headrace.storage.fenced_file import put_fenced
+
+#: In a record, beside it: by lease, the token of who wrote it.
+_FENCES = "fences"
 
 
 class Records:
-    """A folder of `DAY.json`. A day's file is written after its rows: until then the day counts as the run before's."""
+    """A folder of `DAY.json`. A day's file is written after its rows: until then the day counts as the run before's.
 
-    def __init__(self, folder: Location) -> None:
-        self._folder = folder
+    With a fence, LeaseLost is raised where a later holder of the lease has written a day's file.
+    """
+
+    def __init__(self, folder: Location, fence: Fence | None = None) -> None:
+        self._folder, self._fence = folder, fence
 
     def save(self, ds: str, record: Record) -> None:
         """Record a day."""
-        (self._folder / f"{ds}.json").put_text(json.dumps(asdict(record), indent=1) + "\n")
+        self._put(ds, asdict(record))
 
     def published(self, ds: str) -> Publication | None:
         """The record of a day; None where there is none."""
         file = self._folder / f"{ds}.json"
         if not file.is_file():
             return None
-        found = Record(**json.loads(file.read_text()))
+        found = Record(**self._said(ds))
         return Publication(found.key, found.rows, found.audit)
 
     def rows_by_day(self) -> dict[str, int]:
@@ -37,10 +45,20 @@ class Records:
     def set_rows(self, rows: Mapping[str, int]) -> None:
         """How many rows days have by now."""
         for ds, count in rows.items():
-            file = self._folder / f"{ds}.json"
-            file.put_text(json.dumps(json.loads(file.read_text()) | {"rows": count}, indent=1) + "\n")
+            self._put(ds, self._said(ds) | {"rows": count})
 
     def forget(self, days: Sequence[str]) -> None:
         """Remove the records of days."""
         for ds in days:
             (self._folder / f"{ds}.json").remove()
+
+    def _said(self, ds: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._folder / f"{ds}.json").read_text())
+        found.pop(_FENCES, None)
+        return found
+
+    def _put(self, ds: str, said: Mapping[str, Any]) -> None:
+        fences = () if self._fence is None else (self._fence,)
+        whole = {**said, **({_FENCES: {f.lease: f.token for f in fences}} if fences else {})}
+        text = json.dumps(whole, indent=1) + "\n"
+        put_fenced(self._folder / f"{ds}.json", text, fences, lambda there: json.loads(there).get(_FENCES, {}))

@@ -12,6 +12,7 @@ from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import FilesTarget, Record
 from headrace.publish.tables.records import Records
 from headrace.publish.target import Publication
+from headrace.stage import RunLock
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -28,9 +29,18 @@ TYPES = {name: name for name in ("bigint", "int", "string", "float", "double", "
 class SparkTableTarget(FilesTarget):
     """A table that Spark writes, `<table>`, and `<table>_current` with the rows of the newest day."""
 
-    def __init__(self, spec: Spec, ws: Workspace, kind: str, label: str, address: str, records: Location) -> None:
-        super().__init__(spec, ws, kind, label, address)
-        self.records = Records(records)
+    def __init__(
+        self,
+        spec: Spec,
+        ws: Workspace,
+        kind: str,
+        label: str,
+        address: str,
+        records: Location,
+        lock: RunLock | None = None,
+    ) -> None:
+        super().__init__(spec, ws, kind, label, address, lock)
+        self.records = Records(records, self.fence)
 
     @property
     def types(self) -> Mapping[str, str]:

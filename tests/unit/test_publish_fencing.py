@@ -1,0 +1,225 @@
+"""A run that was paused until another one took its lease: what it then does in a warehouse is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import sql
+
+from headrace.config import Spec, Warehouse, load_spec
+from headrace.errors import BusyError
+from headrace.publish.files.target import Record
+from headrace.publish.postgres import erase, fencing, grants, partitions, staging, swap, tables
+from headrace.publish.postgres import server as warehouse
+from headrace.publish.tables.delta import DeltaTarget
+from headrace.publish.tables.parquet import MANIFEST, ParquetTarget
+from headrace.publish.warehouses import open_target
+from headrace.stage import RunLock
+from headrace.storage import Fence, LeaseLost, flock
+from headrace.workspace import Workspace
+from tests.fence_support import holding, overtaken
+from tests.publish_support import DS, TABLE, day, fill, good_rows, publish, staged, staging_tables
+
+NEXT = "2026-01-11"
+OLD, NEW = Fence("l", 1), Fence("l", 2)
+RECORD = Record("k", 12, "m1", "s", [])
+
+# --- PostgreSQL ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warehouse.Server]:
+    with warehouse.serve(Warehouse(), Workspace(tmp_path_factory.mktemp("fencing") / "home")) as found:
+        yield found
+
+
+@pytest.fixture
+def conn(server: warehouse.Server) -> Iterator[warehouse.Connection]:
+    with server.connect() as found:
+        found.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        tables.create_tables(found, TABLE, OLD)
+        yield found
+
+
+def publications(conn: warehouse.Connection) -> list[tuple[Any, ...]]:
+    return conn.execute("SELECT key, rows FROM headrace_publications ORDER BY ds").fetchall()
+
+
+@pytest.mark.parametrize("later", ["has made the table", "has dropped a day", "of another lease"])
+def test_a_run_that_is_paused_between_staging_and_the_swap(
+    conn: warehouse.Connection, server: warehouse.Server, later: str
+) -> None:
+    publish(conn, good_rows(2, model="before"), "before")
+    with server.connect() as other:
+        with staging.staging_table(conn, TABLE, DS, "old") as mine:
+            fill(conn, mine, good_rows(5, model="old"))
+            if later == "has made the table":
+                tables.create_tables(other, TABLE, NEW)
+                with pytest.raises(BusyError, match="another process is publishing"):
+                    publish(other, good_rows(3, model="new"), "new")
+            elif later == "has dropped a day":
+                swap.drop_days(other, ("public", "clicks_scores"), [NEXT], NEW)
+            else:
+                tables.create_tables(other, TABLE, Fence("m", 9))
+                swap.swap(conn, mine, TABLE, "s", [], OLD)
+                assert publications(conn) == [("old", 15)]
+                return
+            with pytest.raises(LeaseLost, match=r"public\.clicks_scores: a later run .* nothing of this one was pub"):
+                swap.swap(conn, mine, TABLE, "s", [], OLD)
+        assert {r[5] for r in day(conn)} == {"before"}
+        assert publications(conn) == [("before", 6)]
+        assert staging_tables(conn) == []
+        # The later one has the day for itself now, as often as it wants.
+        for users in (3, 4):
+            with staging.staging_table(other, TABLE, DS, "new") as theirs:
+                fill(other, theirs, good_rows(users, model="new"))
+                swap.swap(other, theirs, TABLE, "s", [], NEW)
+        assert publications(conn) == [("new", 12)]
+
+
+CHANGES: dict[str, Callable[[warehouse.Connection], object]] = {
+    "create": lambda conn: tables.create_tables(conn, TABLE, OLD),
+    "drop days": lambda conn: swap.drop_days(conn, ("public", "clicks_scores"), [DS], OLD),
+    "erase": lambda conn: erase.erase(conn, "public", "clicks_scores", "user_id", [0], OLD),
+    "grant": lambda conn: grants.set_grants(conn, TABLE, {"select": ["pg_monitor"]}, OLD),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_the_table_is_refused_after_a_later_run(conn: warehouse.Connection, change: str) -> None:
+    publish(conn, good_rows(2), "k")
+    CHANGES["create"](conn)
+    with conn.transaction():
+        fencing.claim(conn, "public", "clicks_scores", NEW)
+    with pytest.raises(LeaseLost):
+        CHANGES[change](conn)
+    assert publications(conn) == [("k", 6)]
+    assert len(day(conn)) == 6
+    assert conn.execute("SELECT has_table_privilege('pg_monitor', 'clicks_scores', 'SELECT')").fetchone() == (False,)
+    assert conn.execute("SELECT token FROM headrace_fences").fetchall() == [(2,)]
+
+
+def test_a_table_of_before_there_were_tokens(conn: warehouse.Connection) -> None:
+    publish(conn, good_rows(2), "k")
+    conn.execute("DROP TABLE headrace_fences")
+    erase.erase(conn, "public", "clicks_scores", "user_id", [0], NEW)
+    assert len(day(conn)) == 3
+    with pytest.raises(LeaseLost):
+        CHANGES["drop days"](conn)
+
+
+def test_who_comes_while_a_later_run_commits_waits_and_is_refused(
+    conn: warehouse.Connection, server: warehouse.Server
+) -> None:
+    said: list[BaseException] = []
+
+    def early() -> None:
+        with server.connect() as mine:
+            try:
+                with mine.transaction():
+                    fencing.claim(mine, "public", "clicks_scores", OLD)
+            except LeaseLost as e:
+                said.append(e)
+
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with server.connect() as look, conn.transaction():
+        fencing.claim(conn, "public", "clicks_scores", NEW)
+        thread = threading.Thread(target=early)
+        thread.start()
+        while look.execute(waiting).fetchone() == (0,):
+            assert thread.is_alive(), "it did not wait"
+            time.sleep(0.002)
+    thread.join()
+    assert len(said) == 1
+
+
+class Boom(Exception):
+    pass
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["l", "l", "m"]), st.booleans()), max_size=8))
+def test_a_change_stands_unless_a_later_holder_of_its_lease_has_made_one(
+    conn: warehouse.Connection, changes: list[tuple[int, str, bool]]
+) -> None:
+    """Those that fail leave nothing: no change, and no token."""
+    conn.execute("CREATE TABLE IF NOT EXISTS last (n int); TRUNCATE last; TRUNCATE headrace_fences")
+    newest, expected = dict[str, int](), list[tuple[int]]()
+    for n, (token, lease, fails) in enumerate(changes):
+
+        def change(n: int = n, fails: bool = fails) -> None:
+            conn.execute(sql.SQL("INSERT INTO last VALUES ({})").format(sql.Literal(n)))
+            if fails:
+                raise Boom
+
+        try:
+            partitions.change_held(conn, "public", "clicks_scores", change, Fence(lease, token))
+        except LeaseLost:
+            assert token < newest[lease]
+        except Boom:
+            assert token >= newest.get(lease, 0)
+        else:
+            assert token >= newest.get(lease, 0)
+            newest[lease] = token
+            expected.append((n,))
+    assert conn.execute("SELECT n FROM last ORDER BY n").fetchall() == expected
+
+
+# --- tables of files -------------------------------------------------------------------------------------------------
+
+
+def opened(kind: str, folder: Path, lock: RunLock | None) -> tuple[Spec, Any]:
+    spec = load_spec("clicks", [f"publish.warehouse.kind={kind}"])
+    return spec, open_target(spec, Workspace(folder / "home"), lock)
+
+
+def test_a_folder_of_files_is_not_named_by_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lock of the folder is lost, too: a file system that other hosts share."""
+    monkeypatch.setattr(flock.fcntl, "flock", lambda fd, how: None)
+    real = ParquetTarget._discard
+
+    def paused(self: ParquetTarget, manifest: dict[str, Any]) -> None:
+        monkeypatch.setattr(ParquetTarget, "_discard", real)
+        with opened("parquet", tmp_path, holding(2))[1] as theirs:
+            theirs.publish_files(staged(tmp_path, good_rows(3), "new"), RECORD)
+        real(self, manifest)
+
+    with opened("parquet", tmp_path, holding(1))[1] as mine:
+        monkeypatch.setattr(ParquetTarget, "_discard", paused)
+        with pytest.raises(LeaseLost, match="written by a later run"):
+            mine.publish_files(staged(tmp_path, good_rows(5), "old", NEXT), RECORD)
+        said = json.loads((mine.folder / MANIFEST).read_text())
+        assert (list(said["days"]), said["fences"]) == ([DS], {"l": 2})
+        with pytest.raises(LeaseLost):
+            mine.drop_days([DS])
+    with opened("parquet", tmp_path, overtaken(3))[1] as told, pytest.raises(LeaseLost):
+        # What no manifest names may be a later run's by now.
+        told.publish_files(staged(tmp_path, good_rows(2), "told"), RECORD)
+    with opened("parquet", tmp_path, holding(3))[1] as later:
+        later.claim()
+        later.drop_days([DS])
+        assert later.days() == []
+        with pytest.raises(LeaseLost):
+            with opened("parquet", tmp_path, holding(2))[1] as theirs:
+                theirs.claim()
+
+
+def test_a_record_beside_a_table_is_not_written_over(tmp_path: Path) -> None:
+    with opened("delta", tmp_path, holding(2))[1] as new, opened("delta", tmp_path, holding(1))[1] as old:
+        assert isinstance(new, DeltaTarget)
+        new.records.save(DS, RECORD)
+        with pytest.raises(LeaseLost):
+            old.records.save(DS, Record("old", 1, "m", "s", []))
+        with pytest.raises(LeaseLost):
+            old.records.set_rows({DS: 1})
+        assert new.published(DS).key == "k"
+        new.records.set_rows({DS: 7})
+        assert new.rows_by_day() == {DS: 7}
