@@ -53,15 +53,15 @@ def two_days(
     shutil.copytree(finished_day[0], home, ignore=shutil.ignore_patterns("postgres"))
 
     def run(ds: str, first: str, last: str, settings: Mapping[str, Any]) -> None:
-        done = headrace(home, "run", "clicks", "--ds", ds, "--from", first, "--to", last, settings=settings)
+        words = ("--ds", ds, "--until", NEXT_DAY, "--from", first, "--to", last)
+        done = headrace(home, "run", "clicks", *words, settings=settings)
         assert done.code == 0, done.output
 
     try:
         run(NEXT_DAY, "ingest", "train", SMALL)
         before = manifests(home, NEXT_DAY)
         run(DAY, "train", "train", OWN)
-        for first, last in (("train", "train"), ("score", "publish")):  # without XGBoost and the report
-            run(NEXT_DAY, first, last, OWN)
+        run(NEXT_DAY, "score", "publish", OWN)  # without XGBoost and the report
         yield home, before
     finally:
         headrace(home, "warehouse", "stop", settings={})
