@@ -11,12 +11,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Spec
+from headrace.comm.base import LocalCollective
+from headrace.config import Model, Spec
 from headrace.features.engines.spark.transform import transform
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
+from headrace.models.saved import save_model
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
@@ -169,3 +172,15 @@ def manifest_of(ws: Workspace, stage: str) -> Manifest:
 def scores(spark: SparkSession, ws: Workspace, ds: str = DS) -> pd.DataFrame:
     frame = spark.read.format("delta").load(str(ws.table("shop", "scores"))).where(F.col("ds") == ds)
     return frame.orderBy("user", "rank").toPandas()
+
+
+def save_two_tower(ws: Workspace) -> None:
+    """A model in retrieval form, as it starts, in place of the shop's."""
+    schema = manifest_of(ws, "features").dataset_schema
+    assert schema is not None
+    args = {"user_features": ["user", "age", "likes", "hour"], "item_features": ["price"], "item": "item"}
+    shape = Model.model_validate({"class": "two_tower", "embedding_dim": 4, "args": args})
+    model = ShardedModel(schema, shape, LocalCollective(), 5)
+    folder = ws.locate(manifest_of(ws, "train").output("model").name)
+    workflow = ws.locate(manifest_of(ws, "features").output("dataset").name) / "workflow"
+    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})

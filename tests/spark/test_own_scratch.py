@@ -24,11 +24,18 @@ from tests.ingest_support import D1, D2, event, jsonl, make_spec, put
 from tests.spark.test_features_engines import FURTHER, PREPARE, PREPARED
 from tests.spark.test_features_stage import DS, assert_same_dataset, clicks, dataset, digests, land, make_clicks, run
 
-#: Pairs of all items, candidates that are kept in files, and users whose lists are copied.
+#: Candidates that are kept in files, of vectors and of an index of these; and users whose lists are copied.
 SCORES = score_support.spec(
     model="neural",
     item={"key": "item", "columns": ["price"]},
-    candidates={"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}},
+    candidates={
+        "limit": 12,
+        "sources": {
+            "liked": {"kind": "popular", "k": 6},
+            "near": {"kind": "vectors", "k": 4},
+            "indexed": {"kind": "vectors", "k": 3, "index": "ivf", "min_recall": 0.5},
+        },
+    },
     incremental=True,
 )
 
@@ -65,6 +72,7 @@ def homes(spark: SparkSession, shop: Workspace, tmp_path_factory: pytest.TempPat
         deliver(Workspace(folder / place / "ingest"))
         home = Workspace(folder / place / "score")
         shutil.copytree(shop.home, home.home)
+        score_support.save_two_tower(home)
         home.manifest("shop", score_support.DS, "score").remove()
         home.mapped("shop").parent.remove()
         (home.scratch / "spark").remove()

@@ -16,11 +16,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.comm.base import LocalCollective
-from headrace.config import Model, VectorSource
+from headrace.config import VectorSource
 from headrace.errors import UserError
-from headrace.models.saved import load_model, read_card, save_model
-from headrace.models.sharded_model import ShardedModel
+from headrace.models.saved import load_model, read_card
 from headrace.score.candidates.source import FETCH, SourceContext
 from headrace.score.candidates.vectors.source import VectorItems
 from headrace.score.items import ITEM_ROW, ItemTable
@@ -31,7 +29,7 @@ from headrace.score.vectors.stage import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
-from tests.score_support import DS, TYPES, expected, manifest_of, scores, sides, spec, to_spark
+from tests.score_support import DS, TYPES, expected, manifest_of, save_two_tower, scores, sides, spec, to_spark
 
 
 def test_vectors_multiply_to_the_models_logits(
@@ -39,17 +37,10 @@ def test_vectors_multiply_to_the_models_logits(
 ) -> None:
     ws = Workspace(tmp_path / "home")
     shutil.copytree(shop.home, ws.home)
-    schema = manifest_of(ws, "features").dataset_schema
-    assert schema is not None
-    args = {"user_features": ["user", "age", "likes", "hour"], "item_features": ["price"], "item": "item"}
-    shape = Model.model_validate({"class": "two_tower", "embedding_dim": 4, "args": args})
-    model = ShardedModel(schema, shape, LocalCollective(), 5)
-    folder = ws.locate(manifest_of(ws, "train").output("model").name)
-    workflow = ws.locate(manifest_of(ws, "features").output("dataset").name) / "workflow"
     # As the stage `score` of a model in no retrieval form, so `vectors` says it.
     with pytest.raises(UserError, match="a table of vectors is for models in retrieval form, and DLRM is none"):
         run_stage(ExportVectors(), spec(), ws, DS)
-    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
+    save_two_tower(ws)
     done = run_stage(ExportVectors(), spec(), ws, DS).manifest
     users, items = sides(shop_events, 10**6)
     assert done.rows == {"users": len(users), "items": len(items)}
@@ -179,4 +170,4 @@ def _check_vector_items(
     assert indexed.facts["index"] == "ivf"
     assert 0.9 <= indexed.facts["recall"] <= 1
     assert indexed.facts["recall_users"] > 30
-    assert (folder / "vectors-indexed.faiss").size() == indexed.facts["bytes"]
+    assert [f.size() for f in folder.entries() if f.suffix == ".faiss"] == [indexed.facts["bytes"]]

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.jagged import JaggedArray
-from headrace.score.candidates.vectors import ivf
+from headrace.score.candidates.vectors import item_vectors, ivf
 from headrace.score.candidates.vectors.exact import best_items
-from headrace.score.candidates.vectors.item_vectors import ItemVectors
+from headrace.score.candidates.vectors.item_vectors import ItemVectors, VectorPart
 from headrace.score.candidates.vectors.search import FindItems, MeasureRecall, Searched
 from headrace.score.vectors.model_vectors import ModelVectors
-from headrace.storage import local
+from headrace.storage import Location, local
+from tests.storage_homes import memory_home
 
 
 def write(folder: Path, rows: NDArray[np.int32], vectors: NDArray[np.float32], cuts: list[int]) -> ItemVectors:
@@ -46,6 +47,31 @@ def test_numbers_and_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[i
         assert made.longest == pytest.approx(np.linalg.norm(vectors, axis=1).max())
     asked = np.arange(-2, 64)
     assert made.numbers(asked).tolist() == [rows.index(r) if r in rows else -1 for r in asked]
+
+
+def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = np.arange(6, dtype=np.float32).reshape(3, 2)
+    batch = pa.RecordBatch.from_pydict({"c0": pa.array([4, 7, 9], pa.int32())})
+    folder = memory_home(monkeypatch, tmp_path / "cache") / "vectors"
+
+    class Model:
+        def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+            return vectors, np.array([True, False, True])
+
+    def attempt(building: Location) -> dict[str, Any]:
+        (made,) = item_vectors._Write(building, cast(ModelVectors, Model()))([batch])
+        (row,) = made.to_pylist()
+        return cast("dict[str, Any]", row)
+
+    with folder.new_folder() as building:
+        attempt(building)
+        row = attempt(building)
+    attempt(building)
+    found = ItemVectors(folder, 2, (VectorPart(*item_vectors._files(row["name"]), row["rows"]),), row["longest"], 0)
+    assert [v.tolist() for _, v in found.blocks()] == [vectors[[0, 2]].tolist()]
+    assert found.item_rows(np.arange(2)).tolist() == [4, 9]
 
 
 def clustered(items: int, users: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -6,6 +6,7 @@ numbers and rows differ where there are such items.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -87,14 +87,14 @@ class ItemVectors:
         with folder.new_folder() as building:
             work, schema = (
                 _Write(building, vectors),
-                "first int, number int, rows int, width int, longest double, unknown int",
+                "first int, name string, rows int, width int, longest double, unknown int",
             )
             found = map_vectors(spark, vectors, chosen, (row, *columns), cut, work, schema).collect()
             parts = sorted((r for r in found if r["rows"]), key=lambda r: int(r["first"]))
             handle = ItemVectors(
                 folder,
                 max((int(r["width"]) for r in parts), default=0),
-                tuple(VectorPart(*_files(r["number"]), r["rows"]) for r in parts),
+                tuple(VectorPart(*_files(r["name"]), r["rows"]) for r in parts),
                 max((r["longest"] for r in parts), default=0.0),
                 sum(r["unknown"] for r in found),
             )
@@ -105,10 +105,10 @@ class ItemVectors:
         """The same of arrays (item rows int32 [n] ascending, vectors float32 [n, D]), without Spark."""
         made, width, largest = [], 0, 0.0
         with folder.new_folder() as building:
-            for number, (rows, vectors) in enumerate(parts):
-                with _new_part(building, number) as add:
+            for rows, vectors in parts:
+                with _new_part(building) as (name, add):
                     add(rows, vectors)
-                made.append(VectorPart(*_files(number), len(rows)))
+                made.append(VectorPart(*_files(name), len(rows)))
                 width, largest = vectors.shape[1], max(largest, longest(vectors))
         return ItemVectors(folder, width, tuple(made), largest, 0)
 
@@ -144,10 +144,8 @@ class _Write:
     vectors: ModelVectors
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        number, first, rows, width, largest, unknown = context.partitionId(), -1, 0, 0, 0.0, 0
-        with _new_part(self.folder, number) as add:
+        first, rows, width, largest, unknown = -1, 0, 0, 0.0, 0
+        with _new_part(self.folder) as (name, add):
             for batch in batches:
                 if not batch.num_rows:
                     continue
@@ -160,31 +158,32 @@ class _Write:
                 first = int(item_rows[0]) if first < 0 else first
                 rows, width, largest = rows + len(item_rows), vectors.shape[1], max(largest, longest(vectors))
                 add(item_rows.astype(np.int32), vectors)
-        names = ("first", "number", "rows", "width", "longest", "unknown")
-        types = (pa.int32(), pa.int32(), pa.int32(), pa.int32(), pa.float64(), pa.int32())
-        values = (first, number, rows, width, largest, unknown)
+        names = ("first", "name", "rows", "width", "longest", "unknown")
+        types = (pa.int32(), pa.string(), pa.int32(), pa.int32(), pa.float64(), pa.int32())
+        values = (first, name, rows, width, largest, unknown)
         yield pa.RecordBatch.from_arrays([pa.array([v], t) for v, t in zip(values, types, strict=True)], list(names))
 
 
 @contextmanager
-def _new_part(folder: Location, number: int) -> Iterator[Callable[[NDArray[np.int32], NDArray[np.float32]], None]]:
-    """What adds items' rows and their vectors to a part, which is there when the block ends well.
+def _new_part(folder: Location) -> Iterator[tuple[str, Callable[[NDArray[np.int32], NDArray[np.float32]], None]]]:
+    """A part's name, and what adds items' rows and their vectors to it; it is there when the block ends well.
 
-    A task that runs twice writes the same again.
+    A task that runs twice writes another part: the same name, written again, is a changed file in most stores.
     """
+    part = str(uuid.uuid4())
     with ExitStack() as stack:
-        paths = [stack.enter_context((folder / name).new_file()) for name in _files(number)]
+        paths = [stack.enter_context((folder / name).new_file()) for name in _files(part)]
         files = [stack.enter_context(path.open("wb")) for path in paths]
 
         def add(item_rows: NDArray[np.int32], vectors: NDArray[np.float32]) -> None:
             for file, values in zip(files, (vectors, item_rows), strict=True):
                 file.write(np.ascontiguousarray(values).tobytes())
 
-        yield add
+        yield part, add
 
 
-def _files(number: int) -> tuple[str, str]:
-    return f"vectors-{number:05d}.float32", f"item-rows-{number:05d}.int32"
+def _files(part: str) -> tuple[str, str]:
+    return f"vectors-{part}.float32", f"item-rows-{part}.int32"
 
 
 @lru_cache(maxsize=4)

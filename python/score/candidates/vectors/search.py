@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,6 @@ from headrace.score.candidates.vectors.exact import best_items, check_products, 
 from headrace.score.candidates.vectors.item_vectors import ItemVectors
 from headrace.score.candidates.vectors.ivf import IvfIndex
 from headrace.score.vectors.model_vectors import ModelVectors
-from headrace.storage import Location
 
 #: Users, and items that they ask for together, that are in memory at a time.
 _ROWS, _ITEMS = 4_096, 1 << 22
@@ -118,20 +118,22 @@ class FindItems:
 
 @dataclass(frozen=True)
 class BuildIndex:
-    """In one task: the index of all items."""
+    """In one task: the index of all items, in a file of its own for each attempt."""
 
     items: ItemVectors
-    file: Location
     threads: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             tick = time.perf_counter()
-            built = ivf.build(self.items, self.file, self.threads)
+            folder = self.items.folder
+            file = folder.parent / f"{folder.name}-{uuid.uuid4()}.faiss"
+            built = ivf.build(self.items, file, self.threads)
             yield pa.RecordBatch.from_pydict(
                 {
+                    "file": [file.name],
                     "cells": pa.array([built.cells], pa.int32()),
-                    "bytes": pa.array([self.file.size()], pa.int64()),
+                    "bytes": pa.array([file.size()], pa.int64()),
                     "seconds": [time.perf_counter() - tick],
                 }
             )

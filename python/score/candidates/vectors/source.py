@@ -97,15 +97,15 @@ class VectorItems:
     def _with_index(self, exact: Searched) -> Searched:
         """The index, with as many probes as its recall needs."""
         spark, items = self._context.spark, exact.items
-        file = items.folder.parent / f"{items.folder.name}.faiss"
         # The task is alone: it has what all tasks of its executor would have.
         cores = int(spark.sparkContext.getConf().get("spark.executor.cores") or spark.sparkContext.defaultParallelism)
         with worker_errors():
             (built,) = (
                 spark.range(0, 1, 1, 1)
-                .mapInArrow(BuildIndex(items, file, cores), "cells int, bytes long, seconds double")
+                .mapInArrow(BuildIndex(items, cores), "file string, cells int, bytes long, seconds double")
                 .collect()
             )
+            file = items.folder.parent / built["file"]
             index = IvfIndex(items, file, built["cells"])
             log.info(
                 "%s: an index of %s items in %s cells, %.0f MiB, in %.1f s",
