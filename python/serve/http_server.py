@@ -61,13 +61,13 @@ async def taking(shared: Shared, taken: socket.socket, tls: ssl.SSLContext | Non
         finally:
             server.close()
         return
-    accepting = loop.create_task(_accept(shared, taken, tls))
     try:
-        yield
+        # What ends the task ends the server: it would go on without taking connections.
+        async with asyncio.TaskGroup() as group:
+            accepting = group.create_task(_accept(shared, taken, tls))
+            yield
+            accepting.cancel()
     finally:
-        accepting.cancel()
-        with suppress(asyncio.CancelledError):
-            await accepting
         taken.close()
 
 

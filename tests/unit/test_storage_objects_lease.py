@@ -196,8 +196,10 @@ def test_its_end_does_not_wait_for_a_store_that_is_away(
     with one.lease():
         monkeypatch.setattr(calls, "put", away)
     try:
-        assert "clicks.lock was not given back" in caplog.text
+        assert "clicks.lock was not given back (the store does not answer)" in caplog.text
         assert other.holder() is not None
+        with one.lease() as again:  # the next stage of the process that ended it
+            assert again.holder.token == 2
     finally:
         is_back.set()
     until(lambda: other.holder() is None)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,8 @@ END_SECONDS = 5.0
 #: Of SECONDS: when it is renewed, so that two renewals may fail.
 _RENEWED_AFTER = 0.25
 _UNKNOWN = Holder(process=0, host="")
+#: Leases and tokens that this process has ended and not yet given back: they do not keep itself from the next one.
+_ended: set[tuple[str, int]] = set()
 
 
 @contextmanager
@@ -65,6 +67,7 @@ class _Held:
     def __init__(self, bucket: Any, path: str) -> None:
         self._bucket, self._path = bucket, path
         self._ended, self._given_back = Event(), False
+        self._refusal: Exception | None = None
         #: The clock's time up to which nobody else can have it.
         self._until = 0.0
         self._seconds = SECONDS
@@ -83,16 +86,18 @@ class _Held:
         self._ended.set()
         self._thread.join(END_SECONDS)
         if not self._given_back:
+            _ended.add((self.holder.lease, self.holder.token))
             log.warning(
-                "the lease %s was not given back, for the store does not answer: it ends by itself, and %g s from now "
-                "at the latest another process can take it",
+                "the lease %s was not given back (%s): it ends by itself, and %g s from now at the latest another "
+                "process can take it",
                 self._path,
+                self._refusal or "the store does not answer",
                 self._seconds + SKEW_SECONDS,
             )
 
     def _take(self) -> Holder:
         before = _last(self._bucket, self._path)
-        if before is not None and not _is_free(before):
+        if before is not None and not _is_free(before) and (before.lease, before.token) not in _ended:
             raise Held(before)
         asked = elapsed_seconds()
         mine = holder_after(before, before.token + 1 if before else 1, self._end(), _machine())
@@ -114,9 +119,11 @@ class _Held:
         """In one thread: no renewal is on its way when the lease is given back."""
         self._renew()
         self._ended.wait()
-        with suppress(OSError, UserError):
+        try:
             self._write(datetime.fromtimestamp(0, UTC))
             self._given_back = True
+        except (OSError, UserError) as e:
+            self._refusal = e
 
     def _renew(self) -> None:
         while not self._ended.wait(self._seconds * _RENEWED_AFTER):
