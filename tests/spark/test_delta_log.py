@@ -21,7 +21,7 @@ from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.commit import commit_files
 from headrace.lake.ingest.data_file import DataFileWriter, WrittenFile, ddl_fields
 from headrace.manifest import Manifest
-from headrace.storage import local
+from headrace.storage import Fence, local
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 from tests.spark.test_features_stage import run as build
@@ -62,6 +62,19 @@ def test_deletion_vectors(spark: SparkSession, tmp_path: Path) -> None:
     plain = log.plain_files(4)
     assert plain is not None
     assert sum(pq.read_metadata(f.path).num_rows for f in plain) == 38
+
+
+def test_small_files_of_a_table_that_only_grows(spark: SparkSession, tmp_path: Path) -> None:
+    table = local(tmp_path)
+    create(spark, tmp_path, appendOnly="true")
+    for n in range(2):
+        spark.range(40 + n, 41 + n).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(table))
+    before = {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()}
+    days, _ = crowded(table, 2, 1 << 20)
+    assert "d0" in days
+    rewrite(spark, table, days, Fence("lease", 1))
+    assert crowded(table, 2, 1 << 20) == ([], 0)
+    assert {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()} == before
 
 
 @pytest.mark.parametrize("vectors", ["false", "true"])

@@ -46,7 +46,8 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
 
     So do older versions of the table. Rows that deletion vectors hide are in none of the new files. Neither OPTIMIZE
     nor REORG, whose commits would go behind those of a later holder as behind anybody's, but an overwrite that says
-    that no data changes: it reads and writes all files of a day, large ones, too.
+    that no data changes: it reads and writes all files of a day, large ones, too. Only of a table that grows alone
+    (`delta.appendOnly`), which Delta lets nobody overwrite, OPTIMIZE joins the small files, and without the fence.
 
     Args:
         spark: the session.
@@ -67,6 +68,9 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
         version = log.version
         assert version is not None, "there is a table"
         state = log.state(version)
+        if state is not None and state.configuration.get("delta.appendOnly") == "true":
+            _optimize(spark, table, day)
+            continue
         size = sum(a["size"] for a in state.adds if day in (None, _day(a))) if state is not None else 0
         rows = spark.read.format("delta").load(str(table))
         rows = rows if day is None else rows.where(F.col("ds") == day)
@@ -75,6 +79,14 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
         if state is not None and (partitioned := list(state.metadata.get("partitionColumns") or [])):
             writer = writer.partitionBy(*partitioned)
         save_delta(writer if day is None else writer.option("replaceWhere", f"ds = '{day}'"), table, fence)
+
+
+def _optimize(spark: SparkSession, table: Location, day: str | None) -> None:
+    """Join small files of a day, or of the whole table, by Delta's own OPTIMIZE, in one commit that changes no row."""
+    from delta.tables import DeltaTable
+
+    joined = DeltaTable.forPath(spark, str(table)).optimize()
+    (joined if day is None else joined.where(f"ds = '{day}'")).executeCompaction()
 
 
 def _day(add: Mapping[str, Any]) -> str | None:
