@@ -23,8 +23,9 @@ def end(code: int | None, what: str, said: str) -> NoReturn:
     Raises:
         RefusedException: 3.
         AirflowFailException: 2. Neither is tried again.
-        AirflowRescheduleException: 69, another run of the pipeline is at work, or 75, the day is not complete. The task
-            gives its slot back and comes again, as often as the DAG's time limit allows; that is no try.
+        AirflowRescheduleException: 69, another run of the pipeline is at work, or 75, the day is not complete or its
+            store is away. The task gives its slot back and comes again, as often as the DAG's time limit allows; that
+            is no try.
         AirflowException: anything else, which is tried again.
     """
     if code == ERRORS.EXIT_REFUSED:
@@ -32,7 +33,11 @@ def end(code: int | None, what: str, said: str) -> NoReturn:
     if code == ERRORS.EXIT_USER_ERROR:
         raise AirflowFailException(f"{what}: {said}")
     if code in (ERRORS.EXIT_INCOMPLETE, ERRORS.EXIT_BUSY):
-        why = "the day is not complete yet" if code == ERRORS.EXIT_INCOMPLETE else "another run is at work"
+        why = (
+            "the day is not complete yet, or its store is away"
+            if code == ERRORS.EXIT_INCOMPLETE
+            else "another run is at work"
+        )
         log.info("%s waits: %s", what, why)
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=SETTINGS.wait_seconds))
     raise AirflowException(f"{what} failed{'' if code is None else f' with exit code {code}'}: {said}")

@@ -7,13 +7,15 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.errors import UserError
+from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.logs import tell_error
 from headrace.stages import ORDER
+from headrace.storage import StoreAway
 
 
 class Group(TyperGroup):
-    """Turns what the user can mend into one message and exit code 2; Ctrl-C into 130, SIGTERM into 143."""
+    """Turns what the user can mend into one message and exit code 2; a store that is away into 75; Ctrl-C into 130,
+    SIGTERM into 143."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -21,6 +23,9 @@ class Group(TyperGroup):
         except UserError as e:
             tell_error(str(e))
             raise typer.Exit(e.exit_code) from None
+        except StoreAway as e:
+            tell_error(str(e))
+            raise typer.Exit(EXIT_INCOMPLETE) from None
         except KeyboardInterrupt as e:
             typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)
             raise typer.Exit(128 + getattr(e, "signum", 2)) from None

@@ -11,7 +11,7 @@ from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import Version, champion, numbered, registered_name
-from headrace.storage import Location, local
+from headrace.storage import Location, StoreAway, local
 from headrace.workspace import Workspace
 
 Format = Literal["onnx", "torch"]
@@ -52,6 +52,8 @@ def export(
         with tempfile.TemporaryDirectory(dir=to.parent.local_path(), prefix=".export-") as scratch:
             with to.new_folder() as folder:
                 kind, lacking = write_export(found, folder, local(scratch), precision, form)
+    except StoreAway:
+        raise
     except OSError as e:
         raise UserError(f"{to} cannot be written: {e}") from e
     day = f" of {found.ds}" if found.ds else ""

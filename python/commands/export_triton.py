@@ -11,7 +11,7 @@ from headrace.commands.screen import out
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.export.triton.options import Options
-from headrace.storage import Location, local
+from headrace.storage import Location, StoreAway, local
 from headrace.workspace import Workspace
 
 
@@ -92,6 +92,8 @@ def export_triton(
                 retrieval = Exported(near, second[1].source, load_spec(stages.pipeline).pipeline)
                 ranker = Exported(exported, found.source, short)
                 write_two_stage(retrieval, ranker, catalogue, to, version=number, listed=stages.listed, options=options)
+    except StoreAway:
+        raise
     except OSError as e:
         raise UserError(f"{to} cannot be written: {e}") from e
     asked_as = short if stages is None else f"{short}.two_stage"

@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager
 
 from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
-from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from headrace.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INCOMPLETE, UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.import_ahead import import_ahead
@@ -28,7 +28,7 @@ from headrace.jobs.parent_watch import when_parent_ends
 from headrace.observe.application import Observation
 from headrace.stage import RunPlan, run_stage
 from headrace.stages import ORDER, STAGES
-from headrace.storage import local_folder
+from headrace.storage import StoreAway, local_folder
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.jobs")
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the stages and exit.
 
     0: all are done or had nothing to do. 2: what the user can mend (one message). 69: another run of the pipeline is
-    at work, try later. 75: the day is not complete yet, try later. 128 + N: signal N has ended the JVM. 1: another
-    failure (with a trace).
+    at work, try later. 75: the day is not complete yet, or the store is away, try later. 128 + N: signal N has ended
+    the JVM. 1: another failure (with a trace).
     """
     args = _arguments(argv)
     logs.configure(text="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
@@ -95,6 +95,9 @@ def _run(args: argparse.Namespace) -> int:
     except UserError as e:
         logs.tell_error(str(e))
         return e.exit_code
+    except StoreAway as e:
+        logs.tell_error(str(e))
+        return EXIT_INCOMPLETE
     except Exception:  # the process's last line of defence: anything else is a failure with its trace
         _tell_trace()
         return _killed_jvm() or EXIT_FAILURE

@@ -20,6 +20,7 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 
 from headrace.storage.lease import Fence, Lease, LeaseLost
 from headrace.storage.location import Location, local, location_of
+from headrace.storage.objects.calls import StoreAway
 from headrace.storage.objects.copies import release as release_copy
 from headrace.storage.uri import local_folder, uri_fault
 
@@ -28,6 +29,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "Location",
+    "StoreAway",
     "local",
     "local_folder",
     "location_of",

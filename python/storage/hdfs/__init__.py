@@ -1,6 +1,7 @@
 """HDFS as a store: that of objects (`headrace.storage.objects`), whose calls are made of renames.
 
     client    the connection to a NameNode, with the user or the Kerberos ticket that Hadoop's own tools take
+    timed     hdfs-native's client, with an end to each of its calls
     rpc       the calls of HDFS: no other module makes them
     bucket    the calls of a store of objects (`objects.calls.Bucket`) by those
     store     what a store of objects does not have: what writers that were killed left beside a file

@@ -8,15 +8,19 @@ are those of hdfs-site.xml there.
 
 from __future__ import annotations
 
+import socket
+from urllib.parse import urlsplit
+
 from headrace.errors import UserError
 from headrace.storage.hdfs.rpc import NameNode
+from headrace.storage.hdfs.timed import TimedClient
 
 
 def connect(authority: str) -> NameNode:
-    """The connection to the NameNode at `HOST:PORT`, or to those of a name in hdfs-site.xml; asks nothing yet.
+    """The connection to the NameNode at `HOST:PORT`, or to those of a name in hdfs-site.xml; asks it nothing yet.
 
     Raises:
-        UserError: the package is not installed, or the name is not known.
+        UserError: the package is not installed, or the name is not known, of a host neither.
     """
     try:
         # 17 MB of native code, which no other store needs.
@@ -27,9 +31,23 @@ def connect(authority: str) -> NameNode:
         ) from None
 
     try:
-        return NameNode(f"hdfs://{authority}", Client(f"hdfs://{authority}"))
+        _look_up(authority)
+        return NameNode(f"hdfs://{authority}", TimedClient(Client(f"hdfs://{authority}"), authority))
     except (OSError, RuntimeError, ValueError) as e:
         raise UserError(
             f"hdfs://{authority}: there is no such NameNode ({e}): write hdfs://HOST:PORT/FOLDER, or a name that "
             f"hdfs-site.xml in HADOOP_CONF_DIR has"
         ) from None
+
+
+def _look_up(authority: str) -> None:
+    """Raises OSError where there is no host of that name: to the client that is a connection which fails."""
+    place = urlsplit(f"hdfs://{authority}")
+    if place.port is None:  # a name of hdfs-site.xml
+        return
+    try:
+        socket.getaddrinfo(place.hostname, place.port)
+    except socket.gaierror as e:
+        # A server of names that does not answer is no reason to take the name for a wrong one.
+        if e.errno != socket.EAI_AGAIN:
+            raise

@@ -32,6 +32,10 @@ class StoreError(OSError):
     """The store did not do as asked, after its client tried again."""
 
 
+class StoreAway(StoreError):
+    """The store cannot be reached: nothing to mend, try later; exit code 75."""
+
+
 class ChangedInPlace(OSError):
     """An object is not the one that its folder's list names."""
 
