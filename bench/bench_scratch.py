@@ -6,7 +6,7 @@
 
 `rows` runs both in one session of local[*] over the same files, nothing decoded before; the datasets are compared byte
 by byte. `ids` and `keys` run `own` on an executor of its own (local-cluster), with a driver whose heap is 512 MiB or
-what --heap says, and a row for each id. Writes build/bench/scratch-PART-SIZE.json.
+what --heap says, `driver_python_mib: 256`, and a row for each id. Writes build/bench/scratch-PART-SIZE.json.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from bench.criteo_data import FIRST_DAY, write_days
 from bench.etl_lake import DAYS, Lake, spec_of
 from bench.report import Figure, publish
 from headrace.config import Chain, Spark, Spec
-from headrace.features.vocabulary import delta_table
 from headrace.lake.session import session
 from headrace.workspace import Workspace
 
 _TURNS = 3
 _HEAP = "512m"
-#: Above so many values the driver takes none: the same way for all sizes.
-_MOST_IN_DRIVER = 100_000
+#: The least that a spec may give: two million ids are more than the driver takes.
+_PYTHON_MIB = 256
 _BY_KEY = (
     Chain(columns=("C1",), ops=({"op": "target_encoding"},)),
     Chain(columns=("C1",), ops=({"op": "join_groupby", "params": {"by": "C1"}},)),
@@ -91,11 +90,11 @@ def forget(lake: Lake, work: Path) -> None:
 def of_ids(millions: float, work: Path, part: str = "ids", heap: str = _HEAP) -> list[Figure]:
     """Peaks of the driver's two processes: with a vocabulary of so many values, or (`keys`) tables of so many keys."""
     rows = int(millions * 1e6)
-    delta_table.MOST_IN_DRIVER = _MOST_IN_DRIVER
     conf = Spark(
         master="local-cluster[1,2,2048]",
         scratch="own",
         driver_memory=heap,
+        driver_python_mib=_PYTHON_MIB,
         properties={
             "spark.executor.memory": "2g",
             # A sort in a task is of about a million values.

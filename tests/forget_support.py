@@ -173,7 +173,8 @@ def make_home(ws: Workspace, spec: Spec) -> None:
     # What a reader of changes, a killed run and a killed erasure leave.
     with (ws.table("clicks", "events") / "_change_data" / "cdc-1.parquet").new_file() as path:
         pq.write_table(events(9), path)
-    for place in (ws.encoded("clicks"), ws.mapped("clicks"), ws.spark_local / "score" / "clicks"):
+    of_stages = [ws.spark_local / kind / "clicks" for kind in ("ingest", "score", "vocabulary", "tables")]
+    for place in (ws.encoded("clicks"), ws.mapped("clicks"), *of_stages):
         (place / "piece").put_text(GONE[0])
     save_models(ws, spec)
 

@@ -29,6 +29,10 @@ class Spark(Section):
     master: str = "local[*]"
     #: The driver's heap, as Spark spells it.
     driver_memory: str = "3g"
+    #: MiB that the driver's Python process may take of values and tables by key where their statistics are merged by
+    #: Spark (`scratch: own`, `features.engine: spark`): where there are more, Spark gives the codes and tasks make the
+    #: tables. What the process imports takes some 300 besides.
+    driver_python_mib: int = Field(default=1024, ge=256)
     #: Whether the executors share a disk for what tasks hand to each other: `shared`, one scratch folder at one path;
     #: `own`, each host has its own, and it goes through Spark's shuffle or the lake; `auto`: `own` where executors are
     #: on other machines.

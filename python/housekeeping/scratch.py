@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from headrace.housekeeping.step import Step, newest_write_ns, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work
-from headrace.lake.handed_on import HANDING
+from headrace.lake.handed_on import HANDING, STAGE_FOLDERS
 from headrace.storage import Location
 
 
@@ -14,7 +14,7 @@ def scratch_steps(state: WorkspaceState) -> Iterator[Step]:
     """Temporary files of this pipeline's stages, on this host and in the lake, and of Spark where none is at work."""
     ws, mine = state.ws, state.pipeline
     temporary = ws.spark_local
-    places = [temporary / kind / mine for kind in (*HANDING, "vocabulary")]
+    places = [temporary / kind / mine for kind in STAGE_FOLDERS]
     places += [ws.handed_on(mine, stage, own=True) for stage in HANDING]
     places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{mine}-")]
     others = (name for name in ws.pipelines() if name != mine)

@@ -11,6 +11,11 @@ from headrace.storage import Location
 
 #: The stages that have such folders.
 HANDING = ("ingest", "score")
+#: Below `Workspace.spark_local`, and there by pipeline: what the stage `features` has of vocabularies and of tables by
+#: key.
+VOCABULARIES, KEYED_TABLES = "vocabulary", "tables"
+#: All folders of stages there; a run that is killed leaves files in them.
+STAGE_FOLDERS = (*HANDING, VOCABULARIES, KEYED_TABLES)
 
 
 @contextmanager

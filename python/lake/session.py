@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
+from headrace.lake import driver_memory
 from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
 from headrace.resources import REMOTE, Spent
 from headrace.udfs.library import udf_jars
@@ -64,6 +65,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     props |= {
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
+        driver_memory.PROPERTY: str(conf.driver_python_mib),
         # Iceberg's is on no class path of the class archive's: it is far larger than all of the others together.
         "spark.jars": ",".join([*jars, *map(str, [*udf_jars(rapids), *_iceberg_jars(conf.properties)])]),
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),

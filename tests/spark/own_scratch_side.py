@@ -24,7 +24,9 @@ from pyspark.sql import SparkSession
 from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.engines.arrow import fit, fit_exchange, keyed_exchange
+from headrace.features.engines import keyed_exchange
+from headrace.features.engines.arrow import fit as arrow_fit
+from headrace.features.engines.spark import fit as spark_fit
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.ingest import arrow_rows, batch_rows, unpack
 from headrace.lake.ingest.stage import Ingest
@@ -107,14 +109,19 @@ def lose_one_of_each(module: ModuleType, folder: Path, *kinds: str) -> None:
 def features(spark: SparkSession, given: Any, ws: Workspace, ds: str) -> dict[str, Any]:
     """By both engines; an executor is lost with its folder after the fit."""
     said = dict[str, Any]()
-    fit_exchange.MOST_IN_DRIVER = 0
+    keyed_exchange.most_in_driver = lambda spark: 0
+    tables = said["tables"] = {"arrow": list[str](), "spark": list[str]()}
 
-    def noted(*args: Any) -> Any:
-        found = keyed_exchange.keyed_tables(*args)
-        said.setdefault("tables", []).extend(sorted(name for learned in found.values() for name in learned.tables))
-        return found
+    def noted(engine: str) -> Callable[..., Any]:
+        def made(*args: Any) -> Any:
+            found = keyed_exchange.keyed_tables(*args)
+            tables[engine] += sorted(name for learned in found.values() for name in learned.tables)
+            return found
 
-    fit.keyed_tables = noted  # type: ignore[assignment]
+        return made
+
+    arrow_fit.keyed_tables = noted("arrow")
+    spark_fit.keyed_tables = noted("spark")
 
     def after(step: str) -> None:
         if step == "fit":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections import Counter, defaultdict
@@ -24,7 +25,9 @@ from headrace.config import Chain, build_spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow.aggregate import aggregate_batch
+from headrace.features.engines.spark import groups
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
 from headrace.features.learn.exact_sums import LARGEST, SMALLEST
@@ -33,8 +36,10 @@ from headrace.features.learn.merge import merge_all
 from headrace.features.learn.statistics import IDENTITY, Rows
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.vocabulary.in_memory import VocabulariesInMemory
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.saved import table_file
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.stage import run_stage
@@ -198,6 +203,57 @@ def test_engines_agree_and_are_right(
     # Without the column, no row is of the training range.
     plain = batch.select([c.name for c in COLUMNS])
     assert pa.Table.from_batches([fitted.transform_batch(plain)]).equals(by_arrow)
+
+
+def test_tables_that_the_driver_does_not_hold(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks make them: the same files, byte for byte. Not of those from which their chain learns again."""
+    rng = np.random.default_rng(7)
+    rows: list[Row] = [
+        {
+            "s": [None, "a", "é", "日本"][rng.integers(4)],
+            "i": int(rng.integers(-1, 2)),
+            "b": [None, True, False][rng.integers(3)],
+            "id": 2**53 + int(rng.integers(0, 9)),
+            "x": [None, math.nan, 0.1, 1e300, 7.0][rng.integers(5)],
+            "f": float(np.float32(rng.normal())),
+            "n": int(rng.integers(0, 9)),
+            "c": "c",
+            "cs": [],
+            "one": "only",
+            "label": int(rng.integers(2)),
+        }
+        for _ in range(80)
+    ]
+    frame = as_frame(spark, as_batch(rows)).repartition(3)
+    monkeypatch.setattr(groups, "PARTITION_VALUES", 10)
+
+    def persisted() -> int:
+        assert spark.sparkContext._jsc is not None
+        return int(spark.sparkContext._jsc.getPersistentRDDs().size())
+
+    before, found = persisted(), {}
+    for most in (1 << 20, 0):
+        monkeypatch.setattr(keyed_exchange, "most_in_driver", lambda spark, most=most: most)
+        folder = local(tmp_path / f"tables-{most}")
+        found[most] = fit(build(), frame, VocabulariesInMemory(), folder=folder)
+        found[most].save(local(tmp_path / f"{most}"))
+    here, there = found[1 << 20], found[0]
+    assert json.dumps(there.states) == json.dumps(here.states)
+    assert {type(table) for table in here.tables.values()} == {KeyedTable}
+    again = {name for name, table in there.tables.items() if type(table) is KeyedTable}
+    assert again == {"1.0.s_i_te", "3.0.s"}
+    assert len(there.tables) == 7
+    for name in here.tables:
+        files = [table_file(local(tmp_path / most), name).read_bytes() for most in ("0", f"{1 << 20}")]
+        assert files[0] == files[1], name
+    # Its own files go with the tables, and nothing stays with Spark.
+    assert list((tmp_path / "tables-0").iterdir())
+    del there, found
+    gc.collect()
+    assert not list((tmp_path / "tables-0").iterdir())
+    assert persisted() == before
 
 
 def check(rows: list[Row], found: pa.Table, training: bool) -> None:

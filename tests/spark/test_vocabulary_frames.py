@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
         counted = counts(seed)
         expected = VocabularyTable(spark, here, ds, version)
         tables = expected.update(counted, RULES)
-        monkeypatch.setattr(delta_table, "MOST_IN_DRIVER", -1)
+        monkeypatch.setattr(delta_table, "driver_python_bytes", lambda spark: -1)
         found = VocabularyTable(spark, there, ds, version, local(tmp_path))
         with found.in_background():
             lookups = found.update(spark.createDataFrame(counted).repartition(3), RULES)
@@ -103,9 +104,13 @@ def test_known_values_are_counted_behind_deletion_vectors(
     assert version is not None
     assert DeltaLog(path).plain_files(version) is None
     counted = spark.createDataFrame(pa.table({"name": ["a"], "value": ["new"], "count": [1], "day": [0]}))
+
+    def held(values: int, spark: SparkSession) -> int:
+        return values * delta_table._VALUE_BYTES + (8 * len("x0") + len("new")) * delta_table._TEXTS
+
     # 8 known ones and the counted one.
     for most, by_spark in ((8, True), (9, False)):
-        monkeypatch.setattr(delta_table, "MOST_IN_DRIVER", most)
+        monkeypatch.setattr(delta_table, "driver_python_bytes", partial(held, most))
         found = VocabularyTable(spark, path, "2026-01-04", version, local(tmp_path)).update(counted, rules)["a"]
         assert isinstance(found, FileLookup) == by_spark
         assert lookup_of(found).table.column("value").to_pylist() == [f"x{i}" for i in range(9) if i != 4]

@@ -16,16 +16,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
-from headrace.features.engines.arrow import blocks as module
+from headrace.features.engines import blocks as module
 from headrace.features.engines.arrow import part_rows
 from headrace.features.engines.arrow.aggregate_task import Name
-from headrace.features.engines.arrow.blocks import Sender, cut, packed, unpacked
 from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.fit_exchange import MergeStatistics, SendStatistics, Tables, by_key
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.features.engines.arrow.lake_rows import FileTasks, ScanTask, Splitter, lake_rows
 from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
+from headrace.features.engines.blocks import Sender, cut, packed, unpacked
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split_rule import TimeRule
 from headrace.features.learn.merge import canonical, merge

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from headrace.config import Chain
 from headrace.features.engines.arrow.aggregate import aggregate_batch
-from headrace.features.engines.arrow.blocks import cut, packed
 from headrace.features.engines.arrow.fit_exchange import by_key
-from headrace.features.engines.arrow.keyed_exchange import FinishParts, KeyedStep, decoded, encoded
+from headrace.features.engines.blocks import cut, packed
+from headrace.features.engines.keyed_exchange import FinishParts, KeyedStep, decoded, encoded
 from headrace.features.learn.statistics import Partial, Rows
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary import mapped_chunks

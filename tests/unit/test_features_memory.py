@@ -48,6 +48,12 @@ def write_rows(path: Path, rows: int) -> None:
     pq.write_table(pa.table(columns), path, row_group_size=rows)
 
 
+def anonymous_mib() -> float:
+    """RssAnon of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+
+
 class AnonymousPeak:
     """The largest RssAnon of this process while it is entered, MiB: pages of mapped files are the kernel's to drop."""
 
@@ -65,9 +71,7 @@ class AnonymousPeak:
 
     def _watch(self) -> None:
         while not self._done.wait(0.002):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("RssAnon:"):
-                    self.mib = max(self.mib, int(line.split()[1]) / 1024)
+            self.mib = max(self.mib, anonymous_mib())
 
 
 def build(folder: Path) -> None:

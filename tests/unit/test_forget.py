@@ -435,10 +435,12 @@ def test_the_search_trusts_short_values_in_their_own_column_alone(tmp_path: Path
     # Of another pipeline, at work; and one of ours that was not written to its end.
     (ws.spark_local / "ingest" / "visits" / "half.parquet").put_text("PAR1")
     (ws.lake / "warehouse" / "visits_scores" / "half.parquet").put_text("user-0017")
-    (ws.spark_local / "ingest" / "clicks" / "half.parquet").put_text("PAR1")
+    for kind in ("ingest", "tables", "vocabulary"):
+        (ws.spark_local / kind / "clicks" / "half.parquet").put_text("PAR1")
     found = scan(state, persons)
     assert sorted(found.found) == [f"lake/clicks/{name}/x.parquet" for name in ("nested", "other", "user_id")]
-    assert found.unread == ["spark/ingest/clicks/half.parquet"]
+    unread = [f"spark/{kind}/clicks/half.parquet" for kind in ("ingest", "tables", "vocabulary")]
+    assert sorted(found.unread) == unread
 
 
 def test_the_search_finds_long_integers_in_texts_and_lists(tmp_path: Path) -> None:

@@ -60,6 +60,16 @@ def test_what_tasks_handed_on_in_the_lake_goes(ws: Workspace, spec: Spec) -> Non
     assert left_over(ws.lake) == []
 
 
+def test_what_stages_have_in_scratch_goes(tmp_path: Path, spec: Spec) -> None:
+    ws, kinds = Workspace(tmp_path), ("ingest", "score", "tables", "vocabulary")
+    for kind in kinds:
+        for pipeline in ("clicks", "other"):
+            (ws.spark_local / kind / pipeline / "x" / "rows.arrow").put_text("x")
+    steps = [s.what for s in collect(spec, ws, datetime.now(UTC) + timedelta(seconds=1), True)]
+    assert sorted(steps) == [f"spark/{kind}/clicks" for kind in kinds]
+    assert [f.below(ws.spark_local) for f in ws.spark_local.files()] == [f"{k}/other/x/rows.arrow" for k in kinds]
+
+
 def begin(place: Location, token: str, text: str) -> None:
     (place.begin(token) / "deep" / "f").put_text(text)
 

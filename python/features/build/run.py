@@ -30,6 +30,7 @@ from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.handed_on import KEYED_TABLES, VOCABULARIES
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, Result
 from headrace.storage import Location
@@ -69,7 +70,7 @@ def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
     """The pipeline's vocabularies: for a run with the key of a finished one, as that one saw them."""
     done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "features"))
     version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
-    scratch = ctx.ws.spark_local / "vocabulary" / ctx.spec.pipeline
+    scratch = ctx.ws.spark_local / VOCABULARIES / ctx.spec.pipeline
     table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
     return VocabularyTable(spark, table, ctx.ds, version, scratch, ctx.fence)
 
@@ -107,7 +108,8 @@ def build(
         if files is None:
             counts = check_rows(rows, f.label, spec.pipeline, f.label_type)
             after("rows")
-            fitted = fit(workflow, rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day)
+            tables = ctx.ws.spark_local / KEYED_TABLES / spec.pipeline
+            fitted = fit(workflow, rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day, tables)
         else:
             counts, fitted = fit_files(
                 workflow, files, rows, vocabularies, spark, spec.pipeline, label_type=f.label_type

@@ -24,10 +24,12 @@ from headrace.features.vocabulary.codes import give_codes
 from headrace.features.vocabulary.frame_codes import codes_of
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.table_writer import Pieces
 from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
 from headrace.lake.append import append, data_file
 from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.lake.delta.transaction import TransactionOvertaken
+from headrace.lake.driver_memory import driver_python_bytes
 from headrace.lake.exchange import streamed
 from headrace.storage import Fence, Location
 from headrace.udfs.xxhash64 import xxhash64_strings
@@ -44,12 +46,14 @@ _ROWS = pa.schema(
         ("added_ds", pa.string()),
     ]
 )
-_ROWS_A_FILE = 2_000_000
+#: Of a data file at most: rows, and bytes of their values.
+_ROWS_A_FILE, _BYTES_A_FILE = 2_000_000, 64 << 20
 #: Vocabularies that are given codes at once.
 _THREADS = 4
-#: Values, known ones and counted ones, that this process takes into its memory: about 100 bytes each.
-MOST_IN_DRIVER = 5_000_000
-#: Bytes of their texts, of which Arrow's columns have 2 GiB at most.
+#: What giving a code takes of this process, of each value, known or counted: bytes beside its text, and how many times
+#: its text.
+_VALUE_BYTES, _TEXTS = 80, 6
+#: Bytes of all texts, of which Arrow's columns have 2 GiB at most.
 MOST_TEXT_IN_DRIVER = 3 << 29
 #: Commits that may come in between before a run gives up.
 _ATTEMPTS = 5
@@ -145,8 +149,9 @@ class VocabularyTable:
     ) -> Mapping[str, pa.Table | Lookup]:
         """See `Vocabularies.update`.
 
-        Codes are given out here, in Arrow; where a frame and the table have many values, or their texts are long, by
-        Spark, and this process sees them go by on their way to files (MOST_IN_DRIVER, MOST_TEXT_IN_DRIVER).
+        Codes are given out here, in Arrow; where a frame and the table have more values than this process may hold
+        (`spark.driver_python_mib`), or more text than Arrow, by Spark, and this process sees them go by on their way to
+        files.
 
         Raises:
             UserError: the table holds a code or a value twice, a vocabulary began with other buckets, or the pinned
@@ -163,7 +168,9 @@ class VocabularyTable:
             frame = counts
             counted = counts.agg(F.count("value"), F.sum(F.octet_length("value"))).first()
             assert counted is not None
-            if rows + counted[0] <= MOST_IN_DRIVER and size + (counted[1] or 0) <= MOST_TEXT_IN_DRIVER:
+            rows, size = rows + counted[0], size + (counted[1] or 0)
+            taken = rows * _VALUE_BYTES + size * _TEXTS
+            if taken <= driver_python_bytes(self._spark) and size <= MOST_TEXT_IN_DRIVER:
                 values = counts.toArrow()
                 return self._updated(lambda: self._update(values, rules))
         return self._updated(lambda: self._update_by_spark(frame, rules))
@@ -219,7 +226,7 @@ class VocabularyTable:
         scratch, pinned = self._new_folder(), self._pinned is not None
         folder = Path(scratch.name)
         with codes_of(counted, known, rules, self._ds, pinned=pinned) as codes:
-            written = VocabularyWriter(folder, list(rules), self._data_file, _ROWS_A_FILE)
+            written = VocabularyWriter(folder, list(rules), self._data_file, _ROWS_A_FILE, _BYTES_A_FILE)
             for batch in streamed(codes.rows):
                 written.add(batch)
             files, adds = written.finish()
@@ -335,8 +342,7 @@ class VocabularyTable:
 
     def _append(self, rows: pa.Table) -> None:
         if self.version is None or rows.num_rows:
-            starts = range(0, rows.num_rows, _ROWS_A_FILE)
-            self._commit(lambda: [data_file(self._path, rows.slice(start, _ROWS_A_FILE)) for start in starts])
+            self._commit(lambda: [data_file(self._path, piece) for piece in _pieces(rows)])
 
     def _append_files(self, adds: list[dict[str, Any]]) -> None:
         if self.version is None or adds:
@@ -357,6 +363,14 @@ class VocabularyTable:
             raise CodesOvertaken(
                 f"another run added to the vocabularies {self._path} while those of {self._ds} were counted"
             ) from e
+
+
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    """New values by data file, as VocabularyWriter writes them."""
+    pieces = Pieces(rows.schema, "value", _ROWS_A_FILE, _BYTES_A_FILE)
+    yield from pieces.add(rows)
+    if (rest := pieces.rest()).num_rows:
+        yield rest
 
 
 def _named(table: pa.Table, name: str) -> pa.Table:

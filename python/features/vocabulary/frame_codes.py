@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from headrace.features.vocabulary.codes import began_otherwise
 from headrace.features.vocabulary.rule import VocabularyRule
 
-#: Values of a partition: what the driver takes at once, and what a task sorts.
-PARTITION_VALUES = 1 << 18
+#: Values of a partition, and bytes of their texts: what the driver takes at once, and what a task sorts.
+PARTITION_VALUES, PARTITION_BYTES = 1 << 18, 32 << 20
 #: Which row of its partition a row is, in what `monotonically_increasing_id` gives.
 _ROW_BITS = 33
 
@@ -98,10 +98,11 @@ def of_name(numbers: Mapping[str, int]) -> Column:
     return F.element_at(F.create_map(*pairs), F.col("name"))
 
 
-def ordered(frame: DataFrame, by: Sequence[str | Column]) -> DataFrame:
-    """The rows in order, in so many partitions that each is small."""
-    rows = frame.count()
-    frame = frame.repartitionByRange(max(1, -(-rows // PARTITION_VALUES)), *by)
+def ordered(frame: DataFrame, by: Sequence[str | Column], text: str = "value") -> DataFrame:
+    """The rows in order, in so many partitions that each is small. `text`: the column that may be long."""
+    rows, size = frame.agg(F.count(F.lit(1)), F.sum(F.octet_length(text))).collect()[0]
+    partitions = max(1, -(-rows // PARTITION_VALUES), -(-(size or 0) // PARTITION_BYTES))
+    frame = frame.repartitionByRange(partitions, *by)
     return frame.sortWithinPartitions(*by)
 
 

@@ -30,9 +30,14 @@ class FileKeyedTable(KeyedTable):
     Each batch of keys costs a read of the whole file.
     """
 
-    def __init__(self, path: Path) -> None:
-        """`path`: as `FittedWorkflow.save` writes it."""
-        self.path = path
+    def __init__(self, path: Path, folder: object = None) -> None:
+        """Open it.
+
+        Args:
+            path: as `FittedWorkflow.save` writes it.
+            folder: what removes the file when it is gone.
+        """
+        self.path, self._folder = path, folder
         metadata = pq.read_metadata(path)
         self._rows, self._schema = metadata.num_rows, metadata.schema.to_arrow_schema()
 

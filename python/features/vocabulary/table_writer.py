@@ -2,41 +2,120 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-#: Rows of a row group, as in a file that is written of one table.
-_GROUP_ROWS = 1 << 20
+#: Of a row group at most: rows, and bytes of its texts. A row group is what a reader holds.
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 32 << 20
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Pieces:
+    """Rows that come in batches, in pieces of a limited size: as many as fit, and one at least.
+
+    Where pieces end depends on the rows alone, not on the batches.
+    """
+
+    def __init__(self, schema: pa.Schema, text: str, most_rows: int, most_bytes: int) -> None:
+        """Begin.
+
+        Args:
+            schema: of the rows.
+            text: the column of which a piece has at most `most_bytes`.
+            most_rows: that a piece has.
+            most_bytes: of that column's values.
+        """
+        self._schema, self._text, self._most_rows, self._most_bytes = schema, text, most_rows, most_bytes
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows, self._bytes = 0, 0
+
+    def add(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Take rows; the pieces that are full."""
+        self._keep(rows)
+        while self._rows >= self._most_rows or self._bytes > self._most_bytes:
+            whole = pa.Table.from_batches(self._waiting, self._schema)
+            ends = np.cumsum(self._sizes(whole.slice(0, self._most_rows)))
+            count = max(1, int(np.searchsorted(ends, self._most_bytes, "right")))
+            self._waiting, self._rows, self._bytes = [], 0, 0
+            self._keep(whole.slice(count))
+            yield whole.slice(0, count)
+
+    def rest(self) -> pa.Table:
+        """What is left: less than a piece."""
+        return pa.Table.from_batches(self._waiting, self._schema)
+
+    def _keep(self, rows: pa.Table) -> None:
+        self._waiting += rows.to_batches()
+        self._rows += rows.num_rows
+        self._bytes += int(self._sizes(rows).sum())
+
+    def _sizes(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        return np.asarray(pc.fill_null(pc.binary_length(rows.column(self._text)), 0).to_numpy(), np.int64)
 
 
 class TableWriter:
-    """A table's file, with the bytes that it has where it is written of one table."""
+    """A table's file: the same bytes, in whatever parts the table comes."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        """Begin the file."""
+    def __init__(self, path: Path, schema: pa.Schema, text: str) -> None:
+        """Begin the file. `text`: the column of texts, of which a row group has a limited size."""
         self.path = path
         self._schema = schema
         self._writer = pq.ParquetWriter(path, schema, compression="zstd")
-        self._waiting: list[pa.RecordBatch] = []
-        self._rows, self._written = 0, False
+        self._pieces = Pieces(schema, text, _GROUP_ROWS, _GROUP_BYTES)
+        self._written, self._ended = False, False
 
     def add(self, rows: pa.Table) -> None:
         """Write rows behind the others."""
-        self._waiting += rows.cast(self._schema).to_batches()
-        self._rows += rows.num_rows
-        while self._rows >= _GROUP_ROWS:
-            self._flush(_GROUP_ROWS)
+        for piece in self._pieces.add(rows.cast(self._schema)):
+            self._write(piece)
 
     def finish(self) -> None:
-        """End the file."""
-        if self._rows or not self._written:
-            self._flush(self._rows)
+        """End the file. Again: nothing."""
+        if self._ended:
+            return
+        rest = self._pieces.rest()
+        if rest.num_rows or not self._written:
+            self._write(rest)
         self._writer.close()
+        self._ended = True
 
-    def _flush(self, rows: int) -> None:
-        whole = pa.Table.from_batches(self._waiting, self._schema)
-        self._writer.write_table(whole.slice(0, rows).combine_chunks(), max(rows, 1))
-        self._written, rest = True, whole.slice(rows)
-        self._waiting, self._rows = rest.to_batches(), rest.num_rows
+    def _write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows.combine_chunks(), max(rows.num_rows, 1))
+        self._written = True
+
+
+class TableWriters(Generic[K]):
+    """Tables whose rows come one table after the other, so that those of one wait at a time."""
+
+    def __init__(self, writers: Mapping[K, TableWriter]) -> None:
+        """`writers`: of all tables, also of those without rows."""
+        self._writers = writers
+        self._at: K | None = None
+
+    def add(self, table: K, rows: pa.Table) -> None:
+        """Write rows of a table; none of the table before it come any more."""
+        if self._at is not None and table != self._at:
+            self._writers[self._at].finish()
+        self._at = table
+        self._writers[table].add(rows)
+
+    def finish(self) -> dict[K, Path]:
+        """End all files; where they are."""
+        for writer in self._writers.values():
+            writer.finish()
+        return {table: writer.path for table, writer in self._writers.items()}
+
+
+def write_table(table: pa.Table, path: Path, text: str) -> None:
+    """A table's file, as a TableWriter writes it."""
+    writer = TableWriter(path, table.schema, text)
+    writer.add(table)
+    writer.finish()

@@ -20,6 +20,7 @@ from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable, MappedKeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.table_writer import write_table
 from headrace.schema import DatasetSchema, TableColumn
 from headrace.storage import Location, local
 from headrace.storage.once import made_once
@@ -74,13 +75,13 @@ def write(
             table_file(folder, name).copy_from(local(keyed.path))
             continue
         with table_file(folder, name).new_file() as path:
-            pq.write_table(keyed.table, path, compression="zstd")
+            write_table(keyed.table, path, KEY)
     for name, vocabulary in vocabularies.items():
         if isinstance(vocabulary, FileLookup):
             vocabulary_file(folder, name).copy_from(local(vocabulary.path))
             continue
         with vocabulary_file(folder, name).new_file() as path:
-            pq.write_table(vocabulary.table, path, compression="zstd")
+            write_table(vocabulary.table, path, "value")
     file_of(folder).put_text(json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
 
 

@@ -11,7 +11,7 @@ from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.models import OF_TRAINING, REGISTERED_SUFFIXES
 from headrace.housekeeping.step import remove_all, size_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work
-from headrace.lake.handed_on import HANDING
+from headrace.lake.handed_on import STAGE_FOLDERS
 from headrace.manifest import Manifest
 from headrace.registry.artifact import staging
 from headrace.storage import Location
@@ -45,7 +45,7 @@ def cache_places(state: WorkspaceState) -> Iterator[Place]:
         ws.encoded(mine),
         ws.mapped(mine),
         *(staging(ws, mine + suffix) for suffix in REGISTERED_SUFFIXES),
-        *(temporary / kind / mine for kind in (*HANDING, "vocabulary")),
+        *(temporary / kind / mine for kind in STAGE_FOLDERS),
     ]
     places += [ws.staging(mine)]
     places += [e for e in (temporary / "prepared").entries() if e.name.startswith(f"{mine}-")]

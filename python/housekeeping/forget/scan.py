@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.models import REGISTERED_SUFFIXES
 from headrace.housekeeping.workspace_state import WorkspaceState
-from headrace.lake.handed_on import HANDING
+from headrace.lake.handed_on import STAGE_FOLDERS
 from headrace.publish.target import table_name
 from headrace.registry.artifact import staging
 from headrace.storage import Location, local
@@ -89,7 +89,7 @@ def _files(state: WorkspaceState) -> Iterator[Location]:
         ws.encoded(mine),
         ws.mapped(mine),
         *(staging(ws, mine + suffix) for suffix in REGISTERED_SUFFIXES),
-        *(ws.spark_local / kind / mine for kind in (*HANDING, "vocabulary")),
+        *(ws.spark_local / kind / mine for kind in STAGE_FOLDERS),
         *(e for e in (ws.spark_local / "prepared").entries() if e.name.startswith(f"{mine}-")),
     ]
     if state.spec.publish is not None:

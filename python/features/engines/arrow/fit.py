@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.features.engines.arrow.aggregate_task import AggregateTask, Name
 from headrace.features.engines.arrow.fit_exchange import Merged, counted_values, scan_merged
 from headrace.features.engines.arrow.host_folder import HostFolder
-from headrace.features.engines.arrow.keyed_exchange import KeyedStep, keyed_tables
 from headrace.features.engines.arrow.lake_rows import LakeRows, table_at
+from headrace.features.engines.keyed_exchange import KeyedStep, keyed_tables
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic
 from headrace.features.ops.base import FittedState

@@ -20,15 +20,16 @@ from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow.aggregate_task import AggregateTask, Name
-from headrace.features.engines.arrow.blocks import Sender, cut, packed, unpacked
 from headrace.features.engines.arrow.lake_rows import LakeRows, ScanTask
 from headrace.features.engines.arrow.text_counts import counted
+from headrace.features.engines.blocks import Sender, cut, packed, unpacked
+from headrace.features.engines.keyed_exchange import is_by_key
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, counts
 from headrace.features.ops.categorify import Categorify
-from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.tasks import cores_of, executors_of
@@ -50,8 +51,6 @@ _MERGED_SCHEMA = pa.schema(
 )
 #: Values of a batch on its way to the JVM.
 _BATCH_ROWS = 10_000
-#: Bytes of statistics for tables by key, all together, that the driver takes into its memory.
-MOST_IN_DRIVER = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -80,19 +79,12 @@ class Tables:
         return self.statistics.index(name)
 
     def by_key(self, task: AggregateTask) -> list[int]:
-        """Numbers of statistics of which tasks can make tables, key by key.
-
-        That of a table from which the same chain learns again is none of them: the next turn's tasks are given it.
-        """
-        found = []
-        for number, (i, j, name) in enumerate(self.statistics):
-            steps = task.workflow.chains[i].steps
-            op, statistic = steps[j].op, task.requested[i, j][name]
-            if not isinstance(op, EstimatorOp) or not op.by_key or any(step.op.learns for step in steps[j + 1 :]):
-                continue
-            if statistic.key and statistic.kind == "text":
-                found.append(number)
-        return found
+        """Numbers of statistics of which tasks can make tables, key by key."""
+        return [
+            number
+            for number, (i, j, name) in enumerate(self.statistics)
+            if is_by_key(task.workflow.chains[i].steps, j, task.requested[i, j][name])
+        ]
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
         partials = merged.where("statistic is not null").select("name", "statistic", "count")
         is_keyed = F.col("name").isin(by_key)
         found = partials.withColumn("statistic", F.when(~is_keyed, F.col("statistic"))).collect()
-        large = sum(r["count"] for r in found if r.name in by_key) > MOST_IN_DRIVER
+        large = sum(r["count"] for r in found if r.name in by_key) > keyed_exchange.most_in_driver(spark)
         if by_key and not large:
             found += partials.where(is_keyed).collect()
     facts = [json.loads(r.statistic) for r in found if r.name == _FACTS]

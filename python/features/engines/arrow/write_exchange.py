@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.features.engines.arrow.blocks import Sender, unpacked
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import FILE, HASH, LINE, RowGroupLayout, row_groups
@@ -26,6 +25,7 @@ from headrace.features.engines.arrow.part_rows import EDGES, PartRows, carried, 
 from headrace.features.engines.arrow.row_order import row_order
 from headrace.features.engines.arrow.transform import transformed
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
+from headrace.features.engines.blocks import Sender, unpacked
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import stored_schema

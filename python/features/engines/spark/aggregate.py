@@ -8,20 +8,18 @@ those that count numbers, and one for each other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.features.engines.spark.groups import Groups, GroupsForm, LargeStatistics, held, partial_of
 from headrace.features.functions.keys import spark_joint_key
 from headrace.features.learn import exact_sums
-from headrace.features.learn.exact_sums import I64
 from headrace.features.learn.folds import spark_fold
-from headrace.features.learn.statistics import LABEL, Number, Partial, Statistic, assemble
+from headrace.features.learn.statistics import LABEL, Number, Partial, Statistic
 from headrace.features.types import ValueType
 
 
@@ -53,10 +51,28 @@ class _TypedColumn:
     type: ValueType
 
 
+@dataclass(frozen=True)
+class Aggregated:
+    """Statistics of all rows of a frame."""
+
+    #: By the place among those requested.
+    partials: Mapping[int, Partial]
+    #: The others, which are too large for the driver.
+    large: LargeStatistics | None
+    #: Over the frame.
+    passes: int
+
+
 def aggregate(
-    frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns
-) -> tuple[list[Partial], int]:
-    """Statistics of all rows of a frame, in the order requested, and the number of passes that they took.
+    frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns, by_key: Collection[int] = ()
+) -> Aggregated:
+    """Statistics of all rows of a frame.
+
+    Args:
+        frame: has the rows.
+        requested: what to collect.
+        row_columns: what it may need of the rows besides.
+        by_key: places of those requested that may stay with Spark.
 
     Raises:
         UserError: folds are requested and the frame has no identity of rows.
@@ -79,10 +95,10 @@ def aggregate(
     if plain:
         out |= _ungrouped(frame, {i: requested[i] for i in plain}, row_columns, places)
         passes += 1
-    for batch in [*entries.values(), *([i] for i in alone)]:
-        out |= _grouped(frame, {i: requested[i] for i in batch}, row_columns, places)
-        passes += 1
-    return [out[i] for i in range(len(requested))], passes
+    batches = [*entries.values(), *([i] for i in alone)]
+    grouped = [_grouped(frame, {i: requested[i] for i in batch}, row_columns, places) for batch in batches]
+    found, large = held(grouped, by_key)
+    return Aggregated(out | found, large, passes + len(batches))
 
 
 def _source(a: ColumnStatistic, number: Number, row_columns: RowColumns) -> _TypedColumn:
@@ -140,12 +156,12 @@ def _ungrouped(
         for j, number in enumerate(a.statistic.numbers):
             measures[i] |= plan.add_number(j, number, _source(a, number, row_columns), places.get((i, j)))
     answer = plan.select(frame).agg(*[plan.aggregate(alias) for alias in plan.aggregates]).toArrow()
-    return {i: _partial(answer, mine, {}) for i, mine in measures.items()}
+    return {i: partial_of(answer, mine, {}) for i, mine in measures.items()}
 
 
 def _grouped(
     frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
-) -> dict[int, Partial]:
+) -> Groups:
     """Statistics of one form over one or several columns: their values are entries of the same groups."""
     order = list(requested)
     first = requested[order[0]]
@@ -162,15 +178,9 @@ def _grouped(
     for j, number in enumerate(s.numbers):
         measures |= plan.add_number(j, number, _source(first, number, row_columns), places.get((order[0], j)))
     exploded = plan.select(frame).withColumn("__entry", F.explode("__entries")).where(F.col("__entry.key").isNotNull())
-    answer = exploded.groupBy(*groups).agg(*[plan.aggregate(alias) for alias in plan.aggregates]).toArrow()
-    answer = answer.combine_chunks()
-    which = answer.column("v").to_numpy()
-    out = {}
-    for v, i in enumerate(order):
-        mine = answer.filter(pa.array(which == v))
-        keys = (["key"] if requested[i].statistic.key else []) + (["fold"] if s.folds else [])
-        out[i] = _partial(mine, measures, {name: mine.column(name) for name in keys})
-    return out
+    grouped = exploded.groupBy(*groups).agg(*[plan.aggregate(alias) for alias in plan.aggregates])
+    keys = tuple((("key",) if requested[i].statistic.key else ()) + (("fold",) if s.folds else ()) for i in order)
+    return Groups(grouped, GroupsForm(tuple(order), keys, measures))
 
 
 def _entries(requested: Sequence[ColumnStatistic]) -> Column:
@@ -250,21 +260,3 @@ class _AggregatePlan:
         alias = f"m{next(self._next)}"
         self.aggregates[alias] = aggregate
         return alias
-
-
-def _partial(answer: pa.Table, measures: Mapping[str, str], keys: Mapping[str, pa.ChunkedArray]) -> Partial:
-    """A statistic's table of an answer's columns."""
-    columns: dict[str, pa.Array] = {name: key.combine_chunks() for name, key in keys.items()}
-    sums: dict[tuple[str, str], dict[int, I64]] = {}
-    for name, alias in measures.items():
-        column = answer.column(alias)
-        number, _, rest = name.partition(".")
-        measure, _, place = rest.partition(".")
-        if place:
-            # A sum of no number is null.
-            sums.setdefault((number, measure), {})[int(place)] = np.asarray(column.fill_null(0).to_numpy(), np.int64)
-        elif name == "day":
-            columns[name] = column.fill_null(np.iinfo(np.int64).max).combine_chunks()
-        else:
-            columns[name] = column.combine_chunks()
-    return assemble(columns, sums)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.features.engines.spark.aggregate import ColumnStatistic, RowColumns, aggregate
+from headrace.features.engines.keyed_exchange import KeyedStep, is_by_key, keyed_tables
+from headrace.features.engines.spark.aggregate import Aggregated, ColumnStatistic, RowColumns, aggregate
 from headrace.features.engines.spark.count_values import ValueColumn, count_values
 from headrace.features.engines.spark.joins import BROADCAST_ROWS, Joins, keyed_side
 from headrace.features.functions.spark_expressions import col, input_column
-from headrace.features.learn.statistics import IDENTITY, Partials
+from headrace.features.learn.statistics import IDENTITY, Partials, Statistic
 from headrace.features.ops.base import FittedState, State, no_lookup
 from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
@@ -24,11 +26,18 @@ from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.storage import Location, local
 
 _LOG = logging.getLogger("headrace.features")
 
 
-def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: Column | None = None) -> FittedWorkflow:
+def fit(
+    workflow: Workflow,
+    train: DataFrame,
+    vocabularies: Vocabularies,
+    day: Column | None = None,
+    folder: Location | None = None,
+) -> FittedWorkflow:
     """Learn from the training rows.
 
     All chains go on at once: each over operators that learn nothing (they only extend its expressions) until one wants
@@ -41,6 +50,7 @@ def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: C
             `_source_file` and `_source_line` (or IDENTITY, a hash of them) where one has folds.
         vocabularies: keeps codes from one fit to the next.
         day: an integer or text that orders the days on which values were first seen; None: all on one day.
+        folder: a local one, for tables by key that are too large for this process; None: all are in memory.
     """
     joins = Joins(train, BROADCAST_ROWS)
     identity = _identity(train)
@@ -53,21 +63,28 @@ def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: C
         # With the values of keyed tables that the last turn learned, where operators behind them learn.
         frame = joins.apply()
         wanted: list[ColumnStatistic] = []
-        names: list[list[str]] = []
+        #: By step: places of its statistics among those wanted.
+        names: list[dict[str, int]] = []
+        by_key: list[int] = []
         for chain, step in learning:
-            names.append([])
+            names.append({})
             if isinstance(step.op, Categorify):
                 values += [ValueColumn(step.op.vocabulary_of(n), chain.columns[n], t) for n, t in step.inputs.items()]
                 continue
             assert isinstance(step.op, EstimatorOp)
             for name, statistic in step.op.statistics(step.inputs).items():
-                names[-1].append(name)
+                if folder is not None and chain.keeps_by_key(statistic):
+                    by_key.append(len(wanted))
+                names[-1][name] = len(wanted)
                 wanted.append(ColumnStatistic(statistic, chain.columns, step.inputs))
-        partials, took = aggregate(frame, wanted, row_columns) if wanted else ([], 0)
-        passes += took
-        rest = iter(partials)
-        for (chain, _), mine in zip(learning, names, strict=True):
-            chain.learn({name: next(rest) for name in mine})
+        found = aggregate(frame, wanted, row_columns, by_key) if wanted else Aggregated({}, None, 0)
+        passes += found.passes
+        tables = _large_tables(learning, names, found, folder)
+        for number, ((chain, _), mine) in enumerate(zip(learning, names, strict=True)):
+            if number in tables:
+                chain.take(tables[number])
+            else:
+                chain.learn({name: found.partials[i] for name, i in mine.items()})
     pinned: Mapping[str, pa.Table | Lookup] = {}
     if values:
         counted = count_values(joins.apply(), values, workflow.rules, day).persist(StorageLevel.DISK_ONLY)
@@ -77,8 +94,35 @@ def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: C
             counted.unpersist()
         passes += 1
     _LOG.info("fitted %d chains in %d passes over the training rows", len(chains), passes)
-    tables = {name: table for chain in chains for name, table in chain.tables.items()}
-    return FittedWorkflow(workflow, [c.states for c in chains], {n: lookup_of(t) for n, t in pinned.items()}, tables)
+    learned = {name: table for chain in chains for name, table in chain.tables.items()}
+    return FittedWorkflow(workflow, [c.states for c in chains], {n: lookup_of(t) for n, t in pinned.items()}, learned)
+
+
+def _large_tables(
+    learning: Sequence[tuple[_ChainFit, BoundOp]],
+    names: Sequence[Mapping[str, int]],
+    found: Aggregated,
+    folder: Location | None,
+) -> dict[int, FittedState]:
+    """What steps learn by statistics that the driver does not hold, by their places among those that learn."""
+    if found.large is None:
+        return {}
+    assert folder is not None
+    try:
+        steps = {}
+        for number, ((_, step), mine) in enumerate(zip(learning, names, strict=True)):
+            large = {i: name for name, i in mine.items() if i in found.large.names}
+            if large:
+                assert isinstance(step.op, EstimatorOp)
+                whole = {name: found.partials[i] for name, i in mine.items() if i not in large}
+                steps[number, 0] = KeyedStep(step.op, step.inputs, large, whole)
+        folder.make_dir()
+        # The files live as long as who looks into them.
+        files = TemporaryDirectory(prefix="tables-", dir=folder.local_path())
+        learned = keyed_tables(found.large.statistics, steps, local(files.name), files)
+    finally:
+        found.large.release()
+    return {number: state for (number, _), state in learned.items()}
 
 
 def _identity(train: DataFrame) -> Column | None:
@@ -105,12 +149,20 @@ class _ChainFit:
         steps = self._chain.steps
         return steps[len(self.states)] if len(self.states) < len(steps) else None
 
+    def keeps_by_key(self, statistic: Statistic) -> bool:
+        """Whether a statistic of the next operator may stay with Spark."""
+        return is_by_key(self._chain.steps, len(self.states), statistic)
+
     def learn(self, partials: Partials) -> None:
         """What the statistics of the next operator teach; none of a vocabulary, which comes last."""
         assert self.step is not None
         op = self.step.op
         assert isinstance(op, EstimatorOp)
-        self._add(FittedState({}) if isinstance(op, Categorify) else op.finish(partials, self.step.inputs))
+        self.take(FittedState({}) if isinstance(op, Categorify) else op.finish(partials, self.step.inputs))
+
+    def take(self, learned: FittedState) -> None:
+        """What the next operator has learned."""
+        self._add(learned)
         self._skip()
 
     def _skip(self) -> None:

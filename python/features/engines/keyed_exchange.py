@@ -6,16 +6,16 @@ written of tables in its memory, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from headrace.features.engines.arrow.blocks import unpacked
+from headrace.features.engines.blocks import unpacked
 from headrace.features.learn.statistics import Partial, Partials, Statistic, empty
 from headrace.features.ops.base import FittedState
 from headrace.features.ops.estimator import EstimatorOp
@@ -23,15 +23,36 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.frame_codes import ordered
 from headrace.features.vocabulary.keyed_table import KEY
 from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
-from headrace.features.vocabulary.table_writer import TableWriter
+from headrace.features.vocabulary.table_writer import TableWriter, TableWriters
+from headrace.features.workflow.binding import BoundOp
+from headrace.lake.driver_memory import driver_python_bytes
 from headrace.lake.exchange import small_batches, streamed
 from headrace.storage import Location
 
+#: Of what the driver may hold, the part that statistics for tables by key may have, all together: merging them and
+#: making tables of them takes several times as much.
+_PART = 16
 #: `row`: the table's values in order, doubles by their bits.
 _ROWS = "table int, key string, row array<bigint>"
 _ROWS_SCHEMA = pa.schema([("table", pa.int32()), ("key", pa.string()), ("row", pa.list_(pa.int64()))])
 #: Rows of a batch on its way to the JVM.
 _BATCH_ROWS = 10_000
+
+
+def is_by_key(steps: Sequence[BoundOp], j: int, statistic: Statistic) -> bool:
+    """Whether tasks can make tables of a statistic of step j of a chain, key by key.
+
+    Not of one for a table from which the same chain learns again: the next turn is given it.
+    """
+    op = steps[j].op
+    if not isinstance(op, EstimatorOp) or not op.by_key or any(step.op.learns for step in steps[j + 1 :]):
+        return False
+    return bool(statistic.key) and statistic.kind == "text"
+
+
+def most_in_driver(spark: SparkSession) -> int:
+    """Bytes of statistics for tables by key, all together, that the driver takes into its memory."""
+    return driver_python_bytes(spark) // _PART
 
 
 @dataclass(frozen=True)
@@ -53,7 +74,7 @@ class KeyedStep:
 
 
 def keyed_tables(
-    merged: DataFrame, steps: Mapping[tuple[int, int], KeyedStep], folder: Location
+    merged: DataFrame, steps: Mapping[tuple[int, int], KeyedStep], folder: Location, owner: object = None
 ) -> dict[tuple[int, int], FittedState]:
     """What steps (chain, step) learn, their tables in files.
 
@@ -61,6 +82,7 @@ def keyed_tables(
         merged: (name int, statistic binary): statistics, all groups of a key in one partition.
         steps: by chain and step.
         folder: a local one, for the files.
+        owner: what removes the folder when no table is left.
     """
     learned = {at: step.finish({}) for at, step in steps.items()}
     # Tables are numbered through, in this order.
@@ -68,21 +90,21 @@ def keyed_tables(
     numbers = {(at, name): i for i, (at, name, _) in enumerate(tables)}
     work = FinishParts(steps, numbers)
     folder.make_dir()
-    writers = [TableWriter(folder.local_path() / f"{i}.parquet", schema) for i, (_, _, schema) in enumerate(tables)]
+    files = {i: folder.local_path() / f"{i}.parquet" for i in range(len(tables))}
+    writers = TableWriters({i: TableWriter(files[i], schema, KEY) for i, (_, _, schema) in enumerate(tables)})
     rows = merged.mapInArrow(work.run, _ROWS).persist(StorageLevel.DISK_ONLY)
     try:
         with small_batches(merged.sparkSession):
             rows.count()
-        for batch in streamed(ordered(rows, ["table", "key"])):
+        for batch in streamed(ordered(rows, ["table", "key"], "key")):
             for number in pc.unique(batch.column(0)).to_pylist():
                 mine = batch.filter(pc.equal(batch.column(0), number))
-                writers[number].add(decoded(mine.column(1), mine.column(2), tables[number][2]))
+                writers.add(number, decoded(mine.column(1), mine.column(2), tables[number][2]))
     finally:
         rows.unpersist()
-    for writer in writers:
-        writer.finish()
+    writers.finish()
     return {
-        at: FittedState(found.states, {name: FileKeyedTable(writers[numbers[at, name]].path) for name in found.tables})
+        at: FittedState(found.states, {name: FileKeyedTable(files[numbers[at, name]], owner) for name in found.tables})
         for at, found in learned.items()
     }
 
