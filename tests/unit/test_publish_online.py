@@ -115,6 +115,27 @@ def test_a_run_that_is_paused_while_it_writes_changes_nothing_after_a_later_one(
         assert store.current() == newer
 
 
+@pytest.mark.parametrize("erasure", ["claims", "erases"])
+def test_a_run_that_is_paused_while_users_go_does_not_bring_them_back(tmp_path: Path, erasure: str) -> None:
+    with redis_server(tmp_path) as place:
+        settings = ["publish.online.kind=redis", f"publish.online.url=unix://{place}"]
+        spec, ws = load_spec("clicks", settings), Workspace(tmp_path / "home")
+
+        class Paused(Users):
+            def mapInArrow(self, send: Callable[[Iterable[Any]], Iterator[Any]], kind: str) -> Users:
+                with open_store(spec, ws, holding(2)) as theirs:
+                    theirs.claim() if erasure == "claims" else theirs.erase(["u1"])
+                return super().mapInArrow(send, kind)
+
+        with open_store(spec, ws, holding(1)) as store:
+            with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work there"):
+                store.put(Paused(9, "old"), OLD)  # type: ignore[arg-type]
+            assert store.current() is None
+            assert store.users_with([f"u{i}" for i in range(9)]) == 0
+            with pytest.raises(LeaseLost):
+                store.erase(["u1"])
+
+
 def test_users_go_from_all_versions(settings: list[str], tmp_path: Path) -> None:
     spec, ws = load_spec("clicks", settings), Workspace(tmp_path / "home")
     with open_store(spec, ws) as store:

@@ -47,13 +47,16 @@ def claim_warehouse(state: WorkspaceState) -> None:
     """The same as `claim_tables` of where the pipeline has published.
 
     Raises:
-        UserError: the warehouse cannot be reached.
+        UserError: the warehouse or the store cannot be reached.
         LeaseLost: another process is at work by now.
     """
     spec = state.spec
     if spec.publish is not None and any(m.stage in ("score", "publish") for _, m in state.manifests()):
         with open_target(spec, state.ws, state.lock) as target:
             target.claim()
+        if spec.publish.online is not None:
+            with open_store(spec, state.ws, state.lock) as store:
+                store.claim()
 
 
 def _erase(target: Target, column: str, keys: list[Key]) -> str:

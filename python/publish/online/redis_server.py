@@ -79,10 +79,15 @@ class RedisStore:
                 self._client.unlink(*some)
             raise
 
+    def claim(self) -> None:
+        self._change(lambda pipe: None)
+
     def users_with(self, users: Sequence[str]) -> int:
         return sum(int(n) for n in self._of_versions(users, "exists"))
 
     def erase(self, users: Sequence[str]) -> None:
+        # A version that is being written now has them too, and does not become current afterwards.
+        self.claim()
         self._of_versions(users, "unlink")
 
     def _of_versions(self, users: Sequence[str], command: str) -> list[int]:

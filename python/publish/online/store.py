@@ -31,6 +31,14 @@ class OnlineStore(Protocol):
         """Write the items of all users (columns `user` and `items`, text), then make them current in one step."""
         ...
 
+    def claim(self) -> None:
+        """Have versions of earlier runs that stand still refused from now on, as far as the store can.
+
+        Raises:
+            LeaseLost: a later run has been at work there.
+        """
+        ...
+
     def users_with(self, users: Sequence[str]) -> int:
         """How many of these users it has, in whatever version."""
         ...
