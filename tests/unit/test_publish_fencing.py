@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from headrace.config import Spec, Warehouse, load_spec
-from headrace.errors import BusyError
+from headrace.errors import BusyError, UserError
 from headrace.publish.files.target import Record
 from headrace.publish.postgres import erase, fencing, grants, partitions, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
+from headrace.publish.postgres.target import PostgresTarget
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import MANIFEST, ParquetTarget
 from headrace.publish.warehouses import open_target
@@ -141,6 +143,18 @@ def test_who_comes_while_a_later_run_commits_waits_and_is_refused(
     assert len(said) == 1
 
 
+def test_a_claim_before_the_first_publication(server: warehouse.Server, conn: warehouse.Connection) -> None:
+    score = load_spec("clicks").score
+    assert score is not None
+    conn.execute("DROP SCHEMA IF EXISTS fresh CASCADE")
+    with server.connect() as other:
+        PostgresTarget(server, other, "here", "fresh", "clicks_scores", score, NEW).claim()
+    with pytest.raises(LeaseLost):
+        tables.create_tables(conn, replace(TABLE, schema="fresh"), OLD)
+    assert tables.columns_of(conn, "fresh", "clicks_scores") == {}
+    tables.create_tables(conn, replace(TABLE, schema="fresh"), NEW)
+
+
 class Boom(Exception):
     pass
 
@@ -210,6 +224,19 @@ def test_a_folder_of_files_is_not_named_by_an_earlier_run(tmp_path: Path, monkey
         with pytest.raises(LeaseLost):
             with opened("parquet", tmp_path, holding(2))[1] as theirs:
                 theirs.claim()
+
+
+def test_a_claim_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    with opened("parquet", tmp_path, holding(2))[1] as later, opened("parquet", tmp_path, holding(1))[1] as mine:
+        later.claim()
+        assert (later.days(), later.rows_with("user_id", [0]), later.leftovers("user_id", [0])) == ([], {}, 0)
+        with pytest.raises(UserError, match="there is no table"):
+            later.sample(DS, 1)
+        with pytest.raises(LeaseLost):
+            mine.publish_files(staged(tmp_path, good_rows(3), "old"), RECORD)
+        assert mine.published(DS) is None
+        later.publish_files(staged(tmp_path, good_rows(3), "new"), RECORD)
+        assert later.published(DS).key == "k"
 
 
 def test_a_record_beside_a_table_is_not_written_over(tmp_path: Path) -> None:

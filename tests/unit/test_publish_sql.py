@@ -300,6 +300,17 @@ def test_a_run_that_is_paused_before_it_replaces_the_day(place: Place, monkeypat
     assert {r[5] for r in place.day()} == {"other"}
 
 
+def test_a_claim_before_the_first_publication(place: Place) -> None:
+    with open_target(place.spec, place.ws, holding(2)) as later:
+        later.claim()
+        assert later.days() == []
+    with pytest.raises(LeaseLost), place.open(lock=holding(1)):
+        pass
+    with place.open(lock=holding(2)) as later:
+        later.swap(staged(place.folder, good_rows(2), "k"), "s", [])
+        assert later.missing(DS, "k") is None
+
+
 def test_a_table_of_other_columns_is_refused(place: Place) -> None:
     place.read("CREATE TABLE top_items (ds DATE, other INT)")
     with pytest.raises(UserError, match="it has no column user_id, item_id, rank, score, model_version"):

@@ -112,6 +112,16 @@ def scores_table(schema: str, name: str, user: str, item: str, spark_types: Sequ
     )
 
 
+def make_schema(conn: Connection, schema: str) -> None:
+    """Make a schema where there is none; to look costs no right, to make it that of creating one."""
+    if conn.execute("SELECT to_regnamespace(quote_ident(%s))", [schema]).fetchone() != (None,):
+        return
+    with conn.transaction():
+        # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.
+        conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
+        conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+
+
 def create_tables(conn: Connection, table: ScoresTable, fence: Fence | None = None) -> None:
     """Make what is missing: schema, scores table, new columns of it, publications table, the current view.
 
@@ -129,8 +139,7 @@ def create_tables(conn: Connection, table: ScoresTable, fence: Fence | None = No
     # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
-        if conn.execute("SELECT to_regnamespace(quote_ident(%s))", [table.schema]).fetchone() == (None,):
-            conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(table.schema)))
+        make_schema(conn, table.schema)
         make_fences(conn, table.schema, fence)
         claim(conn, table.schema, table.name, fence)
         if relation_kind(conn, table.schema, table.name) is None:

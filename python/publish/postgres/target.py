@@ -68,7 +68,9 @@ class PostgresTarget(Target):
         self._table = tables.ScoresTable(schema, name, score.user.key, score.item.key, ())
 
     def claim(self) -> None:
-        if tables.columns_of(self._conn, self._schema, self._name):
+        if self._fence is not None:
+            # Where there is no table yet, too: what stands still may be its first publication.
+            tables.make_schema(self._conn, self._schema)
             make_fences(self._conn, self._schema, self._fence)
             with self._conn.transaction():
                 claim(self._conn, self._schema, self._name, self._fence)

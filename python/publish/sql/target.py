@@ -59,8 +59,8 @@ class SqlTarget(FilesTarget):
 
     def claim(self) -> None:
         with self._connect() as client:
-            if client.columns(self.name):
-                self._claim(client)
+            # Where there is no table yet, too: what stands still may be its first publication.
+            self._claim(client)
 
     def create_table(self) -> None:
         with self._connect() as client:

@@ -47,7 +47,8 @@ class ParquetTarget(FilesTarget):
         return found
 
     def claim(self) -> None:
-        if self.fence is not None and (self.folder / MANIFEST).is_file():
+        if self.fence is not None:
+            # Where there is no table yet, too: what stands still may be its first publication.
             with self._alone():
                 self._save(self.manifest())
 
@@ -115,7 +116,7 @@ class ParquetTarget(FilesTarget):
         return [(self.folder / name).local_path() for name in self.manifest()["days"].get(ds, {"files": []})["files"]]
 
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
-        if not (self.folder / MANIFEST).is_file():
+        if not self.manifest()["days"]:
             raise UserError(f"there is no table {self.label} yet")
         return first_rows(self._files(ds), ds, self.user, rows)
 
