@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.config import load_spec
+from headrace.publish.files.target import Record
 from headrace.publish.sql.clickhouse import ClickHouseClient
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
@@ -44,7 +45,7 @@ class InProcess(ClickHouseClient):
 @pytest.mark.skipif(
     importlib.util.find_spec("chdb") is None, reason="ClickHouse as a wheel (chdb-core-lite, 51 MB) is not here"
 )
-def test_days_in_clickhouse_itself(tmp_path: Path) -> None:
+def test_days_in_clickhouse_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chdb import session
 
     opened = session.Session(str(tmp_path / "chdb"))
@@ -96,8 +97,23 @@ def test_days_in_clickhouse_itself(tmp_path: Path) -> None:
         SqlTarget(spec, ws, "clickhouse", "shop.clicks_scores", "here", ClickHouseClient, connect, holding(token))
         for token in (1, 2)
     )
-    for later in (old, new):
-        later.create([*TYPES, *more])
+    old.create([*TYPES, *more])
+    real = SqlTarget._record
+
+    def paused(self: SqlTarget, client: SqlClient, ds: str, record: Record) -> None:
+        """The later one replaces the day and records it between the earlier one's partition and its record."""
+        monkeypatch.setattr(SqlTarget, "_record", real)
+        new.create([*TYPES, *more])
+        new.swap(staged(tmp_path, [(*r, "later") for r in good_rows(3)], "later", DS, more), "s", [])
+        real(self, client, ds, record)
+
+    monkeypatch.setattr(SqlTarget, "_record", paused)
+    with pytest.raises(LeaseLost, match=f"--ds {DS} --from publish"):
+        old.swap(staged(tmp_path, [(*r, "early") for r in good_rows(2)], "early", DS, more), "s", [])
+    # Published again, rather than held for the earlier one's.
+    assert new.published(DS) is None
+    new.swap(staged(tmp_path, [(*r, "later") for r in good_rows(3)], "later", DS, more), "s", [])
+    assert new.missing(DS, "later") is None
     for change in (lambda: old.drop_days([DS]), lambda: old.erase("user_id", [0]), lambda: old.create(TYPES)):
         with pytest.raises(LeaseLost):
             change()

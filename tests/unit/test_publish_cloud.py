@@ -282,18 +282,22 @@ def fenced(path: Path, client: Callable[[Recorded], SqlClient], *tokens: int | N
 
 
 def test_tokens_where_a_day_is_no_transaction(tmp_path: Path) -> None:
-    """ClickHouse: looked at before the partition and after it, where the record tells whose rows it has."""
+    """ClickHouse: looked at before the partition, after it, and after the record, which a later run's may have been."""
     asks = "SELECT max(`token`) FROM `shop`.`headrace_fences`"
     replaces = f"ALTER TABLE `shop`.`clicks_scores` REPLACE PARTITION '{DS}' FROM `shop`.`{S}`"
     # Twice before: when it begins, and after the load.
-    done = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 7)
-    assert [c for c in done if "INSERT" not in c] == [asks, asks, asks, replaces, asks]
-    assert done[-1].startswith("INSERT INTO `shop`.`headrace_publications`")
-    raised = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 6, 7, 7, 7)
+    done = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 7, 7)
+    assert [c for c in done if "INSERT" not in c] == [asks, asks, asks, replaces, asks, asks]
+    assert done[-2].startswith("INSERT INTO `shop`.`headrace_publications`")
+    raised = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 6, 7, 7, 7, 7)
     assert raised[1] == "ALTER TABLE `shop`.`headrace_fences` UPDATE `token` = 7"
     assert fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 8) == [asks, asks, asks]
     late = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 8)
-    assert late == [asks, asks, asks, replaces, asks, "ALTER TABLE `shop`.`headrace_publications` DELETE"]
+    deletes = "ALTER TABLE `shop`.`headrace_publications` DELETE"
+    assert late == [asks, asks, asks, replaces, asks, deletes]
+    later = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 7, 8)
+    assert later[-3].startswith("INSERT INTO `shop`.`headrace_publications`")
+    assert later[-2:] == [asks, deletes]
 
 
 def test_tokens_in_a_script_of_bigquery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

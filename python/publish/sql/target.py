@@ -143,6 +143,9 @@ class SqlTarget(FilesTarget):
                     if not client.transactions:
                         self._check_replaced(client, staged.ds)
                     self._record(client, staged.ds, record)
+                    # Again: the record may have taken the place of a later run's.
+                    if not client.transactions:
+                        self._check_replaced(client, staged.ds)
             finally:
                 client.run(client.drop_table(staging))
 
