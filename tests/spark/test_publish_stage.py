@@ -32,8 +32,10 @@ from headrace.publish.tables.iceberg import IcebergTarget
 from headrace.publish.tables.parquet import ParquetTarget
 from headrace.publish.tables.records import Records
 from headrace.publish.warehouses import open_target
-from headrace.stage import Outcome, run_stage
+from headrace.stage import Outcome, RunLock, run_stage
+from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
+from tests.fence_support import holding
 from tests.publish_support import redis_server, served
 from tests.warehouses import Warehouses, in_warehouse
 
@@ -529,3 +531,29 @@ def test_a_table_of_files_is_whole_whenever_its_publisher_is_killed(
             check(*left.split())
         publish_to("new")
         check("new", "new", "new")
+
+
+def test_a_day_of_delta_is_not_replaced_by_a_run_that_was_paused(
+    spark: SparkSession, fresh: Workspace, tmp_path: Path
+) -> None:
+    spec = load_spec("clicks", ["score.top_k=4", *Warehouses(tmp_path).overrides("delta")])
+    frames = {"before": scores(20), "old": scores(21, 1), "new": scores(22, 2)}
+
+    def publish_to(key: str, lock: RunLock, later: RunLock | None = None) -> None:
+        df = spark.createDataFrame(frames[key], SCHEMA.format(user="bigint", item="bigint"))
+        with open_target(spec, fresh, lock) as target:
+            target.create(df.dtypes)
+            with target.stage(df, DS, key) as staged:
+                if later is not None:
+                    with open_target(spec, fresh, later) as theirs:
+                        theirs.claim()
+                target.swap(staged, "s", [])
+
+    publish_to("before", holding(1))
+    with pytest.raises(LeaseLost, match="a later holder of the lease has committed"):
+        publish_to("old", holding(1), later=holding(2))
+    for current in (False, True):
+        same(Warehouses(tmp_path).read("delta", fresh, DS, current=current), frames["before"])
+    publish_to("new", holding(2))
+    for current in (False, True):
+        same(Warehouses(tmp_path).read("delta", fresh, DS, current=current), frames["new"])

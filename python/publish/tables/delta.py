@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, claim
 from headrace.lake.erase import Change, erase
@@ -49,13 +50,12 @@ class DeltaTarget(SparkTableTarget):
 
     def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
         self.check_lease()
-        self._writer(rows, key).option("replaceWhere", f"ds = '{ds}'").option("mergeSchema", "true").partitionBy(
-            "ds"
-        ).save(self.folder.uri)
+        writer = self._writer(rows, key).option("replaceWhere", f"ds = '{ds}'").option("mergeSchema", "true")
+        save_delta(writer.partitionBy("ds"), self.folder, self.fence)
 
     def write_current(self, rows: DataFrame, key: str) -> None:
         self.check_lease()
-        self._writer(rows, key).option("overwriteSchema", "true").save(self.current.uri)
+        save_delta(self._writer(rows, key).option("overwriteSchema", "true"), self.current, self.fence)
 
     @staticmethod
     def _writer(rows: DataFrame, key: str) -> Any:

@@ -56,6 +56,7 @@ class SparkTableTarget(FilesTarget):
         # The table first: its newest day is then at least as new as the copy's.
         if staged.ds >= max(self.rows_by_day(), default=staged.ds):
             self.write_current(rows, staged.key)
+        self.check_lease()
         self.records.save(staged.ds, record)
 
     def published(self, ds: str) -> Publication | None:
