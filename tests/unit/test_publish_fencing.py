@@ -143,6 +143,30 @@ def test_who_comes_while_a_later_run_commits_waits_and_is_refused(
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("change", ["create", "erase", "grant"])
+def test_who_waits_for_a_run_that_stands_still_gives_up_and_hinders_no_other_pipeline(
+    conn: warehouse.Connection, server: warehouse.Server, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(conn, good_rows(2), "k")
+    real = fencing.claim
+
+    def claims(conn: warehouse.Connection, *of: Any) -> None:
+        conn.execute("SET LOCAL lock_timeout = '20 ms'")
+        with server.connect() as third:
+            found = third.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+        assert found == (0,), "it holds what other pipelines want"
+        real(conn, *of)
+
+    with server.connect() as frozen, frozen.transaction():
+        fencing.claim(frozen, "public", "clicks_scores", OLD)
+        monkeypatch.setattr(fencing, "claim", claims)
+        with pytest.raises(BusyError, match=r"another run is changing public\.clicks_scores .* end its session"):
+            CHANGES[change](conn)
+    monkeypatch.undo()
+    CHANGES[change](conn)
+    assert conn.execute("SHOW lock_timeout").fetchone() == ("0",)
+
+
 def test_a_claim_before_the_first_publication(server: warehouse.Server, conn: warehouse.Connection) -> None:
     score = load_spec("clicks").score
     assert score is not None

@@ -7,7 +7,7 @@ from datetime import date
 
 from psycopg import sql
 
-from headrace.publish.postgres.fencing import claim, make_fences
+from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.server import Connection
 from headrace.publish.postgres.tables import PUBLICATIONS, columns_of
 from headrace.publish.target import Key
@@ -33,7 +33,7 @@ def erase(
     table, of = sql.Identifier(schema, name), sql.Identifier(column)
     make_fences(conn, schema, fence)
     with conn.transaction():
-        claim(conn, schema, name, fence)
+        claim_in_time(conn, schema, name, fence)
         gone = sql.SQL(
             "WITH gone AS (DELETE FROM {} WHERE {} = ANY(%s) RETURNING ds) SELECT ds, count(*) FROM gone GROUP BY ds"
         )

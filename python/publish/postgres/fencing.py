@@ -6,14 +6,18 @@ waits, and whoever comes with a smaller one afterwards is refused with all that 
 
 from __future__ import annotations
 
+import psycopg
 from psycopg import sql
 
+from headrace.errors import BusyError
 from headrace.publish.postgres.server import Connection
 from headrace.publish.target import lease_lost
 from headrace.storage import Fence
 
 #: One row for each (table, lease).
 FENCES = "headrace_fences"
+#: How long a row is waited for, where nothing else says so.
+_WAIT_SECONDS = 60
 
 
 def make_fences(conn: Connection, schema: str, fence: Fence | None) -> None:
@@ -61,3 +65,25 @@ def claim(conn: Connection, schema: str, name: str, fence: Fence | None) -> None
     ).fetchone()
     if claimed is None:
         raise lease_lost(f"{schema}.{name}")
+
+
+def claim_in_time(conn: Connection, schema: str, name: str, fence: Fence | None) -> None:
+    """The same as `claim`, in a transaction without a `lock_timeout` of its own: the row is not waited for for ever.
+
+    Call it before the transaction takes a lock that other pipelines want.
+
+    Raises:
+        BusyError: a transaction of another run holds the row for a minute: its client may stand still.
+        LeaseLost: a later holder has been here.
+    """
+    if fence is None:
+        return
+    conn.execute(f"SET LOCAL lock_timeout = '{_WAIT_SECONDS} s'")
+    try:
+        claim(conn, schema, name, fence)
+    except psycopg.errors.LockNotAvailable:
+        raise BusyError(
+            f"another run is changing {schema}.{name} and has held its row in {FENCES} for {_WAIT_SECONDS} s: wait for "
+            f"it, or end its session (pg_stat_activity, application headrace)"
+        ) from None
+    conn.execute("SET LOCAL lock_timeout TO DEFAULT")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psycopg import sql
 
-from headrace.publish.postgres.fencing import claim, make_fences
+from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.server import Connection
 from headrace.publish.postgres.tables import ScoresTable, columns_of
 from headrace.storage import Fence
@@ -32,15 +32,16 @@ def set_grants(
         fence: of the holder of the lease under which the table is written.
 
     Raises:
+        BusyError: a transaction of another run holds the table's row of `headrace_fences`.
         LeaseLost: a later holder has been at work on the table; nothing was changed.
     """
     wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
     record, schema = sql.Identifier(table.schema, GRANTS), sql.Identifier(table.schema)
     make_fences(conn, table.schema, fence)
     with conn.transaction():
-        # One at a time: pipelines share the record and the schema.
+        claim_in_time(conn, table.schema, table.name, fence)
+        # One at a time: pipelines share the record and the schema. After the row: who waits for that hinders no other.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
-        claim(conn, table.schema, table.name, fence)
         if not columns_of(conn, table.schema, GRANTS):
             if not wanted:
                 return

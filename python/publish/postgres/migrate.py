@@ -8,7 +8,7 @@ import uuid
 from psycopg import sql
 
 from headrace.errors import UserError
-from headrace.publish.postgres.fencing import claim, make_fences
+from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.server import Connection
 from headrace.storage import Fence
 
@@ -42,7 +42,7 @@ def partition_by_day(conn: Connection, schema: str, name: str, fence: Fence | No
     new = sql.Identifier(schema, new_name)
     make_fences(conn, schema, fence)
     with conn.transaction():
-        claim(conn, schema, name, fence)
+        claim_in_time(conn, schema, name, fence)
         conn.execute(f"SELECT pg_advisory_xact_lock({_LOCK})", [f"{schema}.{name}"])
         # Writers wait, readers read on.
         conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(old))

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from headrace.errors import UserError
 from headrace.publish.columns import SCORES, published_columns
-from headrace.publish.postgres.fencing import claim, make_fences
+from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.migrate import partition_by_day
 from headrace.publish.postgres.server import Connection
 from headrace.publish.target import Publication
@@ -129,6 +129,7 @@ def create_tables(conn: Connection, table: ScoresTable, fence: Fence | None = No
 
     Raises:
         UserError: the table is there with other columns or types, or what depends on it hinders its partitioning.
+        BusyError: a transaction of another run holds the table's row of `headrace_fences`.
         LeaseLost: a later holder of the lease (`fence`: of this one) has been at work on the table.
     """
     if relation_kind(conn, table.schema, table.name) == "r":
@@ -136,12 +137,13 @@ def create_tables(conn: Connection, table: ScoresTable, fence: Fence | None = No
         if fault:
             raise UserError(fault)
         partition_by_day(conn, table.schema, table.name, fence)
-    # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.
+    make_schema(conn, table.schema)
+    make_fences(conn, table.schema, fence)
     with conn.transaction():
+        claim_in_time(conn, table.schema, table.name, fence)
+        # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time. After the row: who
+        # waits for that hinders no other pipeline.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
-        make_schema(conn, table.schema)
-        make_fences(conn, table.schema, fence)
-        claim(conn, table.schema, table.name, fence)
         if relation_kind(conn, table.schema, table.name) is None:
             defined = sql.SQL(", ").join(_definition(c) for c in table.columns)
             conn.execute(

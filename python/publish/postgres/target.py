@@ -13,7 +13,7 @@ import psycopg
 from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.publish.postgres import erase, sample, staging, swap, tables
-from headrace.publish.postgres.fencing import claim, make_fences
+from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.grants import set_grants
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
 from headrace.publish.target import Check, Key, Publication, StagedDay, Target, table_name
@@ -73,7 +73,7 @@ class PostgresTarget(Target):
             tables.make_schema(self._conn, self._schema)
             make_fences(self._conn, self._schema, self._fence)
             with self._conn.transaction():
-                claim(self._conn, self._schema, self._name, self._fence)
+                claim_in_time(self._conn, self._schema, self._name, self._fence)
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         self._table = tables.scores_table(
