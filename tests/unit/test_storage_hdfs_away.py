@@ -77,7 +77,7 @@ def test_a_connection_that_fails_is_no_answer() -> None:
         rpc.status(node(Refused()), "/a")
 
 
-def test_a_datanode_that_refuses_is_a_fault_of_its_file() -> None:
+def test_a_datanode_that_refuses_is_a_fault_of_its_file(tmp_path: Path) -> None:
     class Refused:
         def read(self, path: str) -> Refused:
             return self
@@ -92,7 +92,7 @@ def test_a_datanode_that_refuses_is_a_fault_of_its_file() -> None:
 
     for call in (
         lambda: rpc.read(node(Refused()), "/a", 0, 1),
-        lambda: rpc.read_to(node(Refused()), "/a", Path("/nowhere"), 1),
+        lambda: rpc.read_to(node(Refused()), "/a", tmp_path / "a", 1),
         lambda: rpc.create(node(Refused()), "/a", [b"x"]),
         lambda: rpc.create(node(Refused()), "/a", []),
     ):
