@@ -117,7 +117,7 @@ def test_days_in_clickhouse_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for change in (lambda: old.drop_days([DS]), lambda: old.erase("user_id", [0]), lambda: old.create(TYPES)):
         with pytest.raises(LeaseLost):
             change()
-    assert InProcess(opened, "shop").run("SELECT lease, token FROM shop.headrace_fences") == [("l", 2)]
+    assert InProcess(opened, "shop").run("SELECT lease, token FROM shop.clicks_scores_fences") == [("l", 2)]
     new.drop_days([DS])
     assert target.days() == [NEXT]
     assert InProcess(opened, "shop").tables("headrace_staging_") == []

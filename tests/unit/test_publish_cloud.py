@@ -269,7 +269,7 @@ def fenced(path: Path, client: Callable[[Recorded], SqlClient], *tokens: int | N
     target = SqlTarget(load_spec("clicks"), Workspace(path), "x", "x", "x", type(client(told)), connect, holding(7))
     told.tokens = [None]
     target.create(TYPES)
-    assert "headrace_fences" in told.made
+    assert "clicks_scores_fences" in told.made
     told.calls.clear()
     told.tokens = list(tokens)
     rows = staged(path, good_rows(), "k")
@@ -283,14 +283,14 @@ def fenced(path: Path, client: Callable[[Recorded], SqlClient], *tokens: int | N
 
 def test_tokens_where_a_day_is_no_transaction(tmp_path: Path) -> None:
     """ClickHouse: looked at before the partition, after it, and after the record, which a later run's may have been."""
-    asks = "SELECT max(`token`) FROM `shop`.`headrace_fences`"
+    asks = "SELECT max(`token`) FROM `shop`.`clicks_scores_fences`"
     replaces = f"ALTER TABLE `shop`.`clicks_scores` REPLACE PARTITION '{DS}' FROM `shop`.`{S}`"
     # Twice before: when it begins, and after the load.
     done = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 7, 7)
     assert [c for c in done if "INSERT" not in c] == [asks, asks, asks, replaces, asks, asks]
     assert done[-2].startswith("INSERT INTO `shop`.`headrace_publications`")
     raised = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 6, 7, 7, 7, 7)
-    assert raised[1] == "ALTER TABLE `shop`.`headrace_fences` UPDATE `token` = 7"
+    assert raised[1] == "ALTER TABLE `shop`.`clicks_scores_fences` UPDATE `token` = 7"
     assert fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 8) == [asks, asks, asks]
     late = fenced(tmp_path, lambda told: ClickHouseClient(told, "shop"), 7, 7, 7, 8)
     deletes = "ALTER TABLE `shop`.`headrace_publications` DELETE"
@@ -302,7 +302,7 @@ def test_tokens_where_a_day_is_no_transaction(tmp_path: Path) -> None:
 
 def test_tokens_in_a_script_of_bigquery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (*_, script) = fenced(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"), 7, 7)
-    assert script.startswith("BEGIN TRANSACTION;\nUPDATE `project`.`served`.`headrace_fences` SET `token` = 7")
+    assert script.startswith("BEGIN TRANSACTION;\nUPDATE `project`.`served`.`clicks_scores_fences` SET `token` = 7")
 
     class Ended(Recorded):
         def note(self, statement: str, params: Any = None) -> None:

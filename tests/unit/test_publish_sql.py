@@ -292,7 +292,7 @@ def test_a_run_that_is_paused_before_it_replaces_the_day(place: Place, monkeypat
     assert place.day(NEXT) == close(good_rows(3, ds=NEXT))
     with place.open() as target:
         assert [target.missing(*of) for of in ((DS, "before"), (NEXT, "new"))] == [None, None]
-    assert place.read("SELECT token FROM headrace_fences") == [(2,)]
+    assert place.read("SELECT token FROM top_items_fences") == [(2,)]
     # One lease says nothing of another.
     with place.open(lock=holding(1, "m")) as other:
         other.swap(staged(place.folder, good_rows(4, model="other"), "other"), "s", [])
@@ -344,3 +344,26 @@ def test_rows_of_some_users_go_from_all_days(place: Place) -> None:
     assert place.day(NEXT, "top_items_current") == place.day(NEXT)
     counted = place.read("SELECT row_count FROM headrace_publications ORDER BY ds")
     assert [int(n) for (n,) in counted] == [6, 4]
+
+
+def test_tokens_of_an_earlier_version_of_headrace(place: Place) -> None:
+    """It kept those of all pipelines in one table: none is lost, and none of its own runs that stands goes on."""
+    place.publish(good_rows(2, model="before"), "before")
+    make = "CREATE TABLE headrace_fences (table_name VARCHAR(255), lease VARCHAR(255), token BIGINT)"
+    rows = "INSERT INTO headrace_fences VALUES ('top_items', 'l', 5), ('others', 'l', 9), ('top_items', 'm', 1)"
+    for statement in (make, rows):
+        place.read(statement)
+    shared = "SELECT * FROM headrace_fences ORDER BY table_name, lease"
+    with pytest.raises(LeaseLost), place.open(lock=holding(4)):
+        pass
+    assert place.read("SELECT max(token) FROM headrace_fences") == [(9,)]
+    with place.open(lock=holding(6)) as target:
+        target.swap(staged(place.folder, good_rows(3, model="new"), "new"), "s", [])
+    assert place.read("SELECT table_name, lease, token FROM top_items_fences") == [("top_items", "l", 6)]
+    assert place.read(shared) == [("others", "l", 9), ("top_items", "l", 6), ("top_items", "m", 1)]
+    with pytest.raises(LeaseLost), place.open(lock=holding(5)):
+        pass
+    # A pipeline that had none there gets none.
+    with place.open(lock=holding(1, "n")) as target:
+        target.claim()
+    assert len(place.read(shared)) == 3

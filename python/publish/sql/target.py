@@ -19,7 +19,7 @@ from headrace.publish.files.target import FilesTarget, Record
 from headrace.publish.sql.client import SqlClient, TokenOvertaken
 from headrace.publish.target import Key, Publication, lease_lost
 from headrace.stage import RunLock
-from headrace.storage import LeaseLost
+from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
@@ -28,8 +28,8 @@ log = logging.getLogger("headrace.publish")
 PUBLICATIONS = "headrace_publications"
 #: One row for each (table, privilege, role) that `publish.grants` has given.
 GRANTS = "headrace_grants"
-#: One row for each (table, lease): the token of its newest holder.
-FENCES = "headrace_fences"
+#: What earlier versions of headrace kept the tokens of all tables in.
+SHARED_FENCES = "headrace_fences"
 STAGING_PREFIX = "headrace_staging_"
 #: Values in one statement: databases take some thousands.
 _KEYS_AT_ONCE = 500
@@ -52,6 +52,10 @@ class SqlTarget(FilesTarget):
         super().__init__(spec, ws, kind, label, address, lock)
         self._types = client.types
         self._connect = connect
+        #: One row for each lease: the token of its newest holder. A table of its own: it is held while a day is
+        #: replaced, and many warehouses hold tables rather than rows, which would have other pipelines wait.
+        self._fences = f"{self.name}_fences"
+        self._has_looked_at_shared = False
 
     @property
     def types(self) -> Mapping[str, str]:
@@ -153,8 +157,9 @@ class SqlTarget(FilesTarget):
         """Note this run's token for the table, in statements of their own. Raises LeaseLost after a later run's."""
         if self.fence is None:
             return
-        q, token, record = client.quote, self.fence.token, self._id(client, FENCES)
-        if not client.columns(FENCES):
+        q, token, record = client.quote, self.fence.token, self._id(client, self._fences)
+        self._claim_shared(client, self.fence)
+        if not client.columns(self._fences):
             kinds = {"table_name": client.key_type, "lease": client.key_type, "token": client.count_type}
             primary = f", PRIMARY KEY ({q('table_name')}, {q('lease')})" if client.has_keys else ""
             defined = ", ".join(f"{q(name)} {kind} NOT NULL" for name, kind in kinds.items())
@@ -167,8 +172,24 @@ class SqlTarget(FilesTarget):
             names = ", ".join(map(q, ("table_name", "lease", "token")))
             client.run(f"INSERT INTO {record} ({names}) VALUES ('{self.name}', {client.mark}, {token})", [lease])
         elif highest < token:
-            raised = client.update_rows(record, f"{q('token')} = {token}", f"{where} AND {q('token')} < {token}")
-            client.run(raised, [lease])
+            self._raise_token(client, record, self.fence)
+
+    def _claim_shared(self, client: SqlClient, fence: Fence) -> None:
+        """Refuse whom an earlier version's run has overtaken, and have runs of earlier versions refused, that stand."""
+        if self._has_looked_at_shared:
+            return
+        if client.columns(SHARED_FENCES):
+            record = self._id(client, SHARED_FENCES)
+            highest = client.highest_token(record, self._of_lease(client), fence.lease)
+            if highest > fence.token:
+                raise lease_lost(self.label)
+            if 0 < highest < fence.token:
+                self._raise_token(client, record, fence)
+        self._has_looked_at_shared = True
+
+    def _raise_token(self, client: SqlClient, record: str, fence: Fence) -> None:
+        token, lower = client.quote("token"), f"{self._of_lease(client)} AND {client.quote('token')} < {fence.token}"
+        client.run(client.update_rows(record, f"{token} = {fence.token}", lower), [fence.lease])
 
     @contextmanager
     def _changing(self, client: SqlClient) -> Iterator[None]:
@@ -185,7 +206,7 @@ class SqlTarget(FilesTarget):
         """Keep later runs from the table until the transaction ends, by its row; raise where one was first."""
         if self.fence is None:
             return
-        token, record, where = self.fence.token, self._id(client, FENCES), self._of_lease(client)
+        token, record, where = self.fence.token, self._id(client, self._fences), self._of_lease(client)
         if client.transactions:
             change = f"{client.quote('token')} = {token}", f"{where} AND {client.quote('token')} <= {token}"
             client.run(client.update_rows(record, *change), [self.fence.lease])
