@@ -8,6 +8,7 @@ release.json                {"models": {MODEL: VERSION}}: which versions agree; 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,8 @@ class Contents:
 
 
 def read_repository(folder: Path) -> Contents:
-    """Look at a repository. Raises OSError: it is not there, or cannot be read."""
+    """Look at a repository. Raises OSError: it is not there, cannot be read, or was moved meanwhile."""
+    before = folder.stat()
     versions: dict[str, dict[int, VersionFolder]] = {}
     for model in sorted(folder.iterdir()):
         if model.name.startswith(".") or not model.is_dir():
@@ -93,6 +95,9 @@ def read_repository(folder: Path) -> Contents:
         found = {int(v.name): _version(model.name, v) for v in numbers if v.is_dir()}
         versions[model.name] = dict(sorted(found.items()))
     release, fault = _release(folder / RELEASE)
+    # Of a folder that is moved away, what has not been looked at yet seems to be removed.
+    if not os.path.samestat(before, folder.stat()):
+        raise OSError(f"{folder} was replaced while it was read")
     return Contents(versions, release, fault)
 
 

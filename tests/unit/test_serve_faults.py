@@ -227,7 +227,8 @@ def test_random_bytes(server: Server, data: bytes, as_body: bool, header: int | 
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
         with suppress(ConnectionError):
             s.sendall(data)
-            s.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # not connected: the server has answered, and closed
+                s.shutdown(socket.SHUT_WR)
             said = s.recv(100)
             assert said == b"" or said.startswith(b"HTTP/1.1 4")
 
