@@ -221,6 +221,7 @@ downloads: $(STAMPS)/tools
 setup-test:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads
 	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/serve $(STAMPS)/clickhouse $(STAMPS)/classes lint
+	@$(MAKE) s3
 
 # Three processes on two cores: many tests wait, for JVMs, for ranks and for deadlines, so two leave a quarter of the
 # cores idle. A process may take 3 GB.
