@@ -7,10 +7,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.errors import EXIT_INCOMPLETE, UserError
+from headrace.lake.told_errors import told
 from headrace.logs import tell_error
 from headrace.stages import ORDER
-from headrace.storage import StoreAway
 
 
 class Group(TyperGroup):
@@ -20,15 +19,16 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except UserError as e:
-            tell_error(str(e))
-            raise typer.Exit(e.exit_code) from None
-        except StoreAway as e:
-            tell_error(str(e))
-            raise typer.Exit(EXIT_INCOMPLETE) from None
+        except (typer.Exit, typer.Abort, typer.TyperException):  # a group within this one has told what there was
+            raise
         except KeyboardInterrupt as e:
             typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)
             raise typer.Exit(128 + getattr(e, "signum", 2)) from None
+        except Exception as e:
+            if (message := told(e)) is None:
+                raise
+            tell_error(message[0])
+            raise typer.Exit(message[1]) from None
 
 
 class Root(Group):

@@ -20,15 +20,16 @@ from contextlib import closing, contextmanager
 
 from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
-from headrace.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INCOMPLETE, UserError
+from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.import_ahead import import_ahead
 from headrace.jobs.parent_watch import when_parent_ends
+from headrace.lake.told_errors import told
 from headrace.observe.application import Observation
 from headrace.stage import RunPlan, run_stage
 from headrace.stages import ORDER, STAGES
-from headrace.storage import StoreAway, local_folder
+from headrace.storage import local_folder
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.jobs")
@@ -92,13 +93,10 @@ def _run(args: argparse.Namespace) -> int:
                     tidy()
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
                 before = name
-    except UserError as e:
-        logs.tell_error(str(e))
-        return e.exit_code
-    except StoreAway as e:
-        logs.tell_error(str(e))
-        return EXIT_INCOMPLETE
-    except Exception:  # the process's last line of defence: anything else is a failure with its trace
+    except Exception as e:  # the process's last line of defence: what cannot be told is a failure with its trace
+        if (message := told(e)) is not None:
+            logs.tell_error(message[0])
+            return message[1]
         _tell_trace()
         return _killed_jvm() or EXIT_FAILURE
     return EXIT_DONE

@@ -20,7 +20,7 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 
 from headrace.storage.lease import Fence, Lease, LeaseLost
 from headrace.storage.location import Location, local, location_of
-from headrace.storage.objects.calls import StoreAway
+from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.storage.objects.copies import release as release_copy
 from headrace.storage.uri import local_folder, uri_fault
 
@@ -30,6 +30,7 @@ __all__ = [
     "LeaseLost",
     "Location",
     "StoreAway",
+    "StoreError",
     "local",
     "local_folder",
     "location_of",

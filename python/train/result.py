@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.errors import EXIT_FAILURE, UserError
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
 
 
 class Report(BaseModel):
@@ -63,13 +63,15 @@ class RankError(BaseModel):
     diverged_at: int | None = None
     full_disk: bool = False
     store_failed: bool = False
+    #: Of those of a store: it was away.
+    store_away: bool = False
 
     def exception(self) -> UserError:
         """As the driver raises it."""
         if self.diverged_at is not None:
             return Diverged(self.message, self.diverged_at)
         if self.store_failed:
-            return StoreFailed(self.message)
+            return StoreWasAway(self.message) if self.store_away else StoreFailed(self.message)
         return DiskFull(self.message) if self.full_disk else UserError(self.message)
 
 
@@ -96,6 +98,12 @@ class StoreFailed(UserError):
     """A store of objects did not do as asked, after its client tried again. Another attempt may be answered."""
 
     exit_code = EXIT_FAILURE
+
+
+class StoreWasAway(StoreFailed):
+    """It could not be reached: nothing to mend."""
+
+    exit_code = EXIT_INCOMPLETE
 
 
 def is_full(e: OSError) -> bool:

@@ -1,15 +1,33 @@
-"""A store that is busy or away for a while: its requests are made again for longer than the library would by itself."""
+"""A store that is busy or away: its requests are made again for longer than the library would by itself; where it stays
+away, a command ends with one message and exit code 75."""
 
 from __future__ import annotations
 
+import gzip
+import ssl
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from headrace.cli import app
+from headrace.cli.groups import Group
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
+from headrace.jobs import run_stage
+from headrace.lake.blocks.lines import Part, blocks
+from headrace.lake.ingest.unpack import UnpackTask
+from headrace.lake.sources.compression import open_plain
+from headrace.lake.told_errors import told
+from headrace.storage import StoreAway, local, location
 from headrace.storage.objects import calls, clients
+from headrace.storage.objects.store import ObjectStore
+from tests.certificates import self_signed
+from tests.storage_homes import memory_home
 
 #: The library's own are ten.
 REFUSALS = 40
@@ -20,12 +38,13 @@ class Busy(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     refused = 0
+    status = 503
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if Busy.refused < REFUSALS:
             Busy.refused += 1
-            self.send_response(503)
+            self.send_response(Busy.status)
             body = b"<Error><Code>SlowDown</Code></Error>"
         else:
             self.send_response(200)
@@ -37,7 +56,7 @@ class Busy(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_GET = do_HEAD = do_PUT = _answer
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -49,6 +68,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(clients, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(clients, "_LONGEST_WAIT", 0.002)
     monkeypatch.setattr(Busy, "refused", 0)
+    monkeypatch.setattr(Busy, "status", 503)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "anything")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
@@ -80,9 +100,162 @@ def test_a_call_outlasts_many_refusals(bucket: Any, ask: Callable[[Any], object]
     assert Busy.refused == REFUSALS
 
 
-def test_a_store_that_stays_away_is_an_error(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def gone(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store does not come back, and nobody asks it for long."""
     monkeypatch.setattr(clients, "RETRY_SECONDS", 0.01)
-    short = clients.open_bucket("s3", "bucket")
     monkeypatch.setattr(Busy, "refused", -1_000_000)
-    with pytest.raises(calls.StoreError, match="503"):
-        calls.get(short, "key")
+    monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3"))
+
+
+_BUSY = r"^s3://bucket/key: the store is away \(.*503 Service Unavailable\)\. Run this again later$"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_store_that_stays_busy_is_away(gone: None, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Busy, "status", status)
+    with pytest.raises(StoreAway, match=_BUSY.replace("503 Service Unavailable", f"{status} [A-Z].*")):
+        calls.get(clients.open_bucket("s3", "bucket"), "key")
+
+
+def test_every_call_says_so(gone: None, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    bucket = clients.open_bucket("s3", "bucket")
+    for ask in (
+        lambda: calls.head(bucket, "key"),
+        lambda: calls.get_range(bucket, "key", 0, 1),
+        lambda: calls.put(bucket, "key", b""),
+        lambda: calls.put_new(bucket, "key", b""),
+        lambda: calls.put_if(bucket, "key", b"", "tag"),
+        lambda: calls.upload(bucket, "key", tmp_path / "x"),
+        lambda: calls.download(bucket, "key", tmp_path / "y"),
+        lambda: calls.copy(bucket, "key", "to"),
+        lambda: calls.delete(bucket, ["key"]),
+        lambda: calls.list_below(bucket, "key"),
+        lambda: calls.list_level(bucket, "key"),
+    ):
+        with pytest.raises(StoreAway, match=_BUSY):
+            ask()
+
+
+def test_where_nobody_listens_the_address_may_be_wrong(gone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    said = (
+        r"GET http://127\.0\.0\.1:1/bucket/key in .*: Connection refused\)\. Run this again later; or that is not its"
+    )
+    with pytest.raises(StoreAway, match=said):
+        calls.get(clients.open_bucket("s3", "bucket"), "key")
+
+
+@pytest.mark.parametrize("status", [400, 501])
+def test_what_no_later_try_mends_is_another_error(gone: None, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Busy, "status", status)
+    with pytest.raises(calls.StoreError, match=rf"^s3://bucket/key: .* {status} ") as raised:
+        calls.get(clients.open_bucket("s3", "bucket"), "key")
+    assert type(raised.value) is calls.StoreError
+
+
+def test_a_certificate_that_is_not_trusted_is_another_error(
+    gone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*self_signed(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.server_port}")
+        with pytest.raises(calls.StoreError) as raised:
+            calls.get(clients.open_bucket("s3", "bucket"), "key")
+        assert type(raised.value) is calls.StoreError
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_machine_without_credentials_is_the_users_to_mend(bucket: Any) -> None:
+    """Who has none asks the cloud's own service, which is nowhere else."""
+    from obstore.exceptions import GenericError
+
+    url = "http://169.254.169.254/latest/api/token"
+    with pytest.raises(UserError, match=r"there are no credentials for s3://bucket/key: .*docs/storage\.md"):
+        with calls._errors(bucket, "key"):
+            raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - HTTP error: timeout")
+
+
+def test_what_it_is_called_in_each_cloud() -> None:
+    stores = pytest.importorskip("obstore.store")
+    azure = stores.AzureStore("c", account_name="a", account_key="YQ==")
+    assert calls._shown(azure, "x/y") == "abfss://c@a.dfs.core.windows.net/x/y"
+    assert calls._shown(stores.MemoryStore(), "x/y") == "x/y"
+
+
+def test_a_command_and_a_job_end(gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    for name in ("LAKE", "STORE"):
+        monkeypatch.setenv(f"HEADRACE_{name}", f"s3://bucket/{name.lower()}")
+    said = CliRunner().invoke(app, ["gc", "clicks", "--home", str(tmp_path)])
+    lines = said.stderr.splitlines()
+    assert (said.exit_code, len(lines)) == (EXIT_INCOMPLETE, 1), said.output
+    assert lines[0].startswith("error: s3://bucket/")
+    assert lines[0].endswith("503 Service Unavailable). Run this again later")
+    monkeypatch.setattr(run_stage, "when_parent_ends", lambda end: None)
+    with pytest.raises(SystemExit) as ended:
+        run_stage.main(["report", "clicks", "--ds", "2026-01-08", "--home", str(tmp_path)])
+    assert ended.value.code == EXIT_INCOMPLETE
+    told_by_job = capfd.readouterr().err
+    assert told_by_job.startswith("error: s3://bucket/")
+    assert told_by_job.count("\n") == 1
+
+
+def test_a_command_of_a_group_says_it_once() -> None:
+    root, group = typer.Typer(cls=Group), typer.Typer(cls=Group)
+
+    @group.command()
+    def act() -> None:
+        raise StoreAway("s3://x: the store is away")
+
+    @root.command()
+    def other() -> None:
+        """A group of one command is that command."""
+
+    root.add_typer(group, name="group")
+    group.command("other")(other)
+    said = CliRunner().invoke(root, ["group", "act"])
+    assert (said.exit_code, said.stderr) == (EXIT_INCOMPLETE, "error: s3://x: the store is away\n")
+
+
+def test_a_file_that_cannot_be_read_since_its_store_is_away_is_not_damaged() -> None:
+    def read(error: Exception) -> Exception:
+        try:
+            try:
+                raise error
+            except OSError as e:
+                raise UserError(f"x is not a whole Parquet file ({e}): make it again") from None
+        except UserError as e:
+            return e
+
+    assert told(read(StoreAway("s3://x: the store is away"))) == ("s3://x: the store is away", EXIT_INCOMPLETE)
+    assert told(read(OSError("torn"))) == ("x is not a whole Parquet file (torn): make it again", 2)
+
+
+def test_a_landing_file_whose_store_is_away_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = memory_home(monkeypatch, tmp_path / "cache")
+    (home / "a.jsonl.gz").put_bytes(gzip.compress(b"{}\n"))
+
+    def away(*args: Any) -> None:
+        raise StoreAway("memory://a: the store is away")
+
+    with pytest.raises(StoreAway), open_plain(home / "a.jsonl.gz"):
+        away()
+    monkeypatch.setattr(calls, "get_small", away)
+    monkeypatch.setattr(calls, "head", away)
+    with pytest.raises(StoreAway):
+        list(blocks(Part(0, home / "a.jsonl.gz"), 1 << 20))
+    with pytest.raises(StoreAway):
+        list(UnpackTask(((home / "a.jsonl.bz2", 0, 1),), local(tmp_path))(0))
+
+
+def test_an_error_of_a_store_is_told_without_a_trace() -> None:
+    message, code = told(calls.StoreError("s3://bucket/key: 400 Bad Request")) or ("", 0)
+    assert (message.startswith("s3://bucket/key: 400 Bad Request. Run this again"), code) == (True, EXIT_FAILURE)
+    assert told(ValueError("of ours")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from horovod.spark.task.task_service import SparkTaskService
 from pyspark.sql import SparkSession
 
 from headrace.config import Model, Train
-from headrace.errors import EXIT_FAILURE, UserError
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
 from headrace.manifest import Manifest
 from headrace.storage import Location
 from headrace.storage.objects import copies
@@ -129,6 +130,11 @@ def test_a_store_that_does_not_answer_is_asked_again(
     assert ranks.launches == 2
     assert "part-0001.parquet: 503; attempt 2 of 2 resumes from the start" in caplog.text
     assert raised.value.exit_code == EXIT_FAILURE
+    away = RankResult(error=RankError(rank=1, message="s3://b/x: away", store_failed=True, store_away=True))
+    run([away, LOST])
+    with pytest.raises(StoreFailed, match=r"^s3://b/x: away$") as raised:
+        launch(job, SPARK, ranks=2, retries=0)
+    assert raised.value.exit_code == EXIT_INCOMPLETE
 
 
 def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
@@ -272,11 +278,17 @@ UNANSWERED = """
 import sys
 from pathlib import Path
 import headrace.train.loop.run as loop
-from headrace.storage.objects.calls import StoreError
+from headrace.errors import UserError
+from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.train.launch.worker import rank_main
 
 def train(*args, **more):
-    raise StoreError("store/part-0001.parquet: HTTP error: 503 Slow Down")
+    if sys.argv[2] == "fails":
+        raise StoreError("store/part-0001.parquet: HTTP error: 503 Slow Down")
+    try:
+        raise StoreAway("s3://b/part-0001.parquet: the store is away")
+    except OSError as e:
+        raise UserError("part-0001.parquet is damaged") from e
 
 loop.train = train
 print(rank_main(Path(sys.argv[1]).read_text()))
@@ -286,12 +298,16 @@ print(rank_main(Path(sys.argv[1]).read_text()))
 def test_a_rank_whose_store_does_not_answer_names_the_object(job: Job, tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(job.model_dump_json())
     line = [sys.executable, "-c", UNANSWERED, str(tmp_path / "job.json")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
-    assert answer.error is not None
-    assert answer.error.message.endswith("should: store/part-0001.parquet: HTTP error: 503 Slow Down")
-    assert isinstance(answer.error.exception(), StoreFailed)
+    wanted = {"fails": (r"should: store/part-0001\.parquet: HTTP error: 503 Slow Down$", EXIT_FAILURE)}
+    wanted["is away"] = (r"^s3://b/part-0001\.parquet: the store is away$", EXIT_INCOMPLETE)
+    for how, (said, code) in wanted.items():
+        done = subprocess.run([*line, how], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
+        assert answer.error is not None
+        assert re.search(said, answer.error.message)
+        raised = answer.error.exception()
+        assert (isinstance(raised, StoreFailed), raised.exit_code) == (True, code)
 
 
 def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:

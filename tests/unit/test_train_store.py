@@ -268,12 +268,12 @@ def test_an_upload_that_fails_ends_training_with_the_step(
 
     def upload(bucket: Any, key: str, file: Path) -> None:
         if "step-00000008" in key:
-            raise calls.StoreError(f"{key}: HTTP error: 503 Slow Down")
+            raise calls.StoreAway(f"{key}: HTTP error: 503 Slow Down")
         real(bucket, key, file)
 
     monkeypatch.setattr(calls, "upload", upload)
     with pytest.raises(
-        calls.StoreError, match=r"checkpoint of step 8 could not be written \(.*step-00000008.* 503 Slow Down"
+        calls.StoreAway, match=r"checkpoint of step 8 could not be written \(.*step-00000008.* 503 Slow Down"
     ):
         train_local(stored)
     assert list_steps(stored.checkpoints) == [4]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.lake.blocks import native
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 
 Mask = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -107,6 +107,8 @@ def blocks(part: Part, size: int) -> Iterator[Block]:
     try:
         with _opened(part) as (stream, at):
             yield from _blocks(part, stream, at, size)
+    except StoreAway:  # nothing is known of the file
+        raise
     except (OSError, EOFError, pa.ArrowException) as e:
         raise UnreadableError(f"{part.path}: {e}") from None
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from headrace.lake.blocks.bzip2 import Checksums, check, decompressed
 from headrace.lake.blocks.lines import Part, UnreadableError
 from headrace.lake.tasks import run_tasks
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 
 #: Smaller files are read by one task; larger ones by tasks of about so many bytes, at most of so many.
 LEAST_BYTES, _MOST_RANGE_BYTES = 4 << 20, 16 << 20
@@ -55,6 +55,8 @@ class UnpackTask:
         place = self.folder / f"plain-{uuid.uuid4()}"
         try:
             yield asdict(self._unpack(path, start, end, place))
+        except StoreAway:  # nothing is known of the file
+            raise
         except (UnreadableError, OSError) as e:
             yield {"unreadable": str(e)}
 

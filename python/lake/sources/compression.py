@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 
 #: Ending -> name of the compression.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "Zstandard", ".snappy": "Snappy"}
@@ -65,6 +65,8 @@ def open_plain(path: Location) -> Iterator[BinaryIO]:
                 yield io.BufferedReader(_HadoopSnappy(raw))
             else:
                 yield io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), _ARROW_NAMES[kind]))
+        except StoreAway:  # nothing is known of the file
+            raise
         except (OSError, pa.ArrowException) as e:
             # Arrow's errors of decompression have no number of the system's.
             if isinstance(e, OSError) and e.errno is not None:

@@ -4,11 +4,13 @@ A bucket is one of obstore's, or a `Bucket` that makes the calls in its own way.
 n-th (tests/unit/test_storage_objects_faults.py). A key is the path within a bucket.
 
 What the store answers that is neither "not there" nor "the condition does not hold" becomes a UserError where it is
-about permissions, else a StoreError; neither quotes more than the store's first line.
+about permissions, StoreAway where it is no answer or says to come later, else a StoreError; none quotes more than the
+store's first line.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +28,21 @@ T = TypeVar("T")
 _BLOCK = 8 << 20
 #: Neither tags nor versions have it: they are headers of HTTP.
 _BEFORE_VERSION = "\n"
+#: How the library says, after its last try, that it had no answer, or one of a server that is busy or broken. Of the
+#: codes of 5xx, 501 and 505 say that the server never will.
+_AWAY = re.compile(r"HTTP error: |Server returned error response|non-2xx status code: (?:408|429|5(?!01|05)\d\d)")
+#: What it says of a connection that no later try makes: a URL that is none, a certificate that is not trusted.
+_NEVER = re.compile(r"builder error|certificate", re.IGNORECASE)
+#: Where clouds tell a machine's own credentials: who asks there has found none elsewhere.
+_METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.google\.internal)[/: ]")
+#: What of its first line is no news to anybody: how it was told to try, and a server's page about an error.
+_NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+ *|:(?: <.*)?$")
+#: Why there was no answer, in the lines behind the first one.
+_WHY = re.compile(r'(?:message|error): "([^"]+)"|kind: (Timeout|Interrupted)')
+_CREDENTIALS = (
+    "Credentials are those of the environment or of this machine (docs/storage.md); they must allow to read, write, "
+    "list and delete there"
+)
 
 
 class StoreError(OSError):
@@ -124,7 +141,7 @@ def get_small(bucket: Any, key: str, limit: int | None) -> tuple[bytes | None, S
     """An object's bytes, or None in their place where it has more than `limit`; None where there is no object."""
     import obstore
 
-    with _errors(key):
+    with _errors(bucket, key):
         try:
             found: Any = obstore.get(bucket, key)
             stored = _stored(found.meta)
@@ -138,7 +155,7 @@ def get_range(bucket: Any, key: str, start: int, size: int) -> bytes:
     """Some bytes of an object. Raises FileNotFoundError."""
     import obstore
 
-    with _errors(key):
+    with _errors(bucket, key):
         return bytes(obstore.get_range(bucket, key, start=start, length=size))
 
 
@@ -147,7 +164,7 @@ def head(bucket: Any, key: str) -> Stored | None:
     """What the store knows of an object; None where there is none."""
     import obstore
 
-    with _errors(key):
+    with _errors(bucket, key):
         try:
             return _stored(obstore.head(bucket, key))
         except FileNotFoundError:
@@ -159,7 +176,7 @@ def put(bucket: Any, key: str, data: bytes) -> str:
     """Write an object, whole; its tag."""
     import obstore
 
-    with _errors(key, writes=True):
+    with _errors(bucket, key, writes=True):
         return str(obstore.put(bucket, key, data)["e_tag"])
 
 
@@ -169,7 +186,7 @@ def put_new(bucket: Any, key: str, data: bytes) -> str | None:
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-    with _errors(key, writes=True):
+    with _errors(bucket, key, writes=True):
         try:
             return str(obstore.put(bucket, key, data, mode="create")["e_tag"])
         except (AlreadyExistsError, PreconditionError):
@@ -186,7 +203,7 @@ def put_if(bucket: Any, key: str, data: bytes, revision: str) -> str | None:
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
     tag, _, version = revision.partition(_BEFORE_VERSION)
-    with _errors(key):
+    with _errors(bucket, key):
         try:
             there: Any = {"e_tag": tag, "version": version} if version else {"e_tag": tag}
             return str(obstore.put(bucket, key, data, mode=there)["e_tag"])
@@ -209,7 +226,7 @@ def upload(bucket: Any, key: str, file: Path) -> None:
     """Write an object from a local file: a large one in parts, and it appears with the last."""
     import obstore
 
-    with _errors(key, writes=True):
+    with _errors(bucket, key, writes=True):
         obstore.put(bucket, key, file)
 
 
@@ -218,7 +235,7 @@ def download(bucket: Any, key: str, file: Path) -> Stored:
     """Write a local file, which may be there, from an object. Raises FileNotFoundError."""
     import obstore
 
-    with _errors(key):
+    with _errors(bucket, key):
         found: Any = obstore.get(bucket, key)
         with open(file, "wb") as out:
             for block in found.stream(min_chunk_size=_BLOCK):
@@ -231,7 +248,7 @@ def copy(bucket: Any, source: str, target: str) -> None:
     """Copy an object within its bucket. Raises FileNotFoundError."""
     import obstore
 
-    with _errors(source):
+    with _errors(bucket, source):
         obstore.copy(bucket, source, target)
 
 
@@ -241,7 +258,7 @@ def delete(bucket: Any, keys: Sequence[str]) -> None:
     import obstore
 
     if keys:
-        with _errors(keys[0]):
+        with _errors(bucket, keys[0]):
             try:
                 obstore.delete(bucket, list(keys))
             except FileNotFoundError:
@@ -256,7 +273,7 @@ def list_below(bucket: Any, prefix: str) -> list[Stored]:
     """All objects below a prefix, by key. A prefix is a whole folder's: `a` does not match `ab`."""
     import obstore
 
-    with _errors(prefix):
+    with _errors(bucket, prefix):
         found = (_stored(o) for page in obstore.list(bucket, prefix or None, chunk_size=1000) for o in page)
         return sorted(found, key=lambda s: s.key)
 
@@ -266,7 +283,7 @@ def list_level(bucket: Any, prefix: str) -> tuple[list[str], list[Stored]]:
     """Names of the folders, and the objects, one level below a prefix."""
     import obstore
 
-    with _errors(prefix):
+    with _errors(bucket, prefix):
         found: Any = obstore.list_with_delimiter(bucket, prefix or None)
         folders = sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in found["common_prefixes"])
         return folders, sorted((_stored(o) for o in found["objects"]), key=lambda s: s.key)
@@ -281,22 +298,52 @@ def _stored(meta: Any) -> Stored:
 
 
 @contextmanager
-def _errors(key: str, writes: bool = False) -> Iterator[None]:
+def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as e:
-        raise UserError(
-            f"the store refuses {key}: {_first_line(e)}. Credentials are those of the environment or of this machine "
-            f"(docs/storage.md); they must allow to read, write, list and delete there"
-        ) from None
+        raise UserError(f"the store refuses {_shown(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
     except FileNotFoundError:
         if not writes:
             raise
-        raise UserError(f"{key} cannot be written: there is no such bucket, and headrace makes none") from None
+        raise UserError(
+            f"{_shown(bucket, key)} cannot be written: there is no such bucket, and headrace makes none"
+        ) from None
     except BaseError as e:
-        raise StoreError(f"{key}: {_first_line(e)}") from None
+        place, said = _shown(bucket, key), _first_line(e)
+        if _METADATA.search(said):
+            raise UserError(
+                f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
+                f"its own ({said}). {_CREDENTIALS}"
+            ) from None
+        if _AWAY.search(said) and not _NEVER.search(str(e)):
+            raise _away(place, said, str(e)) from None
+        raise StoreError(f"{place}: {said}") from None
+
+
+def _away(place: str, said: str, whole: str) -> StoreAway:
+    why, advice = "", "Run this again later"
+    if "HTTP error: " in said:
+        found = _WHY.search(whole)
+        why = f": {found[1] or found[2]}" if found else ""
+        advice += "; or that is not its address: see `lake` and `store`, and AWS_ENDPOINT_URL for S3"
+    return StoreAway(f"{place}: the store is away ({_NOISE.sub('', said)}{why}). {advice}")
+
+
+def _shown(bucket: Any, key: str) -> str:
+    """How messages name an object."""
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    if isinstance(bucket, S3Store):
+        return f"s3://{bucket.config['bucket']}/{key}"
+    if isinstance(bucket, GCSStore):
+        return f"gs://{bucket.config['bucket']}/{key}"
+    if isinstance(bucket, AzureStore):
+        config = bucket.config
+        return f"abfss://{config['container_name']}@{config['account_name']}.dfs.core.windows.net/{key}"
+    return key
 
 
 def _first_line(error: Exception) -> str:

@@ -281,7 +281,7 @@ class CheckpointWriter:
         """What to raise for `e`; `folder`: where it was to be written, or its files on their way to a store."""
         said = f"the checkpoint of step {step} could not be written"
         if isinstance(e, StoreError):
-            return StoreError(f"{said} ({e})")
+            return type(e)(f"{said} ({e})")
         free = folder.free()
         room = "" if free is None else f"; {free / 2**30:.1f} GiB free in {folder}"
         return OSError(e.errno, f"{said} ({e.strerror or e}{room})")

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from headrace import logs
 from headrace.errors import UserError
+from headrace.lake.told_errors import store_away
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
@@ -73,12 +74,8 @@ def rank_main(job_json: str) -> str:
         result.report = train(job, collective, on_progress, watchdog)
     except Stopped as e:
         result.stopped = e.step, e.total
-    except UserError as e:
-        at = e.step if isinstance(e, Diverged) else None
-        result.error = RankError(rank=collective.world.rank, message=str(e), diverged_at=at)
-    except StoreError as e:
-        message = f"the store does not answer as it should: {e}"
-        result.error = RankError(rank=collective.world.rank, message=message, store_failed=True)
+    except (UserError, StoreError) as e:
+        result.error = _rank_error(collective.world.rank, e)
     except OSError as e:
         if not is_full(e):
             raise
@@ -102,3 +99,11 @@ def rank_main(job_json: str) -> str:
     if "train" in watchdog.began:
         phase_ends["model"] = watchdog.began["train"]
     return result.model_copy(update={"phase_ends": phase_ends}).model_dump_json()
+
+
+def _rank_error(rank: int, e: UserError | StoreError) -> RankError:
+    if (away := store_away(e)) is not None:
+        return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
+    if isinstance(e, StoreError):
+        return RankError(rank=rank, message=f"the store does not answer as it should: {e}", store_failed=True)
+    return RankError(rank=rank, message=str(e), diverged_at=e.step if isinstance(e, Diverged) else None)

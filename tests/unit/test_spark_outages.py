@@ -1,0 +1,78 @@
+"""A store that is away, by the words of Spark's own file systems: as Hadoop 3.4.1 was seen to say them."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import PySparkException
+
+from headrace.errors import EXIT_INCOMPLETE
+from headrace.lake.told_errors import told
+
+_CLIENT = "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: "
+_STACK = "\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:208)"
+
+
+def client(said: str) -> str:
+    """As S3A has it, twice."""
+    return f"{_CLIENT}{said}:    {_CLIENT}{said}: Connection refused{_STACK}"
+
+
+def service(code: int) -> str:
+    said = f"null (Service: S3, Status Code: {code}, Request ID: null)"
+    return f"software.amazon.awssdk.services.s3.model.S3Exception: {said}:null: {said}{_STACK}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "An error occurred while calling o118.parquet.\n: java.net.ConnectException: getFileStatus on "
+            f"s3a://bucket/a/b: {client('Connect to 127.0.0.1:1 [/127.0.0.1] failed: Connection refused')}",
+            "s3://bucket/a/b: the store is away (ConnectException in Spark: Unable to execute HTTP request: "
+            "Connect to 127.0.0.1:1 [/127.0.0.1] failed: Connection refused). Run this again later",
+        ),
+        (
+            "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times "
+            "(executor driver): org.apache.hadoop.fs.s3a.AWSServiceThrottledException: open s3a://bucket/a at 0 on "
+            f"s3a://bucket/a: {service(503)}",
+            "s3://bucket/a: the store is away (AWSServiceThrottledException in Spark: null (Service: S3, Status Code: "
+            "503, Request ID: null)). Run this again later",
+        ),
+        (
+            f": org.apache.hadoop.fs.s3a.AWSStatus500Exception: getFileStatus on s3a://b/_delta_log: {service(500)}",
+            "s3://b/_delta_log: the store is away (AWSStatus500Exception in Spark: null (Service: S3, Status Code: "
+            "500, Request ID: null)). Run this again later",
+        ),
+        (
+            f": org.apache.hadoop.fs.s3a.AWSClientIOException: open on s3a://b/a: {_CLIENT}The target server failed",
+            "s3://b/a: the store is away (AWSClientIOException in Spark: Unable to execute HTTP request: The target "
+            "server failed). Run this again later",
+        ),
+        (
+            ": java.net.ConnectException: Call From vm/127.0.0.1 to localhost:8020 failed on connection exception: "
+            "java.net.ConnectException: Connection refused; For more details see:  http://wiki.apache.org/hadoop/x",
+            "hdfs://localhost:8020 does not answer Spark (Connection refused). Run this again later",
+        ),
+    ],
+)
+def test_a_store_that_is_away(text: str, said: str) -> None:
+    assert told(PySparkException(text)) == (said, EXIT_INCOMPLETE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ": org.apache.hadoop.fs.s3a.AWSClientIOException: open on s3a://b/a: no credentials were found",
+        f": java.io.FileNotFoundException: getFileStatus on s3a://b/a: {service(404)}",
+        ": java.nio.file.AccessDeniedException: s3a://b/a: getFileStatus on s3a://b/a: 403",
+        # A warehouse, or another executor.
+        ": org.postgresql.util.PSQLException: Connection to db:5432 refused\nCaused by: java.net.ConnectException: x",
+        ": java.io.IOException: Failed to connect to host/10.0.0.1:7337\nCaused by: java.net.ConnectException: x",
+    ],
+)
+def test_what_is_another_error(text: str) -> None:
+    assert told(PySparkException(text)) is None
+
+
+def test_what_is_no_error_of_spark_is_not_read_for_it() -> None:
+    assert told(ValueError("java.net.ConnectException: getFileStatus on s3a://b/a: refused")) is None
