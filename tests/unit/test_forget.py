@@ -39,8 +39,8 @@ from headrace.models.saved import read_card, restore
 from headrace.models.sharded_model import ShardedModel
 from headrace.score.day_table import verify_day
 from headrace.stage import identity, run_lock
-from headrace.storage import local
-from headrace.storage.objects import copies
+from headrace.storage import StoreAway, local
+from headrace.storage.objects import calls, copies
 from headrace.workspace import Workspace
 from tests.forget_support import DAYS, GONE, ROWS, USERS, events, make_home, put_rows, record, shop, tables
 from tests.storage_faults import Killed, faulty
@@ -280,6 +280,36 @@ def test_copies_that_come_back_are_searched(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(UserError, match=r"not all is erased: .*/cache/files/.*/a\.jsonl"):
             erase(ws)
     assert erase(ws)[1].finished == NOW
+
+
+def test_a_store_that_is_away_is_no_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
+    ws = Workspace(tmp_path / "home", "s3://bucket/lake", "s3://bucket/store")
+    torn, whole = (ws.table("clicks", "events") / f"{name}.parquet" for name in ("torn", "whole"))
+    torn.put_text("PAR1")
+    with pytest.raises(UserError, match=r"torn\.parquet cannot be read: restore or remove it"):
+        erase(ws)
+    torn.remove()
+    whole.put_bytes(text_table())
+    real = calls.download
+
+    def away(bucket: Any, key: str, file: Path) -> Any:
+        if key.endswith(whole.name):
+            raise StoreAway(f"{key}: the store is away")
+        return real(bucket, key, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "download", away)
+        with pytest.raises(StoreAway, match=rf"{whole.name}: the store is away$"):
+            erase(ws)
+    assert erase(ws)[1].finished == NOW
+
+
+def text_table() -> bytes:
+    """A Parquet file with none of them."""
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.table({"page": ["a"]}), out)
+    return out.getvalue().to_pybytes()
 
 
 def test_values_that_somebody_brings_back_go_again(ws: Workspace) -> None:

@@ -21,7 +21,7 @@ from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.handed_on import STAGE_FOLDERS
 from headrace.publish.target import table_name
 from headrace.registry.artifact import staging
-from headrace.storage import Location, local
+from headrace.storage import Location, StoreAway, local
 from headrace.storage.objects import copies
 
 _BLOCK = 1 << 24
@@ -62,6 +62,8 @@ def _search(files: Iterable[Location], state: WorkspaceState, persons: Persons, 
         except FileNotFoundError:
             # It has gone meanwhile: of a database that others use, say.
             continue
+        except StoreAway:  # nothing is known of the file: the same call does the rest later
+            raise
         except (pa.ArrowInvalid, OSError):
             result.unread.append(state.ws.name_of(file))
             continue
