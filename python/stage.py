@@ -17,7 +17,7 @@ from headrace.resources import ResourceUse
 from headrace.schema import DatasetSchema
 from headrace.stages import STAGES
 from headrace.storage import Fence, Lease
-from headrace.storage.lease import Held
+from headrace.storage.lease import Held, Holder
 from headrace.workspace import Workspace
 
 
@@ -299,5 +299,20 @@ def run_lock(ws: Workspace, pipeline: str, own: str | None = None) -> Iterator[R
         try:
             leases = [stack.enter_context(lease.lease()) for lease in ws.locks(pipeline, own)]
         except Held as e:
-            raise BusyError(f"another run of pipeline '{pipeline}' is at work ({e}); wait for it or stop it") from None
+            raise _busy(pipeline, e.holder) from None
         yield RunLock(tuple(leases))
+
+
+def check_lock(ws: Workspace, pipeline: str, own: str | None = None) -> None:
+    """Whether `run_lock` could be had now. Takes nothing: whoever needs it takes it all the same.
+
+    Raises:
+        BusyError: as `run_lock`.
+    """
+    for lease in ws.locks(pipeline, own):
+        if (holder := lease.holder()) is not None:
+            raise _busy(pipeline, holder)
+
+
+def _busy(pipeline: str, holder: Holder) -> BusyError:
+    return BusyError(f"another run of pipeline '{pipeline}' is at work ({holder}); wait for it or stop it")

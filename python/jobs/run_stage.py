@@ -27,7 +27,7 @@ from headrace.jobs.import_ahead import import_ahead
 from headrace.jobs.parent_watch import when_parent_ends
 from headrace.lake.told_errors import told
 from headrace.observe.application import Observation
-from headrace.stage import RunPlan, run_stage
+from headrace.stage import RunPlan, check_lock, run_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
 from headrace.workspace import Workspace
@@ -122,7 +122,12 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
     conf = next(conf for name in args.stages if (conf := spark_settings_of(name, spec)) is not None)
     title = f"headrace {spec.pipeline} {','.join(args.stages)} {ds}"
     # A submitter that hears of the stages has looked: the first of them has work to do.
-    with shared_session(conf, ws, title, begin=args.events and STAGES[args.stages[0]].spark) as tidy:
+    begin = args.events and STAGES[args.stages[0]].spark
+    if begin:
+        # The stage takes its lease beside the start of the session. One that would be refused starts none: on a cluster
+        # it would take what the run that is at work may need.
+        check_lock(ws, spec.pipeline, STAGES[args.stages[0]].lease)
+    with shared_session(conf, ws, title, begin) as tidy:
         yield tidy
 
 

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from headrace import storage
 from headrace.config import Spark, load_spec
 from headrace.errors import UserError
-from headrace.jobs import submit
+from headrace.jobs import run_stage, submit
 from headrace.jobs.applications import applications
 from headrace.jobs.events import MARK, StageEvent
 from headrace.jobs.output import copy_output
 from headrace.jobs.process import PROGRAM, run_logged
 from headrace.jobs.stages import load_stage, require_stage
+from headrace.lake import session
 from headrace.lake.session import agree
 from headrace.stage import run_lock
 from headrace.stages import ORDER, STAGES
@@ -120,6 +121,34 @@ def test_exit_codes_of_a_job(ws: Workspace) -> None:
     broken = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
     assert broken.returncode == 1
     assert "Traceback" in broken.stderr
+
+
+@pytest.mark.parametrize(("stage", "own"), [("features", None), ("train", "train")])
+def test_a_run_that_the_lease_refuses_starts_no_session(
+    stage: str, own: str | None, ws: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would begin beside the stage's imports, before the stage asks for its lease."""
+    started = list[str]()
+
+    def start(conf: Spark, ws: Workspace, name: str) -> None:
+        started.append(name)
+        raise UserError("not in this test")
+
+    monkeypatch.setattr(session, "_start", start)
+    monkeypatch.setattr(run_stage, "when_parent_ends", lambda end: None)
+    for holder in ("clicks", "other"):
+        with run_lock(ws, holder, own), pytest.raises(SystemExit) as ended:
+            run_stage.main([stage, "clicks", "--ds", DS, "--home", str(ws.home), "--events"])
+        said = capfd.readouterr().err
+        if holder == "clicks":
+            assert (ended.value.code, started) == (69, [])
+            assert said.startswith(f"error: another run of pipeline 'clicks' is at work (process {os.getpid()} on ")
+    # Another pipeline's is not in the way; nor is that of a stage that runs beside this one.
+    assert len(started) == 1
+    if own is not None:
+        with run_lock(ws, "clicks", "baseline"), pytest.raises(SystemExit):
+            run_stage.main([stage, "clicks", "--ds", DS, "--home", str(ws.home), "--events"])
+        assert len(started) == 2
 
 
 def test_the_command_names_the_stages_and_the_environment_the_packages_own_spark(ws: Workspace) -> None:
