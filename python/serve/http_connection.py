@@ -19,6 +19,9 @@ from headrace.serve.options import Limits
 _READ = 1 << 17
 #: Bytes behind a request that are taken while it is answered.
 _AHEAD = 1 << 16
+#: A connection that is told why it ends stays until its client ends it, too: for so many seconds and bytes that still
+#: come, and so many of them at the same time. What is closed with bytes unread is reset, and the answer with it.
+_LEAVE_SECONDS, _LEAVE_BYTES, _LEAVING = 2.0, 1 << 20, 256
 _END = b"\r\n\r\n"
 
 
@@ -49,12 +52,20 @@ class App(Protocol):
 
 
 class Shared:
-    """What the connections of a server have in common."""
+    """What the connections of a server have in common.
+
+    Attributes:
+        opening: those of TLS whose handshake goes on.
+        connections: those that may have requests.
+        leaving: those that are told why they have none.
+    """
 
     def __init__(self, app: App, limits: Limits) -> None:
         self.app, self.limits = app, limits
         self.loop = asyncio.get_running_loop()
+        self.opening: set[Connection] = set()
         self.connections: set[Connection] = set()
+        self.leaving: set[Connection] = set()
         self.heads = Heads()
         self.buffer = bytearray(_READ)
         self.view = memoryview(self.buffer)
@@ -79,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self._chunks: bytearray | None = None  # the same where its length is not said
         self._counted = 0  # bytes of it
         self._missing = 0  # bytes of one that was refused, which are still to come
+        self._unread = _LEAVE_BYTES  # that may come when it is leaving
         self._answering = False
         self._refused = False  # answered before all of it had come
         self._last = False  # no request is taken behind this one
@@ -96,15 +108,17 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         connections, most = self._shared.connections, self._shared.limits.connections
-        connections.add(self)
-        if len(connections) > most:
+        self._shared.opening.discard(self)
+        if len(connections) >= most:
             # Not when its first head has come: until then it would be one more.
             self._end(RequestError(503, "the server has too many connections", retry_after=1))
             return
+        connections.add(self)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.connections.discard(self)
+        self._shared.leaving.discard(self)
         for timer in (self._idle, self._deadline, self._send_deadline, self._close_deadline):
             if timer is not None:
                 timer.cancel()
@@ -120,6 +134,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._shared.view if self._body is None else self._body.free()
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self in self._shared.leaving:
+            self._unread -= nbytes
+            if self._unread < 0:
+                self._close()
+            return
         if self._body is None:
             self._consume(self._shared.buffer, nbytes)
             return
@@ -287,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         self._last = self._last or unknown
         self._write(self._shared.app.refusal(error, self))
         if unknown:
-            self._close()
+            self._leave()
         elif missing or self._reader is not None:
             self._missing, self._refused = missing, True
         else:
@@ -300,7 +319,30 @@ class Connection(asyncio.BufferedProtocol):
         if not self._refused:
             self._last = True
             self._write(self._shared.app.refusal(error, self))
-        self._close()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Say that nothing more is said, and close the connection when its client has read that (RFC 9112, 9.6)."""
+        leaving = self._shared.leaving
+        self._shared.connections.discard(self)
+        # With TLS only both directions can be ended.
+        if len(leaving) >= _LEAVING or not self._transport.can_write_eof():
+            self._close()
+            return
+        leaving.add(self)
+        # No request is under way any more, and what came behind this one is not looked at.
+        self.head, self._reader, self._body, self._chunks = None, None, None, None
+        self._give_back()
+        self._arrived()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._ahead = bytearray()
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        self._transport.write_eof()
+        seconds = min(_LEAVE_SECONDS, self._shared.limits.send_seconds)
+        self._close_deadline = self._shared.loop.call_later(seconds, self._transport.abort)
 
     def _close(self) -> None:
         """Close the connection when all answers are sent, or when their time is over."""

@@ -40,7 +40,7 @@ async def serve_http(app: App, limits: Limits, taken: socket.socket, tls: ssl.SS
     until = time.monotonic() + grace
     while shared.connections and time.monotonic() < until and not told_again.is_set():
         await asyncio.sleep(_POLL_SECONDS)
-    for connection in list(shared.connections):
+    for connection in [*shared.connections, *shared.leaving]:
         connection.abort()
 
 
@@ -86,10 +86,10 @@ async def _accept(shared: Shared, taken: socket.socket, tls: ssl.SSLContext) -> 
             except OSError:  # the client has gone, or the process has too many open files for now
                 await asyncio.sleep(_POLL_SECONDS)
                 continue
-            if len(shared.connections) + len(handshakes) >= shared.limits.connections:
+            if len(shared.connections) + len(shared.opening) >= shared.limits.connections:
                 accepted.close()
                 continue
-            task = loop.create_task(_shake_hands(shared, accepted, tls))
+            task = _begin_handshake(shared, accepted, tls)
             handshakes.add(task)
             task.add_done_callback(handshakes.discard)
     finally:
@@ -97,7 +97,16 @@ async def _accept(shared: Shared, taken: socket.socket, tls: ssl.SSLContext) -> 
             task.cancel()
 
 
-async def _shake_hands(shared: Shared, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+def _begin_handshake(shared: Shared, accepted: socket.socket, tls: ssl.SSLContext) -> asyncio.Task[None]:
+    """Count it as one that opens until it is made, or has failed."""
+    connection = Connection(shared)
+    shared.opening.add(connection)
+    task = asyncio.get_running_loop().create_task(_shake_hands(shared, connection, accepted, tls))
+    task.add_done_callback(lambda _: shared.opening.discard(connection))
+    return task
+
+
+async def _shake_hands(shared: Shared, connection: Connection, accepted: socket.socket, tls: ssl.SSLContext) -> None:
     loop, seconds = asyncio.get_running_loop(), shared.limits.receive_seconds
     with suppress(OSError):  # of TLS and of time, too: a client's matter
-        await loop.connect_accepted_socket(lambda: Connection(shared), accepted, ssl=tls, ssl_handshake_timeout=seconds)
+        await loop.connect_accepted_socket(lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=seconds)

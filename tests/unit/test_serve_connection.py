@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
 import uvloop
 
+from headrace.serve import http_connection
 from headrace.serve.errors import RequestError
 from headrace.serve.http_connection import Connection, Shared
 from headrace.serve.http_head import Head
@@ -34,11 +35,17 @@ class Transport:
     """Keeps what is written."""
 
     def __init__(self) -> None:
-        self.said, self.closed, self.reading = b"", False, True
+        self.said, self.closed, self.ended, self.reading = b"", False, False, True
 
     def write(self, data: bytes) -> None:
-        assert not self.closed
+        assert (self.closed, self.ended) == (False, False)
         self.said += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def close(self) -> None:
         self.closed = True
@@ -122,7 +129,7 @@ def talk(parts: Iterable[bytes], later: bool = False) -> tuple[bytes, bool, int]
             feed(connection, transport, part, waiting)
         while waiting:
             waiting.pop(0)()
-        closed = transport.closed
+        closed = transport.closed or transport.ended
         connection.connection_lost(None)
         return transport.said, closed, app.pending
 
@@ -279,20 +286,75 @@ def test_a_connection_above_the_limit_is_refused_before_it_says_anything() -> No
         transports = [Transport() for _ in range(3)]
         first.connection_made(transports[0])  # type: ignore[arg-type]
         second.connection_made(transports[1])  # type: ignore[arg-type]
-        assert (transports[1].said, transports[1].closed) == (
+        assert (transports[1].said, transports[1].ended) == (
             said(503, b"the server has too many connections", CLOSED),
             True,
         )
-        second.connection_lost(None)
         feed(first, transports[0], post(b"1"))
         assert transports[0].said == said(200, b"POST /a 1")
         first.connection_lost(None)
+        # The one that was refused is still there, and takes no room.
+        assert not transports[1].closed
         third.connection_made(transports[2])  # type: ignore[arg-type]
         feed(third, transports[2], post(b"3"))
         assert transports[2].said == said(200, b"POST /a 3")
         third.connection_lost(None)
+        second.connection_lost(None)
+        assert (shared.connections, shared.leaving) == (set(), set())
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("data", [b"x" * 300_000, post(b"x" * 300_000)])
+def test_a_client_that_goes_on_sending_reads_why_it_is_refused(data: bytes, new_loop: Any) -> None:
+    """A socket that is closed with bytes unread is reset: its client may lose what it was told."""
+
+    async def main() -> None:
+        shared = Shared(Echo(lambda answer: answer()), Limits(connections=1))
+        taken = socket.create_server(("127.0.0.1", 0))
+        taken.setblocking(False)
+        port = taken.getsockname()[1]
+        async with taking(shared, taken, None):
+            _, first = await asyncio.open_connection("127.0.0.1", port)
+            while not shared.connections:
+                await asyncio.sleep(0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            wanted = said(503, b"the server has too many connections", CLOSED)
+            assert await asyncio.wait_for(reader.read(), 30) == wanted
+            await asyncio.wait_for(writer.drain(), 30)
+            first.close()
+            writer.close()
+            while shared.leaving or shared.connections:
+                await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def test_a_refused_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        shared = Shared(Echo(lambda answer: answer()), Limits(connections=0, send_seconds=0.01))
+        monkeypatch.setattr(http_connection, "_LEAVING", 2)
+        refused = [(Connection(shared), Transport()) for _ in range(3)]
+        for connection, transport in refused:
+            connection.connection_made(transport)  # type: ignore[arg-type]
+            assert transport.said == said(503, b"the server has too many connections", CLOSED)
+        assert [transport.closed for _, transport in refused] == [False, False, True]
+        # It sends on and on.
+        connection, transport = refused[0]
+        feed(connection, transport, post(b"x" * (1 << 20)))
+        assert transport.closed
+        # It sends nothing, and does not go.
+        connection, transport = refused[1]
+        feed(connection, transport, post(b"123") * 2)
+        while not transport.closed:
+            await asyncio.sleep(0.001)
+        for connection, _ in refused:
+            connection.connection_lost(None)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -301,9 +363,21 @@ def test_connections_of_tls_count_before_their_handshake(tmp_path: Path, new_loo
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(certificate, key)
     client = ssl.create_default_context(cafile=certificate)
+    counts = list[int]()
+
+    class Counted(set[Connection]):
+        """All that count at the moment when one is made."""
+
+        def add(self, connection: Connection) -> None:
+            super().add(connection)
+            counts.append(len(self) + len(shared.opening))
+
+    shared: Shared
 
     async def main() -> None:
+        nonlocal shared
         shared = Shared(Echo(lambda answer: answer()), Limits(connections=1))
+        shared.connections = Counted()
         taken = socket.create_server(("127.0.0.1", 0))
         taken.setblocking(False)
         port = taken.getsockname()[1]
@@ -325,6 +399,7 @@ def test_connections_of_tls_count_before_their_handshake(tmp_path: Path, new_loo
             wanted = said(200, b"POST /a 123")
             assert await asyncio.wait_for(reader.readexactly(len(wanted)), 30) == wanted
             assert len(shared.connections) == 1
+            assert counts == [1]
             more, another = await asyncio.open_connection("127.0.0.1", port)
             assert await asyncio.wait_for(more.read(), 30) == b""
             another.close()
