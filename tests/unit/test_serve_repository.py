@@ -40,5 +40,5 @@ def test_a_repository_that_moves_while_it_is_read_has_lost_no_model(
         return found
 
     monkeypatch.setattr(repository, "_version", then_it_moves)
-    with pytest.raises(OSError, match="replaced|No such file"):
+    with pytest.raises(OSError, match=r"replaced|No such file"):
         read_repository(models)
