@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.lake.session import spark_settings
 from headrace.publish.tables.iceberg import IcebergTarget
 from headrace.publish.tables.iceberg_erasure import IcebergErasure
 from headrace.publish.tables.iceberg_expiry import SnapshotExpiry, load_table
+from headrace.publish.tables.iceberg_fencing import change
 from headrace.publish.warehouses import open_target
 from headrace.storage import local
 from headrace.workspace import Workspace
@@ -174,7 +176,8 @@ def test_columns_of_which_files_have_other_names(spark: SparkSession, tmp_path: 
         elif kind == "renamed":
             spark.sql(f"ALTER TABLE {table} RENAME COLUMN visitor TO `user id`")
         spark.sql(f"DELETE FROM {table} WHERE `user id` = 1")
-        erasure = IcebergErasure(spark, table, "user id", [1], local(tmp_path / "expired.json"))
+        record, unfenced = local(tmp_path / "expired.json"), partial(change, spark, table, table, None)
+        erasure = IcebergErasure(spark, table, "user id", [1], record, unfenced)
         assert erasure.files() == 1
         assert erasure.run() == ""
         assert erasure.files() == 0

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.session import session
+from headrace.publish.columns import SCORES
+from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg_erasure import IcebergErasure
 from headrace.publish.tables.spark_sql import quoted
-from headrace.publish.tables.spark_table import SparkTableTarget
+from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget
 from headrace.publish.target import Key, Target, table_name
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 class IcebergTarget(SparkTableTarget):
@@ -33,32 +36,63 @@ class IcebergTarget(SparkTableTarget):
         self.schema = f"{quoted(catalog)}.{quoted(schema)}"
         self.table, self.current = f"{self.schema}.{quoted(name)}", f"{self.schema}.{quoted(f'{name}_current')}"
 
-    def create_table(self) -> None:
+    def claim(self) -> None:
+        if self.fence is None:
+            return
         with self._spark() as spark:
-            spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.schema}")
-            kinds = {c: "date" if c == "ds" else self.types[t] for c, t in self.columns}
-            defined = ", ".join(f"{quoted(c)} {t}" for c, t in kinds.items())
-            spark.sql(f"CREATE TABLE IF NOT EXISTS {self.table} ({defined}) USING iceberg PARTITIONED BY (ds)")
+            for table in (self.current, self.table):
+                # Where there is none yet, too: what stands still may be its first publication.
+                self._make(spark, table, {"ds": "date"})
+                iceberg_fencing.claim(spark, table, self.label, self.fence)
+
+    def create_table(self) -> None:
+        kinds = {c: "date" if c == "ds" else self.types[t] for c, t in self.columns}
+        with self._spark() as spark:
+            self._make(spark, self.table, kinds)
             found = spark.table(self.table).columns
-            if missing := [c for c, _ in self.columns[:6] if c not in found]:
+            if found != CLAIMED and (missing := [c for c, _ in self.columns[:SCORES] if c not in found]):
                 raise UserError(f"the Iceberg table {self.label} does not fit the scores: no {', '.join(missing)}")
-            for column, kind in kinds.items():
-                if column not in found:
-                    spark.sql(f"ALTER TABLE {self.table} ADD COLUMNS ({quoted(column)} {kind})")
+            self._add_columns(spark, self.table, kinds)
+            of_table = {f.name: f.dataType.simpleString() for f in spark.table(self.table).schema}
+            self._make(spark, self.current, of_table)
+            self._add_columns(spark, self.current, of_table)
+
+    def _make(self, spark: SparkSession, table: str, kinds: Mapping[str, str]) -> None:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.schema}")
+        defined = ", ".join(f"{quoted(c)} {t}" for c, t in kinds.items())
+        days = " PARTITIONED BY (ds)" if table == self.table else ""
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({defined}) USING iceberg{days}")
+
+    @staticmethod
+    def _add_columns(spark: SparkSession, table: str, kinds: Mapping[str, str]) -> None:
+        found = spark.table(table).columns
+        if added := [f"{quoted(c)} {t}" for c, t in kinds.items() if c not in found]:
+            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({', '.join(added)})")
 
     def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
         from pyspark.sql import functions as F
 
-        columns = rows.sparkSession.table(self.table).schema
-        absent = [F.lit(None).cast(f.dataType).alias(f.name) for f in columns if f.name not in rows.columns]
-        whole = rows.select("*", *absent).select(*[quoted(c) for c in columns.names])
-        day = F.col("ds") == F.to_date(F.lit(ds))
-        self.check_lease()
-        whole.writeTo(self.table).option("snapshot-property.headrace-key", key).overwrite(day)
+        self._replace(self.table, rows, key, F.col("ds") == F.to_date(F.lit(ds)))
 
     def write_current(self, rows: DataFrame, key: str) -> None:
+        from pyspark.sql import functions as F
+
+        self._replace(self.current, rows, key, F.lit(True))
+
+    def _replace(self, table: str, rows: DataFrame, key: str, where: Column) -> None:
+        """Put rows in the place of those of a table for which a condition is true."""
+        from pyspark.sql import functions as F
+
+        spark = rows.sparkSession
+        columns = spark.table(table).schema
+        absent = [F.lit(None).cast(f.dataType).alias(f.name) for f in columns if f.name not in rows.columns]
+        whole = rows.select("*", *absent).select(*[quoted(c) for c in columns.names])
+
+        def write(branch: str) -> None:
+            whole.writeTo(branch).option("snapshot-property.headrace-key", key).overwrite(where)
+
         self.check_lease()
-        rows.writeTo(self.current).using("iceberg").option("snapshot-property.headrace-key", key).createOrReplace()
+        iceberg_fencing.change(spark, table, self.label, self.fence, write)
 
     def count(self, ds: str) -> int:
         """The day's rows; where no Spark session is open, as many as were published: one is not opened to count."""
@@ -71,7 +105,7 @@ class IcebergTarget(SparkTableTarget):
 
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
         with self._spark() as spark:
-            if not spark.catalog.tableExists(self.table):
+            if self.user not in self._columns(spark, self.table):
                 raise UserError(f"there is no table {self.label} yet")
             day = spark.table(self.table).where(f"ds = DATE '{ds}'").orderBy(quoted(self.user), "rank")
             return [row.asDict() for row in day.limit(rows).collect()]
@@ -80,7 +114,7 @@ class IcebergTarget(SparkTableTarget):
         from pyspark.sql import functions as F
 
         with self._spark() as spark:
-            if not spark.catalog.tableExists(self.table):
+            if column not in self._columns(spark, self.table):
                 return {}
             rows = spark.table(self.table).where(F.col(quoted(column)).isin(list(keys))).groupBy("ds").count()
             return {str(row["ds"]): int(row["count"]) for row in rows.collect()}
@@ -104,19 +138,29 @@ class IcebergTarget(SparkTableTarget):
 
     def _erasures(self, spark: SparkSession, column: str, keys: Sequence[Key]) -> Iterator[IcebergErasure]:
         for table, name in self._tables(spark):
-            yield IcebergErasure(spark, table, column, keys, self.expired / f"{name}.json")
+            change = partial(iceberg_fencing.change, spark, table, self.label, self.fence)
+            yield IcebergErasure(spark, table, column, keys, self.expired / f"{name}.json", change)
 
     def _tables(self, spark: SparkSession) -> list[tuple[str, str]]:
-        """Those that are there, and their names: the newest day's first, whose rows the other one has, too."""
+        """Those that have rows, and their names: the newest day's first, whose rows the other one has, too."""
         both = ((self.current, "current"), (self.table, "table"))
-        return [(table, name) for table, name in both if spark.catalog.tableExists(table)]
+        return [(table, name) for table, name in both if self._columns(spark, table) not in ([], CLAIMED)]
+
+    @staticmethod
+    def _columns(spark: SparkSession, table: str) -> list[str]:
+        """Of a table; none where there is none."""
+        return list(spark.table(table).columns) if spark.catalog.tableExists(table) else []
 
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
             with self._spark() as spark:
                 listed = ", ".join(f"DATE '{ds}'" for ds in days)
+
+                def delete(branch: str) -> None:
+                    spark.sql(f"DELETE FROM {branch} WHERE ds IN ({listed})")
+
                 self.check_lease()
-                spark.sql(f"DELETE FROM {self.table} WHERE ds IN ({listed})")
+                iceberg_fencing.change(spark, self.table, self.label, self.fence, delete)
             self.records.forget(days)
 
     @contextmanager

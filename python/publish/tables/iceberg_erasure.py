@@ -5,7 +5,7 @@ in, from the files of older snapshots.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,7 +44,15 @@ class _Entry(NamedTuple):
 class IcebergErasure:
     """Rows with some values of a column."""
 
-    def __init__(self, spark: SparkSession, name: str, column: str, keys: Sequence[Key], record: Location) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        column: str,
+        keys: Sequence[Key],
+        record: Location,
+        change: Callable[[Callable[[str], None]], None],
+    ) -> None:
         """
         Args:
             spark: a session with the table's catalog.
@@ -52,8 +60,9 @@ class IcebergErasure:
             column: of the values.
             keys: the values.
             record: see `SnapshotExpiry`.
+            change: of the table, as `headrace.publish.tables.iceberg_fencing.change` makes it of what is written.
         """
-        self._spark, self._name, self._column, self._keys = spark, name, column, keys
+        self._spark, self._name, self._column, self._keys, self._change = spark, name, column, keys, change
         self._expiry = SnapshotExpiry(spark, name, record)
 
     def files(self) -> int:
@@ -65,9 +74,17 @@ class IcebergErasure:
 
         Returns:
             what is left to be done by hand, if anything.
+
+        Raises:
+            LeaseLost: a later holder has changed the table; the rows are as they were.
         """
         values = ", ".join(map(literal, self._keys))
-        self._spark.sql(f"DELETE FROM {self._name} WHERE {quoted(self._column)} IN ({values})")
+
+        def delete(branch: str) -> None:
+            self._spark.sql(f"DELETE FROM {branch} WHERE {quoted(self._column)} IN ({values})")
+
+        self._change(delete)
+        # From here on no row goes or comes: files are written again, and those that were read have to be there still.
         if self._having(self._unseen(of_newest=True)):
             self._rewrite()
         self._write_manifests()

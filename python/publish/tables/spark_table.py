@@ -19,6 +19,8 @@ from headrace.workspace import Workspace
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+#: The columns of a table that a run has claimed before its first day.
+CLAIMED = ["ds"]
 #: What the formats take, by the names that both have for them.
 TYPES = {name: name for name in ("bigint", "int", "string", "float", "double", "boolean", "date", "timestamp")} | {
     "smallint": "int",

@@ -1,0 +1,255 @@
+"""Changes of Iceberg tables under a lease: a later holder's refuse those of an earlier one, wherever it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.lake.session import spark_settings
+from headrace.publish.tables import iceberg_fencing
+from headrace.publish.tables.iceberg import IcebergTarget
+from headrace.publish.tables.iceberg_expiry import load_table
+from headrace.publish.tables.iceberg_fencing import change, claim
+from headrace.publish.warehouses import open_target
+from headrace.stage import RunLock
+from headrace.storage import Fence, LeaseLost
+from headrace.workspace import Workspace
+from tests.fence_support import holding
+from tests.storage_faults import Killed
+from tests.warehouses import Warehouses
+
+DS, NEXT = "2026-01-10", "2026-01-11"
+OLD, NEW = Fence("l", 1), Fence("l", 2)
+SCHEMA = "ds string, user_id bigint, item_id bigint, rank int, score float, model_version string"
+
+
+@pytest.fixture
+def places(spark: SparkSession, tmp_path: Path) -> Iterator[Warehouses]:
+    """A catalog that keeps no table in memory: whoever loads one is as another process to the catalog."""
+    found = Warehouses(tmp_path)
+    if "iceberg" not in found.settings:
+        pytest.skip("Iceberg's jar is not here: make iceberg")
+    (catalog,) = (key for key in found.properties if key.count(".") == 3)
+    with spark_settings(spark, found.properties | {f"{catalog}.cache-enabled": "false"}):
+        yield found
+
+
+class Table:
+    """A table of one column."""
+
+    def __init__(self, spark: SparkSession, places: Warehouses) -> None:
+        self.spark, self.name = spark, f"{places.settings['iceberg'][0].removeprefix('catalog=')}.served.seen"
+        spark.sql(f"CREATE TABLE {self.name} (n int) USING iceberg")
+
+    def add(self, n: int, fence: Fence | None, then: Callable[[], object] = lambda: None) -> None:
+        """Add a row; `then` comes after it is written, and before it is the table's."""
+
+        def write(branch: str) -> None:
+            self.spark.sql(f"INSERT INTO {branch} SELECT int({n})")
+            then()
+
+        change(self.spark, self.name, "the table", fence, write)
+
+    def rows(self) -> list[int]:
+        return sorted(row[0] for row in self.spark.sql(f"SELECT n FROM {self.name}").collect())
+
+    def refs(self) -> list[str]:
+        return sorted(str(name) for name in load_table(self.spark, self.name).refs())
+
+
+@pytest.fixture
+def table(spark: SparkSession, places: Warehouses) -> Table:
+    return Table(spark, places)
+
+
+def once(what: Callable[[], object]) -> Callable[[], None]:
+    """The same, at the first call alone."""
+    calls = [what]
+
+    def act() -> None:
+        if calls:
+            calls.pop()()
+
+    return act
+
+
+class Operations:
+    """Of a table, as Iceberg has them; something is done before a commit, by others and to other objects."""
+
+    def __init__(self, real: Any, before: Callable[[], object]) -> None:
+        self.real, self.before = real, before
+
+    def refresh(self) -> Any:
+        return self.real.refresh()
+
+    def commit(self, base: Any, changed: Any) -> None:
+        self.before()
+        self.real.commit(base, changed)
+
+
+def before_the_commit(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+    """Have something done after a change has looked at the table for the last time, once."""
+    real, before = iceberg_fencing._Change._commit, once(what)
+
+    def commit(self: Any, ops: Any, *of: Any) -> bool:
+        return real(self, Operations(ops, before), *of)
+
+    monkeypatch.setattr(iceberg_fencing._Change, "_commit", commit)
+
+
+@pytest.mark.parametrize("later", ["adds", "claims"])
+@pytest.mark.parametrize("paused", ["after its write", "before its commit"])
+def test_of_two_holders_the_later_one_commits(
+    table: Table, monkeypatch: pytest.MonkeyPatch, paused: str, later: str
+) -> None:
+    table.add(1, OLD)
+    table.add(2, Fence("other", 9))
+    table.add(3, None)
+
+    def theirs() -> None:
+        if later == "adds":
+            table.add(7, NEW)
+        else:
+            claim(table.spark, table.name, "the table", NEW)
+
+    then = once(theirs if paused == "after its write" else lambda: None)
+    if paused == "before its commit":
+        before_the_commit(monkeypatch, theirs)
+    with pytest.raises(LeaseLost, match="the table: a later run of the pipeline has been at work"):
+        table.add(4, OLD, then)
+    there = [1, 2, 3, 7] if later == "adds" else [1, 2, 3]
+    assert table.rows() == there
+    for late in (lambda: table.add(5, OLD), lambda: claim(table.spark, table.name, "the table", OLD)):
+        with pytest.raises(LeaseLost):
+            late()
+    assert table.refs() == ["main"]
+    table.add(6, NEW)
+    assert table.rows() == sorted([*there, 6])
+
+
+@pytest.mark.parametrize("paused", ["after its write", "before its commit"])
+def test_who_is_no_holder_of_the_lease_refuses_nobody(
+    table: Table, monkeypatch: pytest.MonkeyPatch, paused: str
+) -> None:
+    """Rows of both are there, and the change is written once more upon theirs."""
+    written = list[int]()
+
+    def theirs() -> None:
+        table.add(7, Fence("other", 9))
+
+    def then() -> None:
+        written.append(1)
+        if paused == "after its write" and len(written) == 1:
+            theirs()
+
+    if paused == "before its commit":
+        before_the_commit(monkeypatch, theirs)
+    table.add(4, OLD, then)
+    assert (table.rows(), written) == ([4, 7], [1, 1])
+    # What changes the table's properties alone is in nobody's way.
+    before_the_commit(monkeypatch, lambda: table.spark.sql(f"ALTER TABLE {table.name} SET TBLPROPERTIES ('a' = '1')"))
+    table.add(5, OLD, then)
+    assert (table.rows(), written) == ([4, 5, 7], [1, 1, 1])
+
+
+def test_an_answer_that_is_lost(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = iceberg_fencing._Change._commit
+
+    class Lost(Operations):
+        def commit(self, base: Any, changed: Any) -> None:
+            self.real.commit(base, changed)
+            self.real.commit(base, changed)  # raises: the first one is there
+
+    monkeypatch.setattr(iceberg_fencing._Change, "_commit", lambda self, ops, *of: real(self, Lost(ops, list), *of))
+    table.add(1, OLD)
+    assert (table.rows(), table.refs()) == ([1], ["main"])
+
+
+def test_what_a_writer_leaves_that_is_killed(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that readers see; its branch goes with the next change of the same lease."""
+
+    def killed() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(iceberg_fencing, "_remove", lambda table, branch: None)
+        for fence in (OLD, NEW, Fence("other", 9)):
+            with pytest.raises(Killed):
+                table.add(1, fence, killed)
+    assert (table.rows(), len(table.refs())) == ([], 3)
+    table.add(2, OLD)
+    assert table.rows() == [2]
+    assert [ref.rsplit("_", 1)[0] for ref in table.refs()] == ["headrace_write_l_2", "headrace_write_other_9", "main"]
+    table.add(3, NEW)
+    assert [ref.rsplit("_", 1)[0] for ref in table.refs()] == ["headrace_write_other_9", "main"]
+
+
+def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Warehouses, tmp_path: Path) -> None:
+    """Of a run that has no token yet, of one that is paused, and of the one after it."""
+    spec = load_spec("clicks", ["score.top_k=4", *places.overrides("iceberg")])
+    ws = Workspace(tmp_path / "home")
+
+    def opened(lock: RunLock | None) -> Any:
+        return open_target(spec, ws, lock)
+
+    def publish(key: str, users: int, lock: RunLock, ds: str = DS, then: Callable[[], object] = lambda: None) -> None:
+        df = spark.createDataFrame([(ds, u, 7, 1, 0.5, key) for u in range(users)], SCHEMA).coalesce(1)
+        with opened(lock) as target:
+            target.create(df.dtypes)
+            with target.stage(df, ds, key) as staged:
+                then()
+                target.swap(staged, "s", [])
+
+    def there() -> list[list[tuple[str, str]]]:
+        found = [places.read("iceberg", ws, DS, current=current) for current in (False, True)]
+        return [sorted({*zip(f["ds"], f["model_version"], strict=True)}) for f in found]
+
+    def claimed() -> None:
+        with opened(holding(2)) as target:
+            target.claim()
+            assert (target.rows_with("user_id", [0]), target.leftovers("user_id", [0]), target.days()) == ({}, 0, [])
+            assert target.erase("user_id", [0]) == ""
+            with pytest.raises(UserError, match="there is no table"):
+                target.sample(DS, 1)
+
+    # Before there is a table: who claims it makes one without rows.
+    claimed()
+    with pytest.raises(LeaseLost):
+        publish("old", 3, holding(1))
+    publish("new", 3, holding(2))
+    assert there() == [[(DS, "new")]] * 2
+    with opened(holding(3)) as later:
+        with pytest.raises(LeaseLost):
+            publish("paused", 4, holding(2), then=later.claim)
+        assert there() == [[(DS, "new")]] * 2
+    publish("newest", 5, holding(3))
+    assert there() == [[(DS, "newest")]] * 2
+    with opened(holding(2)) as late:
+        assert isinstance(late, IcebergTarget)
+        rows = spark.table(late.table).where("user_id < 2")
+        for act in (
+            lambda: late.write_day(rows, DS, "old"),
+            lambda: late.write_current(rows, "old"),
+            lambda: late.drop_days([DS]),
+            lambda: late.erase("user_id", [0]),
+            lambda: next(late._erasures(spark, "user_id", [0])).run(),
+            late.claim,
+        ):
+            with pytest.raises(LeaseLost):
+                act()
+        assert late.published(DS).key == "newest"  # type: ignore[union-attr]
+        assert late.rows_by_day() == {DS: 5}
+    assert len(places.read("iceberg", ws, DS)) == 5
+    assert there() == [[(DS, "newest")]] * 2
+    publish("next", 2, holding(3), NEXT)
+    assert there() == [[(DS, "newest")], []]
+    with opened(holding(3)) as target:
+        assert target.erase("user_id", [0]) == ""
+        target.drop_days([DS])
+        assert (target.days(), target.rows_by_day()) == ([NEXT], {NEXT: 1})
