@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.small_files import rewrite
-from headrace.lake.delta.transaction import Transaction, claim
-from headrace.storage import Fence, LeaseLost, local
+from headrace.lake.delta.transaction import Transaction, claim, create_table
+from headrace.storage import Fence, LeaseLost, Location, local
 
 
 def writer(rows: DataFrame) -> DataFrameWriter:
@@ -24,6 +24,50 @@ def writer(rows: DataFrame) -> DataFrameWriter:
 
 def rows(spark: SparkSession, n: int) -> DataFrame:
     return spark.range(n, n + 1).selectExpr("id", "'d1' AS ds")
+
+
+def paused_while(rows: DataFrame, table: Location, later: Callable[[], object]) -> None:
+    """Have a first holder's Spark job stand in the middle of its write, until a later one has done something."""
+    folder = Path(str(table)).parent
+    began, go = folder / "began", folder / "go"
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began.touch()
+        while not go.exists():
+            time.sleep(0.02)
+        yield from batches
+
+    # One task: the other one's job needs a slot, too.
+    slow = rows.coalesce(1).mapInArrow(wait, rows.schema)
+    with ThreadPoolExecutor(1) as pool:
+        paused = pool.submit(save_delta, writer(slow), table, Fence("l", 1))
+        try:
+            while not began.exists():
+                assert not paused.done(), paused.result()
+                time.sleep(0.02)
+            later()
+        finally:
+            go.touch()
+        with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
+            paused.result()
+
+
+@pytest.mark.parametrize("later", ["with rows", "without"])
+def test_of_two_first_commits_the_later_holders_stands(spark: SparkSession, tmp_path: Path, later: str) -> None:
+    """Where there is no table yet when both begin."""
+    table, new = local(tmp_path / "table"), Fence("l", 2)
+
+    def theirs() -> None:
+        if later == "with rows":
+            assert save_delta(writer(rows(spark, 8)), table, new) == 0
+        else:
+            day = {"name": "ds", "type": "string", "nullable": True, "metadata": {}}
+            assert create_table(table, [day], ["ds"], fence=new, configuration={})
+
+    paused_while(rows(spark, 7), table, theirs)
+    assert DeltaLog(table).version == 0
+    assert save_delta(writer(rows(spark, 9)).option("mergeSchema", "true"), table, new) == 1
+    assert [tuple(r) for r in spark.read.format("delta").load(str(table)).select("id", "ds").collect()] == [(9, "d1")]
 
 
 def test_of_two_holders_the_later_one_commits(spark: SparkSession, tmp_path: Path) -> None:
@@ -38,25 +82,8 @@ def test_of_two_holders_the_later_one_commits(spark: SparkSession, tmp_path: Pat
         assert save_delta(writer(rows(spark, n)), table, fence) == n
         assert there() == [n]
 
-    began, go = tmp_path / "began", tmp_path / "go"
-
-    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        began.touch()
-        while not go.exists():
-            time.sleep(0.02)
-        yield from batches
-
-    slow = rows(spark, 7).mapInArrow(wait, "id long, ds string")
-    with ThreadPoolExecutor(1) as pool:
-        paused = pool.submit(save_delta, writer(slow), table, old)
-        while not began.exists():
-            assert not paused.done(), paused.result()
-            time.sleep(0.02)
-        # Of another day: by its rows alone it would stand in nobody's way.
-        Transaction(table, fence=new).replace("ds", ["d2"], [], "theirs")
-        go.touch()
-        with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
-            paused.result()
+    # Of another day: by its rows alone it would stand in nobody's way.
+    paused_while(rows(spark, 7), table, lambda: Transaction(table, fence=new).replace("ds", ["d2"], [], "theirs"))
     assert there() == [4]
     with pytest.raises(LeaseLost):
         save_delta(writer(rows(spark, 8)), table, old)

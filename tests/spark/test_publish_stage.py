@@ -549,6 +549,15 @@ def test_a_day_of_delta_is_not_replaced_by_a_run_that_was_paused(
                         theirs.claim()
                 target.swap(staged, "s", [])
 
+    with open_target(spec, fresh, holding(1)) as first:
+        first.claim()
+        # Before there is a day: a table without rows, and nobody takes it for one.
+        assert (first.days(), first.rows_with("user_id", [0]), first.leftovers("user_id", [0])) == ([], {}, 0)
+        assert first.erase("user_id", [0]) == ""
+        with pytest.raises(UserError, match="there is no table"):
+            first.sample(DS, 1)
+        with pytest.raises(LeaseLost):
+            publish_to("old", holding(0))
     publish_to("before", holding(1))
     with pytest.raises(LeaseLost, match="a later holder of the lease has committed"):
         publish_to("old", holding(1), later=holding(2))

@@ -52,6 +52,8 @@ _NOT_IN_NAMES = set(" ,;{}()\n\t=")
 _CHECKPOINT_INTERVAL = 10
 #: As `delta-spark` makes a table with these settings.
 _PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 7}
+#: Of a table without settings, as `delta-spark` makes it: features up to writer version 2.
+_OLDEST: Mapping[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
 _CONFIGURATION = {
     "delta.enableChangeDataFeed": "true",
     "delta.enableDeletionVectors": "false",
@@ -90,6 +92,7 @@ def create_table(
     user_metadata: str | None = None,
     application: tuple[str, int] | None = None,
     fence: Fence | None = None,
+    configuration: Mapping[str, str] = _CONFIGURATION,
 ) -> bool:
     """Make a table, where there is none.
 
@@ -101,6 +104,7 @@ def create_table(
         user_metadata: the commit's userMetadata.
         application: see `Transaction.append`.
         fence: see `Transaction`.
+        configuration: its properties.
 
     Returns:
         Whether it was made; False where another process has made it meanwhile.
@@ -119,7 +123,7 @@ def create_table(
         "format": {"provider": "parquet", "options": {}},
         "schemaString": _json({"type": "struct", "fields": list(fields)}),
         "partitionColumns": list(partitioned_by),
-        "configuration": _CONFIGURATION,
+        "configuration": dict(configuration),
         "createdTime": _now(),
     }
     parameters = {
@@ -127,9 +131,11 @@ def create_table(
         "clusterBy": "[]",
         "description": None,
         "isManaged": "false",
-        "properties": _json(_CONFIGURATION),
+        "properties": _json(dict(configuration)),
     }
-    protocol = _PROTOCOL | {"writerFeatures": ["changeDataFeed", "appendOnly", "invariants"]}
+    protocol = (
+        _PROTOCOL | {"writerFeatures": ["changeDataFeed", "appendOnly", "invariants"]} if configuration else _OLDEST
+    )
     info = _info("CREATE TABLE AS SELECT" if adds else "CREATE TABLE", parameters, None, is_append=True)
     if user_metadata is not None:
         info |= {"userMetadata": user_metadata}

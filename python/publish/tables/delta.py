@@ -13,12 +13,13 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.transaction import Transaction, claim
+from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.erase import Change, erase
 from headrace.lake.redact import redact_log
 from headrace.lake.redact_statistics import Values, exactly
+from headrace.publish.columns import SCORES
 from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
-from headrace.publish.tables.spark_table import SparkTableTarget
+from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget
 from headrace.publish.target import Key, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Location, local
@@ -37,15 +38,25 @@ class DeltaTarget(SparkTableTarget):
         self.folder, self.current = root / name, root / f"{name}_current"
 
     def claim(self) -> None:
+        if self.fence is None:
+            return
         for table in (self.current, self.folder):
-            claim(table, self.fence)
+            # Where there is none yet, too: what stands still may be its first publication.
+            if DeltaLog(table).version is not None or not self._make(table):
+                claim(table, self.fence)
+
+    def _make(self, table: Location) -> bool:
+        """Make a table of the day alone, whose first commit has the token; False where there is one by now."""
+        day = {"name": "ds", "type": "date", "nullable": True, "metadata": {}}
+        days = ["ds"] if table == self.folder else []
+        return create_table(table, [day], days, fence=self.fence, configuration={})
 
     def create_table(self) -> None:
         log = DeltaLog(self.folder)
         if log.version is None:
             return
-        found = log.columns()
-        if missing := [c for c, _ in self.columns[:6] if c not in found]:
+        found = list(log.columns())
+        if found != CLAIMED and (missing := [c for c, _ in self.columns[:SCORES] if c not in found]):
             raise UserError(f"the Delta table {self.folder} does not fit the scores: it has no {', '.join(missing)}")
 
     def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
@@ -67,7 +78,8 @@ class DeltaTarget(SparkTableTarget):
         return sum(pq.read_metadata(f).num_rows for f in self._files(ds))
 
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
-        if DeltaLog(self.folder).version is None:
+        log = DeltaLog(self.folder)
+        if log.version is None or list(log.columns()) == CLAIMED:
             raise UserError(f"there is no table {self.label} yet")
         return first_rows(self._files(ds), ds, self.user, rows)
 
