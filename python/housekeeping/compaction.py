@@ -1,4 +1,6 @@
-"""Tables whose partitions have many small files: joined by Spark, whose session is started where there are such."""
+"""Tables whose partitions have many small files: joined by Spark, whose session is started where there are such; those
+of tables that only grow without it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from functools import partial
 from headrace.housekeeping.step import Step
 from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState
-from headrace.lake.delta.small_files import crowded, rewrite
+from headrace.lake.delta.small_files import crowded, only_grows, rewrite
+from headrace.lake.join_files import join_files
 from headrace.storage import Location
 
 _MIB = 1 << 20
@@ -29,6 +32,9 @@ def compaction_steps(state: WorkspaceState) -> Iterator[Step]:
 
 
 def _join(state: WorkspaceState, table: Location, days: list[str | None]) -> None:
+    if only_grows(table):
+        join_files(table, days, state.keep.compact_mib * _MIB, state.fence)
+        return
     # Late: a session costs seconds and a JVM, and most days need none.
     from headrace.lake.session import session
 

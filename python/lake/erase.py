@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +27,7 @@ from headrace.lake.delta.erased import Replacement, erasure_text, replacements, 
 from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.lake.delta.transaction import Transaction, claim
 from headrace.lake.ingest.data_file import statistics
+from headrace.lake.parquet_rows import CODECS, row_groups, schema_of
 from headrace.lake.redact_checkpoint import remove_checksum
 from headrace.storage import Fence, Location
 
@@ -168,25 +169,20 @@ def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:
 def _touched(file: Location, change: Change) -> int:
     parquet = pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
     there = [c for c in change.columns if c in parquet.schema_arrow.names]
-    return sum(change.apply(rows)[1] for rows in _groups(parquet, there)) if there else 0
-
-
-def _groups(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    for group in range(parquet.num_row_groups):
-        yield parquet.read_row_group(group, columns=columns, use_threads=False)
+    return sum(change.apply(rows)[1] for rows in row_groups(parquet, there)) if there else 0
 
 
 def _written(table: Location, file: Location, add: Mapping[str, Any], change: Change) -> Replacement:
     """Write a file again, beside the old one. Nothing names it yet."""
     parquet = pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
-    schema = _schema(parquet)
+    schema = schema_of(parquet)
     codec = parquet.metadata.row_group(0).column(0).compression.lower() if parquet.num_row_groups else "snappy"
     new = file.parent / f"part-{uuid.uuid4()}.c000.{codec}.parquet"
     nulls = dict.fromkeys(schema.names, 0)
     gone, metadata = 0, list[Any]()
     with new.new_file() as path:
-        with pq.ParquetWriter(path, schema, compression=_CODECS.get(codec, codec), metadata_collector=metadata) as out:
-            for rows in _groups(parquet):
+        with pq.ParquetWriter(path, schema, compression=CODECS.get(codec, codec), metadata_collector=metadata) as out:
+            for rows in row_groups(parquet):
                 kept, _ = change.apply(rows)
                 gone += rows.num_rows - kept.num_rows
                 for name in nulls:
@@ -204,22 +200,6 @@ def _written(table: Location, file: Location, add: Mapping[str, Any], change: Ch
         "stats": statistics(metadata[0], schema, nulls),
     }
     return Replacement(replaced, gone)
-
-
-def _schema(parquet: pq.ParquetFile) -> pa.Schema:
-    """As the file has it; times of 96 bits, which are Spark's instants, as those of 64."""
-    schema = parquet.schema_arrow
-    wide = {
-        c.name for c in (parquet.schema.column(i) for i in range(len(parquet.schema))) if c.physical_type == "INT96"
-    }
-    for i, column in enumerate(schema):
-        if column.name in wide:
-            schema = schema.set(i, column.with_type(pa.timestamp("us", "UTC")))
-    return schema
-
-
-#: As pyarrow's writer names what its reader calls otherwise.
-_CODECS = {"uncompressed": "none"}
 
 
 def _rows_of(add: Mapping[str, Any]) -> int:

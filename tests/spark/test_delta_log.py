@@ -15,13 +15,14 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_retention import unused_log_files
 from headrace.lake.delta.retention import remove_days_before
-from headrace.lake.delta.small_files import crowded, rewrite
-from headrace.lake.delta.transaction import create_table
+from headrace.lake.delta.small_files import crowded, only_grows, rewrite
+from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.commit import commit_files
 from headrace.lake.ingest.data_file import DataFileWriter, WrittenFile, ddl_fields
+from headrace.lake.join_files import join_files
 from headrace.manifest import Manifest
-from headrace.storage import Fence, local
+from headrace.storage import Fence, LeaseLost, local
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 from tests.spark.test_features_stage import run as build
@@ -64,7 +65,9 @@ def test_deletion_vectors(spark: SparkSession, tmp_path: Path) -> None:
     assert sum(pq.read_metadata(f.path).num_rows for f in plain) == 38
 
 
-def test_small_files_of_a_table_that_only_grows(spark: SparkSession, tmp_path: Path) -> None:
+def test_small_files_of_a_table_that_only_grows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = local(tmp_path)
     create(spark, tmp_path, appendOnly="true")
     for n in range(2):
@@ -72,9 +75,44 @@ def test_small_files_of_a_table_that_only_grows(spark: SparkSession, tmp_path: P
     before = {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()}
     days, _ = crowded(table, 2, 1 << 20)
     assert "d0" in days
-    rewrite(spark, table, days, Fence("lease", 1))
-    assert crowded(table, 2, 1 << 20) == ([], 0)
+    assert only_grows(table)
+    with pytest.raises(UserError, match="the table only grows"):
+        rewrite(spark, table, days, None)
+    # Another one adds meanwhile: files that are there stay.
+    log, fence, real = DeltaLog(table), Fence("lease", 1), Transaction.join
+
+    def later(self: Transaction, *of: Any) -> int:
+        spark.range(50, 51).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(table))
+        return real(self, *of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "join", later)
+        join_files(table, ["d0"], 1 << 20, fence)
+    version = log.version
+    assert version is not None
+    before |= {(50, "d0")}
     assert {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()} == before
+    join_files(table, crowded(table, 2, 1 << 20)[0], 1 << 20, fence)
+    assert crowded(table, 2, 1 << 20) == ([], 0)
+    found = spark.read.format("delta").load(str(table))
+    assert {(r["id"], r["ds"]) for r in found.collect()} == before
+    # Spark takes the counts of these from the log's statistics.
+    assert found.where("ds = 'd0'").agg({"id": "min"}).collect()[0][0] == min(i for i, ds in before if ds == "d0")
+    assert (found.count(), found.where("id >= 50").count()) == (len(before), 1)
+    assert all(not action["add"]["dataChange"] for action in log.actions(version) if "add" in action)
+    # Who was paused names no file after a later holder's commit, which may have removed what nothing named.
+    spark.range(60, 61).selectExpr("id", "'d0' AS ds").write.format("delta").mode("append").save(str(table))
+
+    def overtaken(self: Transaction, *of: Any) -> int:
+        claim(table, Fence("lease", 2))
+        return real(self, *of)
+
+    monkeypatch.setattr(Transaction, "join", overtaken)
+    newest = log.version
+    assert newest is not None
+    with pytest.raises(LeaseLost):
+        join_files(table, ["d0"], 1 << 20, fence)
+    assert (log.version, log.files(newest + 1)) == (newest + 1, log.files(newest))
 
 
 @pytest.mark.parametrize("vectors", ["false", "true"])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import check_may_shrink
 from headrace.storage import Fence, Location
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
 
     So do older versions of the table. Rows that deletion vectors hide are in none of the new files. Neither OPTIMIZE
     nor REORG, whose commits would go behind those of a later holder as behind anybody's, but an overwrite that says
-    that no data changes: it reads and writes all files of a day, large ones, too. Only of a table that grows alone
-    (`delta.appendOnly`), which Delta lets nobody overwrite, OPTIMIZE joins the small files, and without the fence.
+    that no data changes: it reads and writes all files of a day, large ones, too. Not of a table that only grows: see
+    `headrace.lake.join_files`.
 
     Args:
         spark: the session.
@@ -56,6 +57,7 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
         fence: of the holder of the lease under which the table is written.
 
     Raises:
+        UserError: the table only grows (`delta.appendOnly`), and Delta lets nobody overwrite it.
         LeaseLost: a later holder has committed; nothing was committed since.
     """
     # Late: pyspark takes a while, and most tables need nothing.
@@ -68,9 +70,7 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
         version = log.version
         assert version is not None, "there is a table"
         state = log.state(version)
-        if state is not None and state.configuration.get("delta.appendOnly") == "true":
-            _optimize(spark, table, day)
-            continue
+        check_may_shrink(table, state)
         size = sum(a["size"] for a in state.adds if day in (None, _day(a))) if state is not None else 0
         rows = spark.read.format("delta").load(str(table))
         rows = rows if day is None else rows.where(F.col("ds") == day)
@@ -81,12 +81,12 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
         save_delta(writer if day is None else writer.option("replaceWhere", f"ds = '{day}'"), table, fence)
 
 
-def _optimize(spark: SparkSession, table: Location, day: str | None) -> None:
-    """Join small files of a day, or of the whole table, by Delta's own OPTIMIZE, in one commit that changes no row."""
-    from delta.tables import DeltaTable
-
-    joined = DeltaTable.forPath(spark, str(table)).optimize()
-    (joined if day is None else joined.where(f"ds = '{day}'")).executeCompaction()
+def only_grows(table: Location) -> bool:
+    """Whether Delta lets nobody remove or replace rows of a table (`delta.appendOnly`)."""
+    log = DeltaLog(table)
+    version = log.version
+    state = log.state(version) if version is not None else None
+    return state is not None and state.configuration.get("delta.appendOnly") == "true"
 
 
 def _day(add: Mapping[str, Any]) -> str | None:

@@ -172,6 +172,11 @@ class Transaction:
         _check(folder, state, files)
 
     @property
+    def adds(self) -> Sequence[Mapping[str, Any]]:
+        """The `add` actions of the live files."""
+        return self._state.adds
+
+    @property
     def fields(self) -> list[dict[str, Any]]:
         """The table's columns, as the schema's JSON has them."""
         found: list[dict[str, Any]] = json.loads(self._state.metadata["schemaString"])["fields"]
@@ -272,11 +277,7 @@ class Transaction:
             UserError: a file is not live, another writer has removed one since this transaction began, or the table
                 only grows.
         """
-        if self._state.configuration.get("delta.appendOnly") == "true":
-            raise UserError(
-                f"{self.folder}: the table only grows (delta.appendOnly), and rows of it are to go; run ALTER TABLE "
-                f"delta.`{self.folder}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')"
-            )
+        check_may_shrink(self.folder, self._state)
         now = _now()
         live = {str(add["path"]): add for add in self._state.adds}
         if gone := sorted(files.keys() - live.keys()):
@@ -285,13 +286,28 @@ class Transaction:
         actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
         actions += [{"remove": _removal(live[path], now)} for path in files]
         actions += [{"add": add} for add in files.values() if add is not None]
+        return self._commit(actions, lambda at: self._allow_files(at, files.keys()))
 
-        def allow(at: int) -> None:
-            for action in self._log.actions(at):
-                if action.get("remove", {}).get("path") in files or "metaData" in action or "protocol" in action:
-                    raise UserError(f"{self.folder} was changed at version {at} meanwhile; run again")
+    def join(self, paths: Collection[str], adds: Sequence[Mapping[str, Any]]) -> int:
+        """Put data files in the places of others with the same rows, in one commit: also where the table only grows.
 
-        return self._commit(actions, allow)
+        Args:
+            paths: in the log, of live files without deletion vectors.
+            adds: the `add` actions of the new ones, which say that no data changes.
+
+        Returns:
+            the version that was committed.
+
+        Raises:
+            UserError: another writer has removed a file, or changed the table itself, since this transaction began.
+        """
+        now = _now()
+        live = {str(add["path"]): add for add in self._state.adds}
+        info = _info("OPTIMIZE", {"predicate": "[]"}, self._version, is_append=False)
+        actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
+        actions += [{"remove": _removal(live[path], now) | {"dataChange": False}} for path in paths]
+        actions += [{"add": add} for add in adds]
+        return self._commit(actions, lambda at: self._allow_files(at, paths))
 
     def claim(self) -> None:
         """See `claim`."""
@@ -321,6 +337,12 @@ class Transaction:
             allow(at)
             at += 1
         return at
+
+    def _allow_files(self, version: int, paths: Collection[str]) -> None:
+        """The same where others may do anything but remove these files, or change the table itself."""
+        for action in self._log.actions(version):
+            if action.get("remove", {}).get("path") in paths or "metaData" in action or "protocol" in action:
+                raise UserError(f"{self.folder} was changed at version {version} meanwhile; run again")
 
     def _allow(self, version: int, column: str, values: Collection[str]) -> None:
         """Raises UserError where a commit of another writer is one that this one may not follow."""
@@ -360,6 +382,15 @@ def _check(folder: Location, state: TableState, files: bool) -> None:
         made = [key for key in _MADE if key in (field.get("metadata") or {})]
         if made:
             raise UserError(f"{folder}: column '{field['name']}' has {made[0]}, which headrace does not write")
+
+
+def check_may_shrink(folder: Location, state: TableState | None) -> None:
+    """Raises UserError where rows of a table are to go, and it has a setting that none may."""
+    if state is not None and state.configuration.get("delta.appendOnly") == "true":
+        raise UserError(
+            f"{folder}: the table only grows (delta.appendOnly), and rows of it are to go; run ALTER TABLE "
+            f"delta.`{folder}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')"
+        )
 
 
 def _removal(add: Mapping[str, Any], now: int) -> dict[str, Any]:
