@@ -306,8 +306,8 @@ def test_a_connection_above_the_limit_is_refused_before_it_says_anything() -> No
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-@pytest.mark.parametrize("data", [b"x" * 300_000, post(b"x" * 300_000)])
-def test_a_client_that_goes_on_sending_reads_why_it_is_refused(data: bytes, new_loop: Any) -> None:
+@pytest.mark.parametrize("data", [b"x" * 60_000, post(b"x" * 60_000)])
+def test_a_client_that_has_sent_something_reads_why_it_is_refused(data: bytes, new_loop: Any) -> None:
     """A socket that is closed with bytes unread is reset: its client may lose what it was told."""
 
     async def main() -> None:
@@ -319,13 +319,15 @@ def test_a_client_that_goes_on_sending_reads_why_it_is_refused(data: bytes, new_
             _, first = await asyncio.open_connection("127.0.0.1", port)
             while not shared.connections:
                 await asyncio.sleep(0)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(data)
-            wanted = said(503, b"the server has too many connections", CLOSED)
-            assert await asyncio.wait_for(reader.read(), 30) == wanted
-            await asyncio.wait_for(writer.drain(), 30)
+            # All of it is there before the connection is taken.
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(data)
+                client.setblocking(False)
+                answer = b""
+                while part := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1000), 30):
+                    answer += part
+            assert answer == said(503, b"the server has too many connections", CLOSED)
             first.close()
-            writer.close()
             while shared.leaving or shared.connections:
                 await asyncio.sleep(0)
 
