@@ -44,6 +44,8 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        # Only a limit: on a machine whose cores have other work, Airflow's own of 30 s ends the reading, without DAGs.
+        "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "900",
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
         "HEADRACE_PYTHON": sys.executable,
     }
