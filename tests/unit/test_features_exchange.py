@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 
 from headrace.dataset import native
 from headrace.features.engines import blocks as module
-from headrace.features.engines.arrow import part_rows
+from headrace.features.engines.arrow import dictionary, part_rows
 from headrace.features.engines.arrow.aggregate_task import Name
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.fit_exchange import MergeStatistics, SendStatistics, Tables, by_key
 from headrace.features.engines.arrow.host_folder import HostFolder
@@ -257,8 +259,9 @@ def test_texts_beyond_one_array(sources: list[list[str | None]], most: int, seed
     rows = [text for mine in sources for text in mine]
     order = random.Random(seed).sample(range(len(rows)), len(rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_rows, "MOST_TEXT", most)
-        found = part_rows.gathered(arrays, pa.array(order, pa.int64()))
+        patch.setattr(dictionary, "DECODED_TEXT", most)
+        columns = [DictionaryColumn(a) for a in arrays]
+        found = part_rows.gathered(columns, np.array(order, np.int32), pa.string())
     assert found.type == pa.string()
     assert found.to_pylist() == [rows[i] for i in order]
     if isinstance(found, pa.ChunkedArray):

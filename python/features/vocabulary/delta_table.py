@@ -24,7 +24,7 @@ from headrace.features.vocabulary.codes import give_codes
 from headrace.features.vocabulary.frame_codes import codes_of
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.rule import VocabularyRule
-from headrace.features.vocabulary.table_writer import Pieces
+from headrace.features.vocabulary.table_writer import Pieces, write_table
 from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
 from headrace.lake.append import append, data_file
 from headrace.lake.delta.log import DataFile, DeltaLog
@@ -253,7 +253,8 @@ class VocabularyTable:
         """Counted values as a frame: of a file, for which the JVM needs no memory."""
         self._counts = self._new_folder()
         path = Path(self._counts.name) / "counts.parquet"
-        pq.write_table(counts, path, _ROWS_A_FILE // 16)
+        # Of long values a row group has few rows: Spark holds up to 4,096 of them at once, in 2 GiB at most.
+        write_table(counts, path, "value")
         return self._spark.read.parquet(str(path))
 
     def _data_file(self, rows: pa.Table) -> dict[str, Any]:

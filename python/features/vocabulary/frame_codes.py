@@ -18,6 +18,9 @@ from headrace.features.vocabulary.rule import VocabularyRule
 
 #: Values of a partition, and bytes of their texts: what the driver takes at once, and what a task sorts.
 PARTITION_VALUES, PARTITION_BYTES = 1 << 18, 32 << 20
+#: Characters by which texts are put into partitions: Spark brings a sample of them to the driver, some hundred of each
+#: partition, however long they are.
+_BEGINNING = 256
 #: Which row of its partition a row is, in what `monotonically_increasing_id` gives.
 _ROW_BITS = 33
 
@@ -73,7 +76,7 @@ def codes_of(
             for name, rule in rules.items()
             if (size := rule.max_size) is not None
         }
-        by_count = [F.col("count").desc(), F.col("value")]
+        by_count: list[str | Column] = [F.col("count").desc(), "value"]
         if room:
             ranks = ranked(persisted, new.where(F.col("name").isin(list(room))), by_count)
             few = ranks.where(F.col("rank") < of_name(room)).drop("rank")
@@ -99,14 +102,17 @@ def of_name(numbers: Mapping[str, int]) -> Column:
 
 
 def ordered(frame: DataFrame, by: Sequence[str | Column], text: str = "value") -> DataFrame:
-    """The rows in order, in so many partitions that each is small. `text`: the column that may be long."""
+    """The rows in order, in so many partitions that each is small. `text`: the column that may be long, in `by` so."""
     rows, size = frame.agg(F.count(F.lit(1)), F.sum(F.octet_length(text))).collect()[0]
     partitions = max(1, -(-rows // PARTITION_VALUES), -(-(size or 0) // PARTITION_BYTES))
-    frame = frame.repartitionByRange(partitions, *by)
+    # Texts that begin otherwise are in the order of their beginnings; those that begin alike are in one partition.
+    frame = frame.repartitionByRange(
+        partitions, *(F.substring(text, 1, _BEGINNING) if isinstance(c, str) and c == text else c for c in by)
+    )
     return frame.sortWithinPartitions(*by)
 
 
-def ranked(persisted: Callable[[DataFrame], DataFrame], frame: DataFrame, by: Sequence[Column]) -> DataFrame:
+def ranked(persisted: Callable[[DataFrame], DataFrame], frame: DataFrame, by: Sequence[str | Column]) -> DataFrame:
     """The rows with `rank`: where a row stands among those of its `name`, from 0, in the order of `by` (no ties)."""
     # Looked at twice: partitions must be the same ones.
     rows = persisted(ordered(frame, [F.col("name"), *by]))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.dictionary import DictionaryColumn, text_ranges
 from headrace.features.engines.arrow.kernels import Indices, count
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.functions.keys import joint_key
@@ -46,6 +46,12 @@ class TrainRows:
     @property
     def count(self) -> int:
         return len(self.identity) if self.train is None else int(np.count_nonzero(self.train))
+
+    def part(self, start: int, end: int) -> TrainRows:
+        """The same of the row group's rows from `start` to `end`."""
+        train = None if self.train is None else self.train[start:end]
+        day = None if self.day is None else self.day[start:end]
+        return TrainRows(train, self.label.slice(start, end - start), self.identity[start:end], day)
 
     def filter(self, x: pa.Array) -> pa.Array:
         """The values of these rows."""
@@ -98,8 +104,13 @@ def aggregate(
         and columns[names[0]].indices is not None
     ):
         return _of_values(statistic, columns[names[0]], rows)
-    decoded = {n: rows.filter(columns[n].decode()) for n in names if n != LABEL}
-    return aggregate_batch(statistic, decoded, types, rows.rows)
+    parts = []
+    ranges = text_ranges((columns[n] for n in names if n != LABEL), len(rows.identity))
+    for start, end in ranges:
+        mine = rows.part(start, end) if len(ranges) > 1 else rows
+        decoded = {n: mine.filter(columns[n].part(start, end).decode()) for n in names if n != LABEL}
+        parts.append(aggregate_batch(statistic, decoded, types, mine.rows))
+    return merge(parts)
 
 
 def _of_values(statistic: Statistic, column: DictionaryColumn, rows: TrainRows) -> Partial:

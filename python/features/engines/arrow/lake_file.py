@@ -45,6 +45,8 @@ _HELD_BYTES = 4 * _DECODED_BYTES
 #: Bytes of a column's texts in a row group, above which they are read in parts and not as a dictionary: Arrow keeps 2
 #: GiB in one, however the row group is cut.
 _LONG_TEXTS = 1 << 30
+#: Such a row group is read in steps, so many a part as its rows go: long texts may stand side by side.
+_STEPS = 64
 #: Numbers are kept once each where this many first rows have at most half as many values.
 _SAMPLE = 4_096
 
@@ -190,11 +192,11 @@ def _decoded(
     numbered: Mapping[str, pa.DataType],
     long: Collection[str],
 ) -> Iterator[tuple[pa.Table, Mapping[str, pa.DictionaryArray]]]:
-    """The rows of a row group, in even parts of at most _DECODED_BYTES where it has more: a table and further columns.
+    """The rows of a row group, in parts of about _DECODED_BYTES where it has more: a table and further columns.
 
     Args:
         numbered: columns that may come as a dictionary, apart from the table, with their types.
-        long: columns whose texts count as decoded.
+        long: columns whose texts count as decoded; without any, parts are even.
     """
     rows = parquet.metadata.row_group(group).num_rows
     if not rows or not columns:
@@ -211,12 +213,32 @@ def _decoded(
         yield parquet.read_row_group(group, columns=rest, use_threads=False), ready
         return
     start = 0
-    for batch in parquet.iter_batches(-(-rows // parts), row_groups=[group], columns=rest, use_threads=False):
-        # The dictionary goes on from one part to the next.
+    step = max(1, -(-rows // parts) // (_STEPS if long else 1))
+    for part in _parts(parquet.iter_batches(step, row_groups=[group], columns=rest, use_threads=False), long):
+        mine = {name: _part(column.slice(start, part.num_rows)) for name, column in ready.items()}
+        start += part.num_rows
+        yield part, mine
+
+
+def _parts(batches: Iterable[pa.RecordBatch], long: Collection[str]) -> Iterator[pa.Table]:
+    """Batches as they are; where columns of them are long, joined as long as they have at most _DECODED_BYTES."""
+    waiting, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        cells = _CELL_BYTES * batch.num_rows * batch.num_columns
+        cells += sum(batch.column(name).nbytes for name in batch.schema.names if name in long)
+        if waiting and size + cells > _DECODED_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+        # The dictionary goes on from one batch to the next.
         whole = [kernels.used(c) if pa.types.is_dictionary(c.type) else c for c in batch.columns]
-        mine = {name: _part(column.slice(start, batch.num_rows)) for name, column in ready.items()}
-        start += batch.num_rows
-        yield pa.Table.from_arrays(whole, names=batch.schema.names), mine
+        joined = pa.RecordBatch.from_arrays(whole, names=batch.schema.names)
+        if not long:
+            yield pa.Table.from_batches([joined])
+            continue
+        waiting.append(joined)
+        size += cells
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def _part(column: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -280,12 +302,13 @@ def _prepared(table: pa.Table, columns: Mapping[str, ValueType], preparation: Ro
     if rows.num_rows == n:
         return rows
     # No dictionary keeps a value of a row that was dropped.
-    return pa.table(
-        {
-            name: x.cast(pa.string()) if pa.types.is_dictionary(x.type) else x
-            for name, x in zip(rows.schema.names, rows.columns, strict=True)
-        }
-    )
+    kept = [_used(x) if pa.types.is_dictionary(x.type) else x for x in rows.columns]
+    return pa.table(kept, names=rows.schema.names)
+
+
+def _used(column: pa.ChunkedArray) -> pa.Array:
+    """Texts in a dictionary of those that a row has."""
+    return kernels.used(_declared(column, pa.string(), ""))
 
 
 def _encoded(
@@ -349,14 +372,17 @@ def _one(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Arra
 
 def _declared(column: pa.ChunkedArray, type_: pa.DataType, name: str) -> pa.Array:
     """One array of a column read from Parquet, in its declared type; texts as a dictionary."""
-    if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
+    if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         if not pa.types.is_string(type_):
             raise UserError(f"column '{name}' is text in the lake and cannot be read as {type_}")
         if column.num_chunks > 1:
             column = pa.chunked_array([pa.concat_arrays(column.unify_dictionaries().chunks)])
-        return column.chunk(0) if column.num_chunks else pa.array([], pa.string()).dictionary_encode()
+        texts = column.chunk(0) if column.num_chunks else pa.array([], pa.string()).dictionary_encode()
+        if pa.types.is_large_string(texts.dictionary.type):
+            return pa.DictionaryArray.from_arrays(texts.indices, texts.dictionary.cast(pa.string()))
+        return texts
     array = one_chunk(column)
     if array.type == type_:
         return array

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from headrace.dataset.parquet import lists
 from headrace.features.engines.arrow import kernels
+from headrace.features.engines.arrow.dictionary import DictionaryColumn, ranges_of, text_ranges
 from headrace.features.engines.arrow.lake_file import LakeRowGroup
 from headrace.schema import Feature
 
@@ -20,9 +20,6 @@ Array = npt.NDArray[Any]
 #: Names of what a transform leaves of a row group's rows, part by part (write_lake): their numbers, where each part
 #: begins and the last one ends, their hashes; rows that lack a value, of each of `source_sets` and by part; labels.
 ORDER, EDGES, HASHES, MISSING, LABEL = "order", "edges", "hashes", "missing", "label"
-
-#: Bytes of one array of texts, whose offsets have 32 bits; some room is left for them.
-MOST_TEXT = (1 << 31) - (1 << 27)
 
 
 def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array:
@@ -33,22 +30,35 @@ def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array
     return pa.array(out)
 
 
-def carried(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    """An input column's values as the dataset stores them: a timestamp becomes its microseconds."""
-    return values.cast(type_)
+def gathered(
+    sources: Sequence[DictionaryColumn], order: kernels.Rows, type_: pa.DataType
+) -> pa.Array | pa.ChunkedArray:
+    """Rows of columns that stand one behind the other, as the dataset stores them.
+
+    Args:
+        sources: the columns, of one type.
+        order: numbers of rows, through all sources.
+        type_: what they become: of timestamps their microseconds.
+
+    Returns:
+        Where they are many texts several arrays, of which each is small: one holds 2 GiB of them at most.
+    """
+    sizes = np.concatenate([s.text_bytes() for s in sources]) if pa.types.is_string(type_) else np.zeros(0, np.int64)
+    ranges = ranges_of(sizes[order]) if len(sizes) else []
+    if len(ranges) <= 1:
+        return pa.concat_arrays([s.decode().cast(type_) for s in sources]).take(pa.array(order))
+    return pa.chunked_array([_taken(sources, order[a:b]) for a, b in ranges], type_)
 
 
-def gathered(sources: Sequence[pa.Array], order: pa.Array) -> pa.Array | pa.ChunkedArray:
-    """Rows of arrays that stand one behind the other; texts in several arrays where one cannot hold them (2 GiB)."""
-    if not pa.types.is_string(sources[0].type) or sum(a.nbytes for a in sources) <= MOST_TEXT:
-        return pa.concat_arrays(sources).take(order)
-    whole = pa.concat_arrays([a.cast(pa.large_string()) for a in sources]).take(order)
-    ends = np.frombuffer(whole.buffers()[1], np.int64, len(whole) + 1)
-    edges = [0]
-    while edges[-1] < len(whole):
-        fit = int(np.searchsorted(ends, ends[edges[-1]] + MOST_TEXT, "right")) - 1
-        edges.append(max(fit, edges[-1] + 1))
-    return pa.chunked_array([whole.slice(a, b - a).cast(pa.string()) for a, b in pairwise(edges)])
+def _taken(sources: Sequence[DictionaryColumn], rows: kernels.Rows) -> pa.Array:
+    """Some rows, numbered through the sources."""
+    pieces, places, start = list[pa.Array](), list[npt.NDArray[np.intp]](), 0
+    for source in sources:
+        mine = np.flatnonzero((rows >= start) & (rows < start + len(source)))
+        pieces.append(source.take(rows[mine] - start))
+        places.append(mine)
+        start += len(source)
+    return pa.concat_arrays(pieces).take(pa.array(np.argsort(np.concatenate(places))))
 
 
 def by_part(arrays: Mapping[str, Array], label: str) -> dict[str, Array]:
@@ -80,7 +90,7 @@ class PartRows:
     def __init__(self, row_group: LakeRowGroup, part: int, start: int, end: int, arrays: Mapping[str, Array]) -> None:
         """`arrays`: what `transformed` gave of the row group; `by_part` arrays have the rows from `start` to `end`."""
         self.row_group, self._part, self._arrays = row_group, part, arrays
-        self._mine = slice(start, end)
+        self._start, self._mine = start, slice(start, end)
         self.rows: kernels.Rows = arrays[ORDER][self._mine]
         self.hashes: npt.NDArray[np.int64] = arrays[HASHES][self._mine]
 
@@ -107,15 +117,21 @@ class PartRows:
         offsets, values = (self._arrays[f"{k}.{feature.name}"] for k in (f"{kind}_offsets", kind))
         return lists.from_arrays(*lists.take(offsets, values, rows))
 
-    def column(self, name: str) -> pa.Array:
-        """An input column's values, a value a row."""
+    def column(self, name: str) -> DictionaryColumn:
+        """An input column's values."""
         column = self.row_group.column(name)
         if f"carried.{name}" in self._arrays:
             values = pa.py_buffer(self._arrays[f"carried.{name}"][self._mine])
-            return pa.Array.from_buffers(column.values.type, len(self.rows), [None, values])
-        if column.indices is not None and f"index.{name}" in self._arrays:
-            return column.values.take(pa.array(self._index(name)))
-        return column.take(self.rows)
+            return DictionaryColumn(pa.Array.from_buffers(column.values.type, len(self.rows), [None, values]))
+        if column.indices is None:
+            return DictionaryColumn(column.values, self.rows)
+        mine = self._index(name) if f"index.{name}" in self._arrays else column.indices[self.rows]
+        return DictionaryColumn(column.values, mine)
+
+    def pieces(self, columns: Sequence[str]) -> Iterator[PartRows]:
+        """The rows in pieces, of each of which the texts of some input columns can be decoded."""
+        for a, b in text_ranges(map(self.column, columns), len(self.rows)):
+            yield PartRows(self.row_group, self._part, self._start + a, self._start + b, self._arrays)
 
     def missing(self, sets: int) -> npt.NDArray[np.int64]:
         """Of each of so many `source_sets`: rows that lack a value. int64 [sets]."""

@@ -21,7 +21,7 @@ from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import FILE, HASH, LINE, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import FileTasks, LakeRows, Splitter
-from headrace.features.engines.arrow.part_rows import EDGES, PartRows, carried, gathered, placed
+from headrace.features.engines.arrow.part_rows import EDGES, PartRows, gathered, placed
 from headrace.features.engines.arrow.row_order import row_order
 from headrace.features.engines.arrow.transform import transformed
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
@@ -76,7 +76,8 @@ class SendRows:
                     mine = PartRows(row_group, part, start, end, arrays)
                     missing = pa.table({"missing": mine.missing(len(source_sets(fitted)))})
                     yield from sender.add(part, _MISSING, missing)
-                    yield from sender.add(part, _ROWS, table_of(fitted, mine))
+                    for piece in mine.pieces(fitted.workflow.carried_columns):
+                        yield from sender.add(part, _ROWS, table_of(fitted, piece))
             yield from sender.rest()
 
 
@@ -98,11 +99,11 @@ def table_of(fitted: FittedWorkflow, rows: PartRows) -> pa.Table:
             columns.append(placed([rows.output(feature)], [everything]))
     columns.append(placed([rows.label(fitted.workflow.label_column)], [everything]))
     for name in fitted.workflow.carried_columns:
-        columns.append(carried(rows.column(name), stored.field(len(columns)).type))
+        columns.append(rows.column(name).decode().cast(stored.field(len(columns)).type))
     order = {
         HASH: pa.array(rows.hashes),
-        FILE: rows.column(FILE).cast(pa.string()).dictionary_encode(),
-        LINE: rows.column(LINE),
+        FILE: rows.column(FILE).decode().cast(pa.string()).dictionary_encode(),
+        LINE: rows.column(LINE).decode(),
     }
     # Numbers for names: a feature may be called as one of those.
     names = [*map(str, range(len(columns))), *order]
@@ -156,7 +157,10 @@ def in_order(fitted: FittedWorkflow, tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of tables that `table_of` made, in the order of the dataset's."""
     hashes = np.concatenate([t.column(HASH).to_numpy() for t in tables])
     sources = [(_Sent(t), np.arange(t.num_rows, dtype=np.int32)) for t in tables]
-    order = pa.array(row_order(hashes, sources).rows)
+    order = row_order(hashes, sources).rows
     stored = stored_schema(fitted.schema.features)
-    columns = [gathered([t.column(i).chunk(0) for t in tables], order) for i in range(len(stored))]
+    columns = [
+        gathered([DictionaryColumn(t.column(i).chunk(0)) for t in tables], order, field.type)
+        for i, field in enumerate(stored)
+    ]
     return pa.Table.from_arrays(columns, schema=stored)

@@ -22,7 +22,7 @@ from headrace.features.engines.arrow.array_file import load_part, save_arrays
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import LakeRowGroup, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import FileTasks, LakeRows, Splitter
-from headrace.features.engines.arrow.part_rows import EDGES, HASHES, PartRows, by_part, carried, gathered, placed
+from headrace.features.engines.arrow.part_rows import EDGES, HASHES, PartRows, by_part, gathered, placed
 from headrace.features.engines.arrow.row_order import row_order
 from headrace.features.engines.arrow.transform import transformed
 from headrace.features.engines.arrow.write_exchange import write_exchanged
@@ -130,11 +130,9 @@ class _WriteTask:
             else:
                 columns.append(placed([s.output(feature) for s in sources], cut))
         columns.append(placed([s.label(fitted.workflow.label_column) for s in sources], cut))
-        taken = pa.array(order)
         stored = stored_schema(fitted.schema.features)
         for name in fitted.workflow.carried_columns:
-            type_ = stored.field(len(columns)).type
-            columns.append(gathered([carried(s.column(name), type_) for s in sources], taken))
+            columns.append(gathered([s.column(name) for s in sources], order, stored.field(len(columns)).type))
         sets = source_sets(fitted)
         missing = dict(zip(sets, np.sum([s.missing(len(sets)) for s in sources], 0).tolist(), strict=True))
         table = pa.Table.from_arrays(columns, schema=stored)

@@ -1,0 +1,236 @@
+"""Texts that are more than an array holds: limits that are 2 GiB's, lowered, and what pandas makes of the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.config import Chain, build_spec
+from headrace.features.build.lake_files import fit_files
+from headrace.features.engines.arrow import dictionary, lake_file
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.host_folder import HostFolder
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, RowGroupLayout, row_groups
+from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
+from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
+from headrace.features.engines.arrow.write_lake import write_lake_rows
+from headrace.features.layout.files import plan_files
+from headrace.features.layout.split import SplitRows
+from headrace.features.layout.split_rule import PositionRule
+from headrace.features.table_ops.row_preparation import row_preparation
+from headrace.features.types import declared
+from headrace.features.vocabulary import table_writer
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.vocabulary.in_memory import VocabulariesInMemory
+from headrace.features.workflow.workflow import Workflow
+from headrace.schema import TableColumn
+from headrace.storage import local
+from headrace.storage.host_scratch import HostScratch
+
+ROWS, TRAIN, TEXTS = 600, 500, 9
+#: Bytes that stand for what an array holds; a text has about 300 of them.
+MOST = 5_000
+TYPES = {"y": "int", "id": "bigint", "body": "string", "k": "int", "x": "double"}
+NGRAMS = {"n": 3, "buckets": 50, "most": 4}
+COLUMNS = [TableColumn(name=name, type=type_) for name, type_ in TYPES.items()]
+
+
+def chain(*columns: str, ops: tuple[object, ...]) -> Chain:
+    return Chain.model_validate({"columns": columns, "ops": ops})
+
+
+WORKFLOW = Workflow(
+    [
+        chain("body", ops=("categorify",)),
+        chain("body", "k", ops=({"hashed_cross": {"buckets": 1_000, "to": "crossed"}},)),
+        chain("body", "k", "x", ops=({"join_groupby": {"by": ["body", "k"], "stats": ["count", "mean"]}},)),
+        chain("body", "k", ops=({"target_encoding": {"together": True}},)),
+        chain("body", ops=({"rename": {"to": {"body": "often"}}}, "value_count", "normalize")),
+        chain("body", ops=({"rename": {"to": {"body": "grams"}}}, {"text_ngrams": NGRAMS}, {"pad": {"length": 4}})),
+    ],
+    COLUMNS,
+    "y",
+    ("id", "body"),
+)
+
+
+def make(seed: int = 0) -> pd.DataFrame:
+    """Rows with few texts, in a row group far more text than in their dictionary."""
+    rng = np.random.default_rng(seed)
+    texts = [f"{i} " + chr(97 + i) * int(rng.integers(200, 400)) + "ü" for i in range(TEXTS)]
+    body = [None if p < 0.05 else texts[int(p * TEXTS)] for p in rng.random(ROWS)]
+    return pd.DataFrame(
+        {
+            "y": rng.integers(0, 2, ROWS).astype(np.int32),
+            "id": np.arange(ROWS),
+            "body": body,
+            "k": rng.integers(0, 4, ROWS).astype(np.int32),
+            "x": np.where(rng.random(ROWS) < 0.1, np.nan, rng.random(ROWS)),
+            FILE: "f",
+            LINE: np.arange(ROWS),
+        }
+    )
+
+
+def write(rows: pd.DataFrame, path: Path, text: pa.DataType) -> LakeFile:
+    """One row group."""
+    table = pa.table({**{c: pa.array(rows[c]) for c in rows if c != "body"}, "body": pa.array(rows["body"], text)})
+    pq.write_table(table, path, row_group_size=len(rows))
+    return LakeFile(local(path), path.stat().st_size)
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The limits of text, lowered; bytes of text that were decoded at a time."""
+    monkeypatch.setattr(dictionary, "DECODED_TEXT", MOST)
+    decode, seen = DictionaryColumn.decode, list[int]()
+
+    def watched(self: DictionaryColumn) -> pa.Array:
+        if pa.types.is_string(self.values.type) and self.indices is not None:
+            seen.append(int(self.text_bytes().sum()))
+        return decode(self)
+
+    monkeypatch.setattr(DictionaryColumn, "decode", watched)
+    yield seen
+    assert max(seen, default=0) <= MOST
+
+
+def built(rows: LakeRows, folder: Path) -> dict[str, str]:
+    """The dataset's files, digested."""
+    splits = SplitRows(None, ("train", "valid"), rows.splitter.rule)  # type: ignore[arg-type]  # no frame is looked at
+    shutil.rmtree(folder, ignore_errors=True)
+    counts, fitted = fit_files(WORKFLOW, rows, splits, VocabulariesInMemory(), None, "text")
+    out = local(folder)
+    fitted.save(out / "workflow")
+    write_lake_rows(fitted, rows, plan_files(counts, 200, 3), out, out / "workflow", None)
+    return digests(folder)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*.parquet")}
+
+
+def splitter() -> Splitter:
+    return Splitter(PositionRule("f", TRAIN), ("train", "valid"), "y")
+
+
+def test_texts_that_rows_repeat_are_decoded_in_parts(tmp_path: Path, lowered: list[int]) -> None:
+    """In the fit, in the transform and as carried columns: alike whatever the limit, and as pandas has it."""
+    rows = make()
+    file = write(rows, tmp_path / "rows.parquet", pa.string())
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
+        mine = built(found, tmp_path / "mine")
+        assert len(lowered) > 100
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dictionary, "DECODED_TEXT", 1 << 30)
+            whole = built(found, tmp_path / "whole")
+        lowered.clear()
+    assert mine == whole
+    stored = pq.read_table(sorted((tmp_path / "mine").glob("*/*.parquet"))).to_pandas().set_index("id").sort_index()
+    assert [None if pd.isna(t) else t for t in stored["body__carried"]] == rows["body"].tolist()
+    train = rows[:TRAIN]
+    by = train.groupby(["body", "k"]).agg(n=("id", "size"), mean=("x", "mean")).reset_index()
+    joined = rows[["body", "k"]].merge(by, "left", ["body", "k"])
+    assert stored["body_k_count"].tolist() == joined["n"].fillna(0).tolist()
+    np.testing.assert_allclose(stored["body_k_x_mean"], joined["mean"].fillna(0), rtol=1e-6)
+    n = rows["body"].map(train["body"].value_counts())
+    scaled = ((n - n[:TRAIN].mean()) / n[:TRAIN].std()).fillna(0)
+    np.testing.assert_allclose(stored["often_count"], scaled, rtol=1e-5, atol=1e-6)
+
+
+def test_repeated_texts_are_sent_in_parts(tmp_path: Path, lowered: list[int]) -> None:
+    """Through the shuffle: the files that tasks write who share a folder."""
+    file = write(make(), tmp_path / "rows.parquet", pa.string())
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
+        expected = built(found, tmp_path / "here")
+        plans = plan_files(found.counts.rows, 200, 3)
+    shutil.copytree(tmp_path / "here" / "workflow", tmp_path / "there" / "workflow")
+    out, own = local(tmp_path / "there"), HostScratch("encoded", local(tmp_path / "host"))
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, own=own) as found:
+        assert isinstance(found.folder, HostFolder)
+        send = SendRows((((0, file),),), found.folder, found.layout, splitter(), out / "workflow", tuple(plans))
+        receive = WritePart(tuple(plans), out, out / "workflow")
+        for split in ("train", "valid"):
+            (out / split).make_dir()
+        blocks = list(send(0))
+        for part in range(len(plans)):
+            list(receive([b for b in blocks if b.partition == part]))
+    assert digests(tmp_path / "there") == expected
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string()], ids=str)
+def test_long_texts_side_by_side_are_decoded_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: pa.DataType
+) -> None:
+    """A row group whose long texts stand one behind the other: no part has many more than the others."""
+    monkeypatch.setattr(lake_file, "_LONG_TEXTS", 10_000)
+    monkeypatch.setattr(lake_file, "_DECODED_BYTES", 40_000)
+    rows = make()
+    rows["body"] = [f"{i}" + "x" * (1_000 if 200 <= i < 300 else 0) if i % 7 else None for i in range(ROWS)]
+    file = write(rows, tmp_path / "rows.parquet", text)
+    layout = RowGroupLayout({c.name: declared(c) for c in COLUMNS})
+    pieces, kept = row_groups(file, local(tmp_path / "encoded"), layout)
+    assert not kept
+    assert len(pieces) > 2
+    bodies = [piece.column("body") for piece in pieces]
+    assert max(int(column.text_bytes().sum()) for column in bodies) < 40_000
+    assert [t for column in bodies for t in column.decode().to_pylist()] == rows["body"].tolist()
+    assert all(column.indices is not None and column.distinct for column in bodies)
+    for name in ("id", "k", "y"):
+        assert [v for piece in pieces for v in piece.column(name).decode().to_pylist()] == rows[name].tolist()
+
+
+def test_rows_that_are_dropped_cost_no_text(tmp_path: Path) -> None:
+    """What a filter leaves stays a dictionary of what is there, and no text is there once a row."""
+    rows = make()
+    file = write(rows, tmp_path / "rows.parquet", pa.string())
+    spec = build_spec(
+        {
+            "pipeline": "texts",
+            "source": {"format": "csv", "path": "{ds}/*.csv"},
+            "table": {"columns": [{"name": n, "type": t} for n, t in TYPES.items()]},
+            "features": {
+                "label": "y",
+                "prepare": [{"filter": {"where": "k <> 3"}}],
+                "workflow": [{"columns": ["body"], "ops": ["categorify"]}],
+                "split": {"by": "position"},
+            },
+        }
+    )
+    layout = RowGroupLayout({c.name: declared(c) for c in COLUMNS}, row_preparation(spec))
+    seen: list[int] = []
+    cast = lake_file.kernels.used
+
+    def watched(column: pa.DictionaryArray) -> pa.DictionaryArray:
+        found = cast(column)
+        seen.append(found.dictionary.nbytes)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lake_file.kernels, "used", watched)
+        ((piece,), _) = row_groups(file, local(tmp_path / "encoded"), layout)
+    left = rows[rows["k"] != 3]
+    assert piece.column("body").decode().to_pylist() == left["body"].tolist()
+    assert seen
+    assert max(seen) < sum(len(t) for t in left["body"].dropna()) / 10
+
+
+def test_counts_for_spark_have_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's reader puts up to 4,096 values of a row group into one array of 2 GiB at most."""
+    monkeypatch.setattr(table_writer, "_GROUP_BYTES", 1_000)
+    spark = SimpleNamespace(read=SimpleNamespace(parquet=Path))
+    vocabularies = VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01", scratch=local(tmp_path))  # type: ignore[arg-type]
+    counts = pa.table({"name": ["v"] * 20, "value": ["x" * 300 + str(i) for i in range(20)], "count": [1] * 20})
+    file = vocabularies._frame_of(counts)
+    assert pq.read_table(file).equals(counts)
+    footer = pq.read_metadata(file)  # type: ignore[arg-type]
+    assert [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] == [3] * 6 + [2]
