@@ -128,6 +128,41 @@ def test_who_sleeps_between_its_look_and_its_rename(then: str, home: Location, m
     assert left_over(home) == []
 
 
+def test_a_removal_whose_turn_is_ended_goes_before_its_rename(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps while another writer looks at the file, and wakes up before that one's rename."""
+    monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
+    file, theirs = home / "manifest", of_other(home / "manifest")
+    file.put_text("old")
+    _, tag = read(file)
+    rename_new, rename_over = rpc.rename_new, rpc.rename_over
+    woke = list[bool]()
+
+    def late(node: rpc.NameNode, source: str, target: str) -> bool:
+        if not target.endswith("/gone"):
+            return rename_new(node, source, target)
+
+        def wake_first(client: rpc.NameNode, new: str, name: str) -> None:
+            try:
+                woke.append(rename_new(node, source, target))
+            except FileNotFoundError:  # nothing was removed under the writer that had looked
+                woke.append(False)
+            rename_over(client, new, name)
+
+        monkeypatch.setattr(rpc, "rename_new", rename_new)
+        monkeypatch.setattr(rpc, "rename_over", wake_first)
+        assert theirs.put_if(b"theirs", tag)
+        monkeypatch.setattr(rpc, "rename_over", rename_over)
+        assert seen(theirs) == "theirs"
+        raise FileNotFoundError(target)
+
+    monkeypatch.setattr(rpc, "rename_new", late)
+    file.remove()
+    assert woke == [False]
+    assert seen(file) is None
+    home.discard_unfinished()
+    assert left_over(home) == []
+
+
 @pytest.mark.parametrize("call", ["rename_new", "rename_over"])
 def test_a_rename_is_done_and_not_answered(call: str, home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client sends it again, and is told that there is nothing to rename."""
