@@ -254,6 +254,47 @@ def test_the_nth_call(
     assert made > 8
 
 
+@pytest.mark.parametrize("how", ["fails", "is not answered", "killed"])
+def test_the_nth_call_of_a_removal(how: str, home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is there whole or not at all, its neighbour stays, and the same removal again leaves nothing."""
+    monkeypatch.setattr(bucket, "TURN_SECONDS", 0.0)
+    for n in range(1, 300):
+        place = home / str(n)
+        for name in ("thing", "other"):
+            (place / name).put_text(name)
+        with faulty(n, how == "killed", rpc, done=how == "is not answered") as fault:
+            try:
+                (place / "thing").remove()
+                whole = True
+            except (OSError, Killed):
+                whole = False
+        assert seen(of_other(place) / "thing") in ([None] if whole else [None, "thing"]), n
+        if fault.made < n:
+            assert left_over(place) == []
+        (place / "thing").remove()
+        assert seen(of_other(place) / "thing") is None
+        assert seen(of_other(place) / "other") == "other"
+        place.discard_unfinished()
+        assert left_over(place) == [], n
+        if fault.made < n:
+            break
+    else:
+        raise AssertionError("no end")
+    assert n > 4
+
+
+def test_what_is_removed_together(hdfs_server: Hdfs, home: Location) -> None:
+    """Files, one that is gone, a folder that is empty; one that is not empty stays."""
+    store = HdfsBucket(hdfs_server.url.removeprefix("hdfs://"))
+    own = home.path.parts[-1]
+    for name in ("a", "b", "full/c"):
+        store.put(f"{own}/{name}", b"x")
+    rpc.make_folder(store._node, f"/{own}/empty")
+    store.delete([f"{own}/{name}" for name in ("a", "gone", "b", "empty", "full")])
+    assert calls.list_level(store, own) == (["full"], [])
+    assert [o.key for o in calls.list_below(store, own)] == [f"{own}/full/c"]
+
+
 def test_what_killed_writers_leave_is_told_and_goes(home: Location) -> None:
     for n in range(1, 20):
         with faulty(n, True, rpc), pytest.raises(Killed):
