@@ -23,14 +23,20 @@ from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, RowG
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
 from headrace.features.engines.arrow.write_lake import write_lake_rows
+from headrace.features.engines.spark.joins import Joins, Side
+from headrace.features.engines.spark.write import _block_bytes
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
 from headrace.features.table_ops.row_preparation import row_preparation
 from headrace.features.types import declared
-from headrace.features.vocabulary import table_writer
+from headrace.features.vocabulary import lookup, table_writer
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.in_memory import VocabulariesInMemory
+from headrace.features.vocabulary.lookup import FileLookup, Lookup
+from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.table_writer import write_table
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.storage import local
@@ -224,6 +230,25 @@ def test_rows_that_are_dropped_cost_no_text(tmp_path: Path) -> None:
     assert max(seen) < sum(len(t) for t in left["body"].dropna()) / 10
 
 
+def test_long_keys_are_not_broadcast() -> None:
+    short, long, few = (Side(None, "k", (), rows, size) for rows, size in ((1_000, 20_000), (9, 1 << 30), (9, 900)))  # type: ignore[arg-type]
+    assert Joins(None, 5_000_000)._small([short, long, few]) == {id(short), id(few)}  # type: ignore[arg-type]
+    # As many of ordinary length as before.
+    assert Joins(None, 1_009)._small([short, few]) == {id(short), id(few)}  # type: ignore[arg-type]
+    assert Joins(None, 1_008)._small([short, few]) == {id(few)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Lookup, FileLookup, MappedLookup])
+def test_bytes_of_a_vocabularys_values(tmp_path: Path, kind: type[Lookup]) -> None:
+    table = pa.table({"value": [str(i) * 100 for i in range(200)], "code": pa.array(range(2, 202))}, lookup.SCHEMA)
+    write_table(table, tmp_path / "v.parquet", "value")
+    if kind is MappedLookup:
+        MappedLookup.write_file(tmp_path / "v.parquet", local(tmp_path))
+    given = {Lookup: table, FileLookup: tmp_path / "v.parquet", MappedLookup: local(tmp_path)}[kind]
+    size = sum(len(t) for t in table["value"].to_pylist())
+    assert size <= kind(given).text_bytes <= size + 201 * 8
+
+
 def test_counts_for_spark_have_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's reader puts up to 4,096 values of a row group into one array of 2 GiB at most."""
     monkeypatch.setattr(table_writer, "_GROUP_BYTES", 1_000)
@@ -234,3 +259,17 @@ def test_counts_for_spark_have_small_row_groups(tmp_path: Path, monkeypatch: pyt
     assert pq.read_table(file).equals(counts)
     footer = pq.read_metadata(file)  # type: ignore[arg-type]
     assert [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] == [3] * 6 + [2]
+
+
+def test_a_file_of_carried_text_is_one_row_group_of_sparks(tmp_path: Path) -> None:
+    rows = make()
+    with lake_rows(
+        WORKFLOW, [write(rows, tmp_path / "f", pa.string())], splitter(), local(tmp_path / "home"), {}
+    ) as found:
+        built(found, tmp_path / "out")
+    fitted = FittedWorkflow.load(local(tmp_path / "out" / "workflow"))
+    plans = plan_files({"train": 2_400}, 131_072, 12)
+    assert len(plans) == 1
+    # 12 files of 200 MiB of text each.
+    assert _block_bytes(fitted, plans, [2_400], [2_400 << 20]) > 200 << 20
+    assert _block_bytes(fitted, plans, [2_400], [0]) < 200 << 20

@@ -38,6 +38,11 @@ class KeyedTable:
         return self._table
 
     @property
+    def text_bytes(self) -> int:
+        """Bytes of all keys."""
+        return int(self._table.column(KEY).nbytes)
+
+    @property
     def schema(self) -> pa.Schema:
         """Of `table`."""
         return self._table.schema

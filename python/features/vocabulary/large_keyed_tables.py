@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.features.vocabulary import mapped_chunks
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import SCHEMA, Lookup
@@ -40,6 +41,7 @@ class FileKeyedTable(KeyedTable):
         self.path, self._folder = path, folder
         metadata = pq.read_metadata(path)
         self._rows, self._schema = metadata.num_rows, metadata.schema.to_arrow_schema()
+        self._text_bytes = sum(column_bytes(metadata, KEY))
 
     def __len__(self) -> int:
         return int(self._rows)
@@ -48,6 +50,11 @@ class FileKeyedTable(KeyedTable):
     def table(self) -> pa.Table:
         """All of it, read anew."""
         return pq.read_table(self.path)
+
+    @property
+    def text_bytes(self) -> int:
+        """See KeyedTable."""
+        return self._text_bytes
 
     @property
     def schema(self) -> pa.Schema:
@@ -108,6 +115,11 @@ class MappedKeyedTable(KeyedTable):
         """All of it."""
         values = pa.Table.from_batches(self._columns.batches, self._columns.schema)
         return values.add_column(0, KEY, self._keys.table.column("value").cast(pa.string()))
+
+    @property
+    def text_bytes(self) -> int:
+        """See KeyedTable."""
+        return self._keys.text_bytes
 
     @property
     def schema(self) -> pa.Schema:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.vocabulary import mapped_chunks
 from headrace.features.vocabulary.text_rows import TextRows
@@ -36,6 +37,11 @@ class Lookup:
 
     def __len__(self) -> int:
         return len(self._codes)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all values."""
+        return int(self._values.nbytes)
 
     @property
     def cardinality(self) -> int:
@@ -123,6 +129,7 @@ class FileLookup(Lookup):
         self.path, self._folder = path, folder
         metadata = pq.read_metadata(path)
         self._rows, self._groups = metadata.num_rows, metadata.num_row_groups
+        self._text_bytes = sum(column_bytes(metadata, "value"))
         self._highest = FIRST_CODE - 1
         if self._rows:
             last = pq.ParquetFile(path).read_row_group(self._groups - 1, columns=["code"])
@@ -142,6 +149,10 @@ class FileLookup(Lookup):
         for group in range(self._groups):
             found |= _values_of(file.read_row_group(group, columns=SCHEMA.names), codes)
         return found
+
+    @property
+    def text_bytes(self) -> int:
+        return self._text_bytes
 
     @property
     def cardinality(self) -> int:

@@ -65,6 +65,11 @@ class MappedLookup(Lookup):
         return len(self._rows)
 
     @property
+    def text_bytes(self) -> int:
+        """See Lookup."""
+        return sum(int(batch.column("value").nbytes) for batch in self._chunks.batches)
+
+    @property
     def table(self) -> pa.Table:
         """All of it."""
         return pa.Table.from_batches(self._chunks.batches, SCHEMA)

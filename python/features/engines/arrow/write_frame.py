@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -26,6 +27,7 @@ from headrace.features.layout.files import (
 from headrace.features.layout.placement import identity, placed
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import stored_schema
+from headrace.lake.arrow_batches import bounded_batches
 from headrace.schema import OOV_CODE, DatasetSchema, Kind
 from headrace.storage import Location
 
@@ -39,7 +41,10 @@ def write(
     task = _Task(tuple(plans), folder, workflow, tuple(carried_columns(w)), tuple(frame.columns))
     # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
-    found = numbered.mapInArrow(task.run, "written string").collect()
+    # Long texts: a column of a batch holds 2 GiB of them.
+    varying = any(t.is_list or t.element == "string" for t in map(w.input_type, (*w.input_columns, *w.carried_columns)))
+    with bounded_batches(rows.sparkSession) if varying else nullcontext():
+        found = numbered.mapInArrow(task.run, "written string").collect()
     return written_dataset(plans, (json.loads(text) for (text,) in found))
 
 

@@ -16,6 +16,8 @@ from headrace.storage import Location
 #: The smallest vocabularies and keyed tables are joined on broadcast copies, up to this many values together (some
 #: 100 bytes each in every executor); the others as Spark chooses. See `Joins`.
 BROADCAST_ROWS = 5_000_000
+#: Bytes of text for which a side of long values counts as one more.
+_VALUE_BYTES = 100
 #: Spark fuses all broadcast joins of a select into one generated method, and the JIT leaves methods above 8,000
 #: bytecodes interpreted: 26 joins ran at a quarter of the speed. A `coalesce` to more partitions than there are moves
 #: no row and runs on GPUs too, but generated code ends at it.
@@ -31,6 +33,13 @@ class Side:
     key: str
     values: tuple[str, ...]
     rows: int
+    #: Bytes of the keys.
+    text_bytes: int
+
+    @property
+    def weight(self) -> int:
+        """Rows, or as many of ordinary length as its keys take."""
+        return max(self.rows, self.text_bytes // _VALUE_BYTES)
 
 
 @dataclass
@@ -38,8 +47,9 @@ class Joins:
     """Left joins that expressions ask for while they are built, and that are put below them at the end."""
 
     frame: DataFrame
-    #: The smallest sides are broadcast, of up to so many rows together: each executor holds them all. The others Spark
-    #: joins as it finds best: by sorting both sides, or by a broadcast after all where the side's file is small.
+    #: The smallest sides are broadcast, of up to so many rows together (`Side.weight`): each executor holds them all.
+    #: The others Spark joins as it finds best: by sorting both sides, or by a broadcast after all where the side's file
+    #: is small.
     broadcast_rows: int
     _requested: list[tuple[Side, Column]] = field(default_factory=list)
     _first: int = 0
@@ -71,9 +81,9 @@ class Joins:
     def _small(self, sides: Sequence[Side]) -> set[int]:
         """Which to broadcast, by `id`. A side that is joined several times is sent once."""
         found = set()
-        for side in sorted({id(s): s for s in sides}.values(), key=lambda s: s.rows):
-            if self._spent + side.rows <= self.broadcast_rows:
-                self._spent += side.rows
+        for side in sorted({id(s): s for s in sides}.values(), key=lambda s: s.weight):
+            if self._spent + side.weight <= self.broadcast_rows:
+                self._spent += side.weight
                 found.add(id(side))
         return found
 
@@ -89,7 +99,7 @@ def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, nam
         made = spark.createDataFrame(table.table, ddl)
     # Values travel under numbers: names of columns may hold dots.
     plain = made.toDF(KEY, *[f"v{i}" for i in range(len(table.values))])
-    return Side(plain, KEY, tuple(f"v{i}" for i in range(len(table.values))), len(table))
+    return Side(plain, KEY, tuple(f"v{i}" for i in range(len(table.values))), len(table), table.text_bytes)
 
 
 def vocabulary_side(vocabulary: Lookup, frame: DataFrame, folder: Location | None, name: str) -> Side:
@@ -99,4 +109,4 @@ def vocabulary_side(vocabulary: Lookup, frame: DataFrame, folder: Location | Non
         made = spark.read.schema(ddl).parquet(vocabulary_file(folder, name).spark_path)
     else:
         made = spark.createDataFrame(vocabulary.table, ddl)
-    return Side(made, "value", ("code",), len(vocabulary))
+    return Side(made, "value", ("code",), len(vocabulary), vocabulary.text_bytes)

@@ -50,10 +50,10 @@ def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location
 ) -> WrittenDataset:
     """See `headrace.features.layout.files.write_dataset`."""
-    parts, counts = _count_parts(fitted, rows, plans)
+    parts, texts, counts = _count_parts(fitted, rows, plans)
     spark_folder = folder / ".spark"
     frame = dataset_frame(fitted, rows, plans, parts, workflow)
-    options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans))}
+    options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans, parts, texts))}
     frame.write.options(**options).partitionBy("__part", "__group").parquet(str(spark_folder))
     _count_codes(fitted, rows.sparkSession, plans, spark_folder, counts)
     files = _named(spark_folder, folder, plans, parts)
@@ -61,41 +61,51 @@ def write(
     return WrittenDataset(files, counts)
 
 
-def _block_bytes(fitted: FittedWorkflow, plans: list[FilePlan]) -> int:
+def _block_bytes(fitted: FittedWorkflow, plans: list[FilePlan], parts: list[int], texts: list[int]) -> int:
     """A limit of a row group's size that no file reaches, so that the CPU writer makes one of each file.
 
     Not simply a huge one: the writer warns where all tasks' limits together are above the heap's size.
+
+    Args:
+        parts: rows of each part.
+        texts: bytes of each part's carried texts.
     """
     width = sum((_TEXT_BYTES if f.dtype == "string" else 8) * len(f.physical) for f in fitted.schema.features)
-    return max(2 * width * max(p.group_rows for p in plans), _LEAST_BLOCK)
+    # A file has an even share of its part's rows, by hash.
+    text = max((t // max(p.groups_of(n), 1) for p, n, t in zip(plans, parts, texts, strict=True)), default=0)
+    return max(2 * (width * max(p.group_rows for p in plans) + text), _LEAST_BLOCK)
 
 
 def _count_parts(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan]
-) -> tuple[list[int], dict[str, dict[str, ColumnCounts]]]:
-    """Rows of each part, and what is missing: one pass over the rows."""
+) -> tuple[list[int], list[int], dict[str, dict[str, ColumnCounts]]]:
+    """Rows of each part, bytes of its carried texts, and what is missing: one pass over the rows."""
     w = fitted.workflow
     flags = {sources: f"m{i}" for i, sources in enumerate(source_sets(fitted))}
     missing = {c: is_missing(c, w.input_type(c)) for c in w.input_columns}
+    texts = [c for c in w.carried_columns if str(w.input_type(c)) == "string"]
+    size = reduce(operator.add, [F.coalesce(F.octet_length(col(c)), F.lit(0)) for c in texts], F.lit(0).cast("bigint"))
     frame = rows.select(
         *[reduce(operator.or_, [missing[c] for c in sources]).alias(flag) for sources, flag in flags.items()],
         F.col(SPLIT),
         F.xxhash64("_source_file", "_source_line").alias("__hash"),
+        size.alias("__text"),
     )
+    missed = [F.count(F.when(F.col(m), 1)).alias(m) for m in flags.values()]
     found = (
-        frame.select(*flags.values(), part_of(plans).alias("__part"))
+        frame.select(*flags.values(), "__text", part_of(plans).alias("__part"))
         .groupBy("__part")
-        .agg(F.count(F.lit(1)).alias("rows"), *[F.count(F.when(F.col(m), 1)).alias(m) for m in flags.values()])
+        .agg(F.count(F.lit(1)).alias("rows"), F.sum("__text").alias("text"), *missed)
     )
-    parts = [0] * len(plans)
+    parts, text = [0] * len(plans), [0] * len(plans)
     counts: dict[str, dict[str, ColumnCounts]] = {
         p.split: {f.name: ColumnCounts() for f in fitted.features} for p in plans
     }
     for row in found.collect():
-        parts[row["__part"]] = row["rows"]
+        parts[row["__part"]], text[row["__part"]] = row["rows"], row["text"]
         for feature in fitted.features:
             counts[plans[row["__part"]].split][feature.name].missing += row[flags[feature.sources]]
-    return parts, counts
+    return parts, text, counts
 
 
 def dataset_frame(
