@@ -10,7 +10,7 @@ from headrace.stage import Context
 from headrace.storage import Location
 
 #: The stages that have such folders.
-HANDING = ("ingest", "score")
+HANDING = ("ingest", "features", "score")
 #: Below `Workspace.spark_local`, and there by pipeline: what the stage `features` has of vocabularies and of tables by
 #: key.
 VOCABULARIES, KEYED_TABLES = "vocabulary", "tables"

@@ -27,6 +27,7 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow import fit as arrow_fit
 from headrace.features.engines.spark import fit as spark_fit
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.ingest import arrow_rows, batch_rows, unpack
 from headrace.lake.ingest.stage import Ingest
@@ -106,6 +107,11 @@ def lose_one_of_each(module: ModuleType, folder: Path, *kinds: str) -> None:
     module.run_tasks = run  # type: ignore[attr-defined]
 
 
+def refused(table: FileKeyedTable) -> pa.Table:
+    """In the place of the whole table."""
+    raise AssertionError(f"the driver reads all of {table.path}")
+
+
 def features(spark: SparkSession, given: Any, ws: Workspace, ds: str) -> dict[str, Any]:
     """By both engines; an executor is lost with its folder after the fit."""
     said = dict[str, Any]()
@@ -120,6 +126,8 @@ def features(spark: SparkSession, given: Any, ws: Workspace, ds: str) -> dict[st
 
         return made
 
+    # The driver may copy and describe such a table's file, and not take it into its memory.
+    FileKeyedTable.table = property(refused)  # type: ignore[assignment, method-assign]
     arrow_fit.keyed_tables = noted("arrow")
     spark_fit.keyed_tables = noted("spark")
 

@@ -16,6 +16,7 @@ from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines.arrow import fit
 from headrace.features.table_ops.row_preparation import row_preparation
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.stage import run_stage
@@ -108,8 +109,22 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
     ranges = [one.facts[f"{split}_range"] for split in ("train", "valid", "test")]
     assert ranges == [["2026-01-01", "2026-01-03"], ["2026-01-04"] * 2, ["2026-01-05"] * 2]
     assert {split for split, rows in one.rows.items() if rows} == {"train", "valid", "test"}
-    # And by the Spark engine, whose lists are not padded either.
     monkeypatch.undo()
+    # Of keys with more text than an array holds Spark merges the statistics, and the next turn maps their tables.
+    first, merged_by_key, asked = digests(dataset(ws, one)), fit.merged_by_key, list[str]()
+
+    def watched(*args: Any) -> Any:
+        asked.extend(name for _, _, name in args[3].statistics)
+        return merged_by_key(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "MOST_TEXT", 0)
+        patch.setattr(fit, "merged_by_key", watched)
+        ws.manifest(spec.pipeline, DS, "features").remove()
+        again = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
+    assert digests(dataset(ws, again)) == first
+    assert sorted(asked) == ["groups", "item_category_te", "user_country", "user_id"]
+    # And by the Spark engine, whose lists are not padded either.
     data["features"]["engine"] = "spark"
     three = run_stage(BuildFeatures(count_day), build_spec(data), ws, DS).manifest
     assert_same_dataset(dataset(ws, three), dataset(ws, one))

@@ -111,8 +111,10 @@ def test_features(spark: SparkSession, homes: Path, said: dict[str, Any]) -> Non
     assert not set.intersection(*map(set, said["decoded"]))
     assert here.encoded("clicks").exists()
     assert not list(there.encoded("clicks").files())
-    # No table by key was in the driver, but for the one from which its chain learns again.
-    assert said["tables"] == {engine: ["groups", "item_category_te"] for engine in ("arrow", "spark")}
+    # No table by key was in the driver, nor those from which their chains learn again; of these nothing is left.
+    tables = ["groups", "item_category_te", "user_country", "user_id"]
+    assert said["tables"] == dict.fromkeys(("arrow", "spark"), tables)
+    assert not list(there.staging("clicks").files())
     assert not (there.spark_local / "prepared").exists()
     # What was sent by the lost executor was sent again.
     assert said["lost"] == sorted([x for t in range(6) for k in (p, p + 4) for x in (t, k)] for p in range(4))

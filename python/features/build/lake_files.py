@@ -102,17 +102,19 @@ def fit_files(
     pipeline: str,
     base: FittedWorkflow | None = None,
     label_type: str = "binary",
+    handed: Location | None = None,
 ) -> tuple[dict[str, int], FittedWorkflow]:
     """Rows of each split, and what the training rows teach: one pass over the files does both, most often.
 
     Args:
         base: what is taken over, all but vocabularies; None: all is learned.
         label_type: `features.label_type`.
+        handed: see `LakeFit`.
 
     Raises:
         UserError: as `headrace.features.layout.split.check_rows`.
     """
-    fit = LakeFit(workflow, files, base)
+    fit = LakeFit(workflow, files, base, handed)
     task = fit.next_task()
     results = fit.scan(spark, task)
     counts = files.counts

@@ -30,7 +30,7 @@ from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.handed_on import KEYED_TABLES, VOCABULARIES
+from headrace.lake.handed_on import KEYED_TABLES, VOCABULARIES, handed_on
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, Result
 from headrace.storage import Location
@@ -103,16 +103,21 @@ def build(
     """Fit the workflow, write the dataset whole and count its statistics. `after` is told each step that has ended."""
     spec, f = ctx.spec, ctx.spec.features
     vocabularies = vocabularies_of(ctx, spark)
-    with day_files(ctx, workflow, rows, spark) as files, vocabularies.in_background():
+    with (
+        handed_on(ctx, "features") as handed,
+        day_files(ctx, workflow, rows, spark) as files,
+        vocabularies.in_background(),
+    ):
         tick = time.perf_counter()
         if files is None:
             counts = check_rows(rows, f.label, spec.pipeline, f.label_type)
             after("rows")
             tables = ctx.ws.spark_local / KEYED_TABLES / spec.pipeline
-            fitted = fit(workflow, rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day, tables)
+            train = rows.frame.where(F.col(SPLIT) == "train")
+            fitted = fit(workflow, train, vocabularies, rows.day, tables, handed)
         else:
             counts, fitted = fit_files(
-                workflow, files, rows, vocabularies, spark, spec.pipeline, label_type=f.label_type
+                workflow, files, rows, vocabularies, spark, spec.pipeline, label_type=f.label_type, handed=handed
             )
         _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
         _LOG.info("fit took %.1f s", time.perf_counter() - tick)
@@ -146,13 +151,17 @@ def append_day(
     spec, f = ctx.spec, ctx.spec.features
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
     vocabularies = vocabularies_of(ctx, spark)
-    with day_files(ctx, workflow, rows, spark) as files, vocabularies.in_background():
+    with (
+        handed_on(ctx, "features") as handed,
+        day_files(ctx, workflow, rows, spark) as files,
+        vocabularies.in_background(),
+    ):
         if files is None:
             raise UserError(_why_not_appended(ctx))
         tick = time.perf_counter()
         learned = base.fitted if base is not None else None
         counts, fitted = fit_files(
-            workflow, files, rows, vocabularies, spark, spec.pipeline, learned, spec.features.label_type
+            workflow, files, rows, vocabularies, spark, spec.pipeline, learned, spec.features.label_type, handed
         )
         _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
         _LOG.info("fit took %.1f s", time.perf_counter() - tick)

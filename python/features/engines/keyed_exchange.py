@@ -6,7 +6,7 @@ written of tables in its memory, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,15 +39,10 @@ _ROWS_SCHEMA = pa.schema([("table", pa.int32()), ("key", pa.string()), ("row", p
 _BATCH_ROWS = 10_000
 
 
-def is_by_key(steps: Sequence[BoundOp], j: int, statistic: Statistic) -> bool:
-    """Whether tasks can make tables of a statistic of step j of a chain, key by key.
-
-    Not of one for a table from which the same chain learns again: the next turn is given it.
-    """
-    op = steps[j].op
-    if not isinstance(op, EstimatorOp) or not op.by_key or any(step.op.learns for step in steps[j + 1 :]):
-        return False
-    return bool(statistic.key) and statistic.kind == "text"
+def is_by_key(step: BoundOp, statistic: Statistic) -> bool:
+    """Whether tasks can make tables of a statistic of a step, key by key."""
+    by_key = isinstance(step.op, EstimatorOp) and step.op.by_key
+    return by_key and bool(statistic.key) and statistic.kind == "text"
 
 
 def most_in_driver(spark: SparkSession) -> int:

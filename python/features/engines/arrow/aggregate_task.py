@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate
 from headrace.features.engines.arrow.dictionary import DictionaryColumn, apply_op
+from headrace.features.engines.arrow.handed_table import HandedTable
 from headrace.features.engines.arrow.lake_file import LakeRowGroup
 from headrace.features.engines.arrow.lake_rows import concatenated
 from headrace.features.engines.arrow.text_counts import in_parts
@@ -19,6 +20,8 @@ from headrace.features.vocabulary.keyed_table import keyed_of
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import Location
 
+#: Of a file's statistic, with which it is left as it is: long keys are more than memory has, and an array.
+_MERGED_BYTES = 256 << 20
 #: (chain, step, name of the statistic).
 Name = tuple[int, int, str]
 
@@ -33,6 +36,8 @@ class AggregateTask:
     requested: Mapping[tuple[int, int], Mapping[str, Statistic]]
     folder: Location
     turn: int
+    #: Tables of `learned` that are not in it.
+    handed: Mapping[Name, HandedTable] = field(default_factory=dict)
 
     def __call__(self, number: int, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
         names: list[Name] = []
@@ -47,7 +52,7 @@ class AggregateTask:
         return {"path": path.name, "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
 
     def partials(self, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Iterator[tuple[Name, Partial]]:
-        """Values with their counts as they come, for there may be many; others merged."""
+        """Values with their counts as they come, for there may be many; others merged, as long as they are small."""
         parts: dict[Name, list[Partial]] = {}
         for row_group, rows in found:
             for (i, j), statistics in self.requested.items():
@@ -58,7 +63,10 @@ class AggregateTask:
                     if self.counts_values((i, j, name)):
                         yield (i, j, name), part
                     else:
-                        parts.setdefault((i, j, name), []).append(part)
+                        mine = parts.setdefault((i, j, name), [])
+                        mine.append(part)
+                        if sum(p.nbytes for p in mine) > _MERGED_BYTES:
+                            yield (i, j, name), merge(parts.pop((i, j, name)))
         yield from ((name, merge(mine)) for name, mine in parts.items())
 
     def counts_values(self, name: Name) -> bool:
@@ -69,8 +77,9 @@ class AggregateTask:
         """The columns of chain i as they arrive at its step j."""
         chain = self.workflow.chains[i]
         columns = {name: row_group.column(name) for name in chain.columns}
-        for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
+        for k, (step, learned) in enumerate(zip(chain.steps[:j], self.learned[i], strict=True)):
             tables = {name: keyed_of(table) for name, table in learned.tables.items()}
+            tables |= {name: table.open() for (*at, name), table in self.handed.items() if at == [i, k]}
             identity = rows.training_identity if step.op.out_of_fold else None
             columns = apply_op(step, columns, learned.states, no_lookup, tables.__getitem__, identity)
         return columns

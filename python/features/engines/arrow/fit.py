@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any, TypeAlias
@@ -17,10 +17,19 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.features.engines.arrow.aggregate_task import AggregateTask, Name
-from headrace.features.engines.arrow.fit_exchange import Merged, counted_values, scan_merged
+from headrace.features.engines.arrow.fit_exchange import (
+    Merged,
+    StatisticsFile,
+    Tables,
+    counted_values,
+    merged_by_key,
+    scan_merged,
+)
+from headrace.features.engines.arrow.handed_table import HandedTable
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_rows import LakeRows, table_at
-from headrace.features.engines.keyed_exchange import KeyedStep, keyed_tables
+from headrace.features.engines.handed_tables import hand_on
+from headrace.features.engines.keyed_exchange import KeyedStep, is_by_key, keyed_tables
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic
 from headrace.features.ops.base import FittedState
@@ -28,10 +37,13 @@ from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.saved import MOST_TEXT
 from headrace.features.workflow.workflow import Workflow
+from headrace.storage import Location, local
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -54,9 +66,21 @@ class LakeFit:
     turn, when all chains that share it have come to them: `min_count` is of all of them together.
     """
 
-    def __init__(self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None) -> None:
-        """`base`: what was learned by the same workflow, taken over; then only values are counted."""
-        self._base = base
+    def __init__(
+        self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None, handed: Location | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            workflow: what is fitted.
+            rows: the files.
+            base: what was learned by the same workflow, taken over; then only values are counted.
+            handed: a folder that all hosts see, for tables by key that the driver does not hold and operators behind
+                them learn from; None: these come into its memory for it.
+        """
+        self._base, self._handed_folder = base, handed
+        self._handed: dict[Name, HandedTable] = {}
+        self._spark: SparkSession | None = None
         self._workflow, self._rows, self._folder, self._turn = workflow, rows, rows.scratch, 0
         self._learned: list[list[FittedState]] = [[] for _ in workflow.chains]
         #: Steps (chain, step) that learn in this turn.
@@ -82,8 +106,28 @@ class LakeFit:
         self._learning = tuple(requested)
         # Of chains that need nothing the tasks need not be told what they have learned.
         asking = {i for i, _ in requested}
-        learned = tuple(tuple(map(_sent, mine)) if i in asking else () for i, mine in enumerate(self._learned))
-        return AggregateTask(self._workflow, learned, requested, self._folder, self._turn)
+        handed = {name: table for i in asking for name, table in self._handed_on(i)}
+        learned = tuple(
+            tuple(_sent(found, [name for (*at, name) in handed if at == [i, j]]) for j, found in enumerate(mine))
+            if i in asking
+            else ()
+            for i, mine in enumerate(self._learned)
+        )
+        return AggregateTask(self._workflow, learned, requested, self._folder, self._turn, handed)
+
+    def _handed_on(self, i: int) -> Iterator[tuple[Name, HandedTable]]:
+        """The tables of chain i that hosts map: those in files."""
+        for j, found in enumerate(self._learned[i]):
+            for name, table in found.tables.items():
+                if (at := (i, j, name)) not in self._handed and isinstance(table, FileKeyedTable):
+                    own = self._rows.folder
+                    if not isinstance(own, HostFolder):
+                        if local(table.path).is_below(self._folder):  # where tasks see it
+                            self._handed[at] = HandedTable(local(table.path), self._folder)
+                    elif self._handed_folder is not None:
+                        self._handed[at] = HandedTable(hand_on(table, self._handed_folder, f"{i}.{j}.{name}"), own)
+                if at in self._handed:
+                    yield at, self._handed[at]
 
     def _next_steps(self) -> Iterator[tuple[int, BoundOp]]:
         """By chain that is not done: its next step."""
@@ -115,6 +159,7 @@ class LakeFit:
 
     def scan(self, spark: SparkSession | None, task: AggregateTask | None) -> Scanned:
         """What the files hold, which the rows' `counts` say then, and what `merge` takes of them."""
+        self._spark = spark
         if task is None or not isinstance(self._rows.folder, HostFolder):
             return self._rows.scan(spark, task)
         assert spark is not None
@@ -137,14 +182,55 @@ class LakeFit:
                 vocabularies.setdefault(op.vocabulary_of(name), []).extend(mine)
             else:
                 partials.setdefault((i, j), {})[name] = mine
+        large = self._beyond_arrays(partials)
+        held = {at: mine for at, mine in partials.items() if at not in large}
         with ThreadPoolExecutor(_MERGING_THREADS) as pool:
             merged = pool.map(self._counted, vocabularies, vocabularies.values())
             self._values += merged
-            finished = pool.map(self._finish, partials, partials.values())
-            learned = dict(zip(partials, finished, strict=True))
+            finished = pool.map(self._finish, held, held.values())
+            learned = dict(zip(held, finished, strict=True))
+        if large:
+            learned |= self._by_spark(results, {at: partials[at] for at in large})
         for result in results:  # before they are written to the disk
             (self._folder / result["path"]).remove_quietly()
         self._learn(learned)
+
+    def _beyond_arrays(
+        self, partials: Mapping[tuple[int, int], Mapping[str, Sequence[Partial]]]
+    ) -> list[tuple[int, int]]:
+        """Steps that learn tables of more text than is taken into memory: Spark merges their statistics."""
+        if self._spark is None or self._handed_folder is None:
+            return []
+        return [at for at, mine in partials.items() if sum(map(_text_of, self._keyed(at, mine).values())) > MOST_TEXT]
+
+    def _keyed(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> Mapping[str, Sequence[Partial]]:
+        """Those of a step's statistics of which tasks can make tables, key by key."""
+        step = self._workflow.chains[at[0]].steps[at[1]]
+        assert isinstance(step.op, EstimatorOp)
+        wanted = step.op.statistics(step.inputs)
+        return {name: mine for name, mine in partials.items() if is_by_key(step, wanted[name])}
+
+    def _by_spark(
+        self, results: Sequence[Mapping[str, Any]], partials: Mapping[tuple[int, int], Mapping[str, Sequence[Partial]]]
+    ) -> dict[tuple[int, int], FittedState]:
+        """What steps learn, their statistics merged in tasks, which see the files, and their tables in files."""
+        assert self._spark is not None
+        names = [(*at, name) for at, mine in partials.items() for name in self._keyed(at, mine)]
+        number = {name: i for i, name in enumerate(names)}
+        files = [
+            StatisticsFile(
+                r["path"], tuple((number[i, j, n], start) for i, j, n, start in r["parts"] if (i, j, n) in number)
+            )
+            for r in results
+        ]
+        steps = {}
+        for at, mine in partials.items():
+            keyed = self._keyed(at, mine)
+            whole = {name: parts for name, parts in mine.items() if name not in keyed}
+            steps[at] = self._keyed_step(at, {number[*at, name]: name for name in keyed}, whole)
+        size = sum(part.nbytes for mine in partials.values() for parts in mine.values() for part in parts)
+        found = merged_by_key(self._spark, self._folder, files, Tables(tuple(names), ()), size)
+        return keyed_tables(found, steps, self._folder / f"tables-{self._turn}")
 
     def _merge_merged(self, found: Merged) -> None:
         partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
@@ -220,7 +306,13 @@ class LakeFit:
         return pa.concat_tables(self._values)
 
 
-def _sent(learned: FittedState) -> FittedState:
-    """The same for tasks, which do not see this host's files."""
-    tables = {name: t.table if isinstance(t, KeyedTable) else t for name, t in learned.tables.items()}
+def _text_of(partials: Sequence[Partial]) -> int:
+    """Bytes of the keys."""
+    return sum(int(part.column("key").nbytes) for part in partials)
+
+
+def _sent(learned: FittedState, without: Collection[str]) -> FittedState:
+    """The same for tasks, which do not see this host's files; `without` some tables."""
+    mine = {name: table for name, table in learned.tables.items() if name not in without}
+    tables = {name: t.table if isinstance(t, KeyedTable) else t for name, t in mine.items()}
     return FittedState(learned.states, tables)

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow.aggregate_task import AggregateTask, Name
-from headrace.features.engines.arrow.lake_rows import LakeRows, ScanTask
+from headrace.features.engines.arrow.lake_rows import LakeRows, ScanTask, table_at
 from headrace.features.engines.arrow.text_counts import counted
 from headrace.features.engines.blocks import Sender, cut, packed, unpacked
 from headrace.features.engines.keyed_exchange import is_by_key
@@ -33,6 +33,7 @@ from headrace.features.ops.categorify import Categorify
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.tasks import cores_of, executors_of
+from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 
 #: Of lake files, whose statistics one task is to merge; and most such tasks.
@@ -83,7 +84,7 @@ class Tables:
         return [
             number
             for number, (i, j, name) in enumerate(self.statistics)
-            if is_by_key(task.workflow.chains[i].steps, j, task.requested[i, j][name])
+            if is_by_key(task.workflow.chains[i].steps[j], task.requested[i, j][name])
         ]
 
 
@@ -150,6 +151,50 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
         partials.where(is_keyed).select("name", "statistic"),
         merged if again else None,
     )
+
+
+def merged_by_key(
+    spark: SparkSession, folder: Location, files: Sequence[StatisticsFile], tables: Tables, size: int
+) -> DataFrame:
+    """Statistics that tasks left in a folder which all see, merged: (name int, statistic binary).
+
+    Args:
+        spark: the session.
+        folder: of the files.
+        files: those.
+        tables: what the statistics are numbered by.
+        size: bytes of all of them.
+    """
+    partitions = max(1, min(_MOST_TASKS, size // _BYTES_A_TASK))
+    send = SendFiles(folder, tuple(files), partitions)
+    merged = exchange(spark, len(files), send, partitions, MergeStatistics(tables, {}), _MERGED)
+    return merged.select("name", "statistic")
+
+
+@dataclass(frozen=True)
+class StatisticsFile:
+    """A file of `headrace.features.engines.arrow.lake_rows.concatenated`."""
+
+    name: str
+    #: (number of a statistic, where it begins).
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class SendFiles:
+    """In a task: the statistics of a file, to the partitions of their keys."""
+
+    folder: Location
+    files: tuple[StatisticsFile, ...]
+    partitions: int
+
+    def __call__(self, task: int) -> Iterator[Block]:
+        sender, file = Sender(task), self.files[task]
+        for number, start in file.parts:
+            partial = table_at(self.folder / file.name, start)
+            for partition, mine in by_key(partial, self.partitions, number):
+                yield from sender.add(partition, number, mine)
+        yield from sender.rest()
 
 
 @dataclass(frozen=True)

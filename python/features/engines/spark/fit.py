@@ -11,6 +11,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.features.engines.handed_tables import hand_on
 from headrace.features.engines.keyed_exchange import KeyedStep, is_by_key, keyed_tables
 from headrace.features.engines.spark.aggregate import Aggregated, ColumnStatistic, RowColumns, aggregate
 from headrace.features.engines.spark.count_values import ValueColumn, count_values
@@ -22,6 +23,7 @@ from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -37,6 +39,7 @@ def fit(
     vocabularies: Vocabularies,
     day: Column | None = None,
     folder: Location | None = None,
+    handed: Location | None = None,
 ) -> FittedWorkflow:
     """Learn from the training rows.
 
@@ -51,10 +54,12 @@ def fit(
         vocabularies: keeps codes from one fit to the next.
         day: an integer or text that orders the days on which values were first seen; None: all on one day.
         folder: a local one, for tables by key that are too large for this process; None: all are in memory.
+        handed: one that executors see, for those of them that operators behind them learn from; None: these come into
+            this process for it.
     """
     joins = Joins(train, BROADCAST_ROWS)
     identity = _identity(train)
-    chains = [_ChainFit(workflow, i, joins, identity) for i in range(len(workflow.chains))]
+    chains = [_ChainFit(workflow, i, joins, identity, handed) for i in range(len(workflow.chains))]
     label = workflow.label_column
     row_columns = RowColumns(col(label), workflow.input_type(label), day, identity)
     values: list[ValueColumn] = []
@@ -136,8 +141,11 @@ def _identity(train: DataFrame) -> Column | None:
 class _ChainFit:
     """One chain: what its first operators have learned, and its columns as they arrive at the next that learns."""
 
-    def __init__(self, workflow: Workflow, index: int, joins: Joins, identity: Column | None) -> None:
+    def __init__(
+        self, workflow: Workflow, index: int, joins: Joins, identity: Column | None, handed: Location | None
+    ) -> None:
         self._chain, self._index, self._joins, self._identity = workflow.chains[index], index, joins, identity
+        self._handed = handed
         self.columns: dict[str, Column] = {c: input_column(c, workflow.input_type(c)) for c in self._chain.columns}
         self.states: list[Mapping[str, State]] = []
         self.tables: dict[str, KeyedTable] = {}
@@ -151,7 +159,7 @@ class _ChainFit:
 
     def keeps_by_key(self, statistic: Statistic) -> bool:
         """Whether a statistic of the next operator may stay with Spark."""
-        return is_by_key(self._chain.steps, len(self.states), statistic)
+        return self.step is not None and is_by_key(self.step, statistic)
 
     def learn(self, partials: Partials) -> None:
         """What the statistics of the next operator teach; none of a vocabulary, which comes last."""
@@ -178,8 +186,11 @@ class _ChainFit:
             return  # nobody learns from its columns: they are not made
 
         def table(name: str, key: Column) -> Mapping[str, Column]:
-            keyed = tables[name]
-            side = keyed_side(keyed, self._joins.frame, None, name)
+            keyed, full, folder = tables[name], f"{scope}.{name}", None
+            if self._handed is not None and isinstance(keyed, FileKeyedTable):
+                hand_on(keyed, self._handed, full)
+                folder = self._handed
+            side = keyed_side(keyed, self._joins.frame, folder, full)
             return dict(zip(keyed.values, self._joins.add(side, key).values(), strict=True))
 
         self.columns = step.spark(self.columns, learned.states, no_lookup, table, self._identity)

@@ -1,0 +1,35 @@
+"""A table by key for the tasks of a fit's next turn: in a file that all hosts see, of which each host maps a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from headrace.features.engines.arrow.host_folder import HostFolder
+from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.large_keyed_tables import MappedKeyedTable
+from headrace.storage import Location
+from headrace.storage.once import made_once
+
+
+@dataclass(frozen=True)
+class HandedTable:
+    """Where it is. Pickled into tasks."""
+
+    file: Location
+    #: Where the copies are: a folder that all tasks see, or each host's own.
+    host: Location | HostFolder
+
+    def open(self) -> KeyedTable:
+        """The table, whose columns this host's workers map: of a key 16 bytes are in memory while they are made."""
+        of_run = self.host.of_run() if isinstance(self.host, HostFolder) else self.host
+        return _mapped(self.file, of_run / "handed" / self.file.stem)
+
+
+@lru_cache(maxsize=16)
+def _mapped(file: Location, folder: Location) -> KeyedTable:
+    return MappedKeyedTable(made_once(folder, partial(_write, file)))
+
+
+def _write(file: Location, folder: Location) -> None:
+    MappedKeyedTable.write_file(file.local_path(), folder)

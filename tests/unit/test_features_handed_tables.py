@@ -1,0 +1,59 @@
+"""Tables by key that the driver does not hold, for the operators that learn behind them in the same chain."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.features.engines.arrow.fit import LakeFit
+from headrace.features.engines.arrow.lake_rows import FileScan, LakeRows, ScanTask, lake_rows
+from headrace.features.learn.merge import canonical
+from headrace.features.ops.base import FittedState
+from headrace.features.vocabulary.keyed_table import KEY, keyed_of
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.table_writer import write_table
+from headrace.storage import local
+from headrace.storage.host_scratch import HostScratch
+from tests.unit.test_features_large_text import ROWS, TRAIN, WORKFLOW, make, splitter, write
+
+
+def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path) -> None:
+    """What the next turn learns behind it: as of a table in memory; and no task is sent the table."""
+    rows = make()
+    rows["body"] = [f"{i // 2}" + "x" * 500 for i in range(ROWS)]
+    file = write(rows, tmp_path / "rows.parquet", pa.string())
+    at, name = (4, 1), "often"
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
+        fit = LakeFit(WORKFLOW, found)
+        task = fit.next_task()
+        assert task is not None
+        fit.merge(fit.scan(None, task))
+        expected = fit.next_task()
+        assert expected is not None
+        learned = fit._learned[at[0]][at[1]].tables[name]
+        (partials,) = [dict(expected.partials(s.rows())) for s in scans(found)]
+    write_table(keyed_of(learned).table, tmp_path / "table.parquet", KEY)
+    own = HostScratch("encoded", local(tmp_path / "host"))
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, own=own) as found:
+        fit = LakeFit(WORKFLOW, found, handed=local(tmp_path / "handed"))
+        assert fit.next_task() is not None
+        in_file = FittedState({}, {name: FileKeyedTable(tmp_path / "table.parquet")})
+        fit._learn({a: in_file if a == at else FittedState({}) for a in fit._learning})
+        task = fit.next_task()
+        assert task is not None
+        (tmp_path / "table.parquet").unlink()  # no task sees it
+        assert list(task.handed) == [(*at, name)]
+        assert len(pickle.dumps(task)) < len(pickle.dumps(expected)) - TRAIN // 2 * 500
+        (mine,) = [dict(pickle.loads(pickle.dumps(task)).partials(s.rows())) for s in scans(found)]
+    assert mine.keys() == partials.keys()
+    for key, partial in mine.items():
+        assert canonical(partial).equals(canonical(partials[key]))
+
+
+def scans(rows: LakeRows) -> Iterator[FileScan]:
+    """The files of a task with all of them."""
+    tasks = (tuple(enumerate(rows.files)),)
+    yield from ScanTask(tasks, rows.folder, rows.layout, rows.splitter, None).files(0)
