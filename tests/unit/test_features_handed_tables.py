@@ -15,9 +15,10 @@ from headrace.features.ops.base import FittedState
 from headrace.features.vocabulary.keyed_table import KEY, keyed_of
 from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
 from headrace.features.vocabulary.table_writer import write_table
+from headrace.features.workflow.workflow import Workflow
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch
-from tests.unit.test_features_large_text import ROWS, TRAIN, WORKFLOW, make, splitter, write
+from tests.unit.test_features_large_text import COLUMNS, ROWS, TRAIN, WORKFLOW, chain, make, splitter, write
 
 
 def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path) -> None:
@@ -51,6 +52,34 @@ def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path
     assert mine.keys() == partials.keys()
     for key, partial in mine.items():
         assert canonical(partial).equals(canonical(partials[key]))
+
+
+def test_tables_of_several_turns_keep_apart(tmp_path: Path) -> None:
+    """Where tasks share a folder, each turn numbers its files from 0 on."""
+    counts = ({"rename": {"to": {"k": "n"}}}, "value_count", "value_count", "normalize")
+    workflow = Workflow([chain("k", ops=counts)], COLUMNS, "y", ())
+    file = write(make(), tmp_path / "rows.parquet", pa.string())
+    learned = []
+    for in_files in (False, True):
+        with lake_rows(workflow, [file], splitter(), local(tmp_path / "home"), {}) as found:
+            fit = LakeFit(workflow, found)
+            turns = 0
+            while (task := fit.next_task()) is not None:
+                assert len(task.handed) == (turns if in_files else 0)
+                fit.merge(fit.scan(None, task))
+                turns += 1
+                step = fit._learned[0][-1]
+                if in_files and step.tables:
+                    ((name, table),) = step.tables.items()
+                    folder = found.scratch / f"tables-{turns}"
+                    folder.make_dir()
+                    write_table(keyed_of(table).table, folder.local_path() / "0.parquet", KEY)
+                    in_file = FileKeyedTable(folder.local_path() / "0.parquet")
+                    fit._learned[0][-1] = FittedState(step.states, {name: in_file})
+            assert turns == 3
+            learned.append(fit._learned[0][-1].states)
+    assert learned[0]
+    assert learned[0] == learned[1]
 
 
 def scans(rows: LakeRows) -> Iterator[FileScan]:

@@ -120,12 +120,12 @@ class LakeFit:
         for j, found in enumerate(self._learned[i]):
             for name, table in found.tables.items():
                 if (at := (i, j, name)) not in self._handed and isinstance(table, FileKeyedTable):
-                    own = self._rows.folder
+                    own, full = self._rows.folder, f"{i}.{j}.{name}"
                     if not isinstance(own, HostFolder):
                         if local(table.path).is_below(self._folder):  # where tasks see it
-                            self._handed[at] = HandedTable(local(table.path), self._folder)
+                            self._handed[at] = HandedTable(local(table.path), full, self._folder)
                     elif self._handed_folder is not None:
-                        self._handed[at] = HandedTable(hand_on(table, self._handed_folder, f"{i}.{j}.{name}"), own)
+                        self._handed[at] = HandedTable(hand_on(table, self._handed_folder, full), full, own)
                 if at in self._handed:
                     yield at, self._handed[at]
 

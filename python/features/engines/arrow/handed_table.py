@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from urllib.parse import quote
 
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.vocabulary.keyed_table import KeyedTable
@@ -17,13 +18,15 @@ class HandedTable:
     """Where it is. Pickled into tasks."""
 
     file: Location
+    #: Which of a run's tables it is: so the copies are called, whose files may be called alike in two turns.
+    name: str
     #: Where the copies are: a folder that all tasks see, or each host's own.
     host: Location | HostFolder
 
     def open(self) -> KeyedTable:
         """The table, whose columns this host's workers map: of a key 16 bytes are in memory while they are made."""
         of_run = self.host.of_run() if isinstance(self.host, HostFolder) else self.host
-        return _mapped(self.file, of_run / "handed" / self.file.stem)
+        return _mapped(self.file, of_run / "handed" / quote(self.name, safe=""))
 
 
 @lru_cache(maxsize=16)
