@@ -9,6 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -25,6 +26,7 @@ from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before
 from headrace.lake.delta.small_files import crowded
+from headrace.lake.delta.transaction import create_table
 from headrace.lake.delta.vacuum import _vector_file, unused_files
 from headrace.lake.ingest.load_history import LoadHistory, last_change
 from headrace.manifest import Manifest, Output
@@ -34,6 +36,7 @@ from headrace.registry.client import Client
 from headrace.registry.promotion import Promotion, roll_back, settle
 from headrace.registry.versions import CHAMPION
 from headrace.stage import identity, run_lock
+from headrace.storage import Location
 from headrace.workspace import Workspace
 from tests.cli_support import DS, make_yard
 from tests.housekeeping_support import clicks, gc
@@ -406,6 +409,43 @@ def test_crowded_partitions(tmp_path: Path) -> None:
     assert crowded(table, 1, 1 << 20)[0] == [day(0)]
     assert crowded(table, 2, 1 << 20) == ([], 0)
     assert crowded(table, 1, 1) == ([], 0)
+
+
+@pytest.mark.parametrize("reason", ["has column mapping", "column 'user_id' has delta.invariants"])
+def test_small_files_that_nobody_can_join(
+    made: Path, tmp_path: Path, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of tables that only grow: those with features that headrace does not write stay, and what comes later goes."""
+    ws = copy(made, tmp_path)
+
+    def grows(name: str, mode: str, metadata: dict[str, Any]) -> Location:
+        table, adds = ws.table("clicks", name), list[dict[str, Any]]()
+        for n in range(2):
+            with (table / f"ds={day(0)}/{n}.parquet").new_file() as file:
+                pq.write_table(pa.table({"user_id": [n]}), file)
+            stats = json.dumps({"numRecords": 1})
+            adds.append({"path": f"ds={day(0)}/{n}.parquet", "partitionValues": {"ds": day(0)}, "size": 9})
+            adds[-1] |= {"modificationTime": n, "dataChange": True, "stats": stats}
+        fields = [{"name": "user_id", "type": "long", "nullable": True, "metadata": metadata}]
+        fields.append({"name": "ds", "type": "string", "nullable": True, "metadata": {}})
+        configuration = {"delta.appendOnly": "true", "delta.columnMapping.mode": mode}
+        assert create_table(table, fields, ["ds"], adds, configuration=configuration)
+        return table
+
+    mapped = reason == "has column mapping"
+    left = grows("a_left", "name" if mapped else "none", {} if mapped else {"delta.invariants": "user_id > 0"})
+    joined = grows("b_joined", "none", {})
+    (left / "orphan.parquet").put_text("named by no commit")
+    spec = clicks(compact_files=2)
+    listed = [(s.kind, s.what) for s in gc(spec, ws, delete=False) if s.kind == "compaction"]
+    assert listed == [("compaction", "lake/clicks/b_joined of 1 days")]
+    done = [(s.kind, s.what) for s in gc(spec, ws)]
+    assert [step for step in done if step[0] == "compaction"] == listed
+    assert f"the small files of a table that only grows stay as they are: {left}" in caplog.text
+    assert reason in caplog.text
+    assert not (left / "orphan.parquet").exists()
+    assert crowded(left, 2, 1 << 20)[0] == [day(0)]
+    assert crowded(joined, 2, 1 << 20) == ([], 0)
 
 
 def test_the_name_of_a_deletion_vector() -> None:

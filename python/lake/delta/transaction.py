@@ -62,6 +62,10 @@ _CONFIGURATION = {
 }
 
 
+class UnsupportedTable(UserError):
+    """A table that must not be written from here: it uses what headrace does not write."""
+
+
 class TransactionOvertaken(Exception):
     """Another commit came in between, on which this one would have to rest."""
 
@@ -160,7 +164,8 @@ class Transaction:
             files: whether it may name files.
 
         Raises:
-            UserError: a table that is not there, or that must not be written from here.
+            UnsupportedTable: a table that must not be written from here.
+            UserError: one that is not there.
         """
         self.folder, self._fence = folder, fence
         self._log = DeltaLog(folder)
@@ -367,21 +372,23 @@ class Transaction:
 def _check(folder: Location, state: TableState, files: bool) -> None:
     configuration = state.configuration
     if files and configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise UserError(f"{folder} has column mapping, and headrace writes columns by their own names; turn it off")
+        raise UnsupportedTable(
+            f"{folder} has column mapping, and headrace writes columns by their own names; turn it off"
+        )
     version = state.protocol.get("minWriterVersion") or 1
     known = _WRITER_FEATURES if files else _WRITER_FEATURES | _OF_FILES
     unknown = sorted(set(state.protocol.get("writerFeatures") or ()) - known)
     if version > _MOST_VERSION:
         unknown.append(f"writer version {version}")
     if unknown:
-        raise UserError(
+        raise UnsupportedTable(
             f"{folder}: this Delta table uses features that headrace does not write: {', '.join(unknown)}; drop them "
             f"(ALTER TABLE delta.`{folder}` DROP FEATURE {unknown[0]}), or move the table away to load it again"
         )
     for field in json.loads(state.metadata["schemaString"])["fields"] if files else ():
         made = [key for key in _MADE if key in (field.get("metadata") or {})]
         if made:
-            raise UserError(f"{folder}: column '{field['name']}' has {made[0]}, which headrace does not write")
+            raise UnsupportedTable(f"{folder}: column '{field['name']}' has {made[0]}, which headrace does not write")
 
 
 def check_may_shrink(folder: Location, state: TableState | None) -> None:
