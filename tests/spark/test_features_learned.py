@@ -208,7 +208,7 @@ def test_engines_agree_and_are_right(
 def test_tables_that_the_driver_does_not_hold(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tasks make them: the same files, byte for byte. Not of those from which their chain learns again."""
+    """Tasks make them: the same files, byte for byte. Those from which their chain learns again, too."""
     rng = np.random.default_rng(7)
     rows: list[Row] = [
         {
@@ -242,8 +242,7 @@ def test_tables_that_the_driver_does_not_hold(
     here, there = found[1 << 20], found[0]
     assert json.dumps(there.states) == json.dumps(here.states)
     assert {type(table) for table in here.tables.values()} == {KeyedTable}
-    again = {name for name, table in there.tables.items() if type(table) is KeyedTable}
-    assert again == {"1.0.s_i_te", "3.0.s"}
+    assert KeyedTable not in {type(table) for table in there.tables.values()}
     assert len(there.tables) == 7
     for name in here.tables:
         files = [table_file(local(tmp_path / most), name).read_bytes() for most in ("0", f"{1 << 20}")]
