@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take bytes of requests, up to one that is to be answered first."""
         at, view = 0, memoryview(data)
         try:
-            while at < stop and not self._transport.is_closing():
+            while at < stop and not self._is_ending():
                 if self._answering or (self._writing_paused and self.head is None):
                     self._keep(view[at:stop])
                     break
@@ -314,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end(self, error: RequestError) -> None:
         """Answer, where that is not done, and close the connection."""
-        if self._transport.is_closing():
+        if self._is_ending():
             return
         if not self._refused:
             self._last = True
@@ -343,6 +343,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write_eof()
         seconds = min(_LEAVE_SECONDS, self._shared.limits.send_seconds)
         self._close_deadline = self._shared.loop.call_later(seconds, self._transport.abort)
+
+    def _is_ending(self) -> bool:
+        """Whether nothing more is taken or said: what still comes is no request, though it may look like one."""
+        return self in self._shared.leaving or self._transport.is_closing()
 
     def _close(self) -> None:
         """Close the connection when all answers are sent, or when their time is over."""
@@ -377,7 +381,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Take what came behind it."""
-        if self._answering or self._transport.is_closing():
+        if self._answering or self._is_ending():
             return
         if self._ahead:
             data, self._ahead = self._ahead, bytearray()

@@ -190,6 +190,12 @@ def test_a_client_that_asks_whether_to_go_on() -> None:
     assert talk([head + b"\r\n\r\n"]) == (said(404, b"no", CLOSED), True, 0)
 
 
+def test_a_body_sent_without_waiting_for_the_word_is_no_request() -> None:
+    """Refused and not awaited: what comes behind the head may be the body, and is never run."""
+    body = post(b"1", b"/run") * 3
+    assert talk([post(body, b"/no", b"Expect: 100-continue\r\n")]) == (said(404, b"no", CLOSED), True, 0)
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [
