@@ -18,7 +18,7 @@ _OF_TASK = re.compile(r"headrace\.storage\.objects\.calls\.StoreAway: ([^\n]+)")
 _OF_S3A = re.compile(
     r"\b(?:java\.net\.|org\.apache\.hadoop\.net\.|org\.apache\.hadoop\.fs\.s3a\.)"
     r"((?:Connect|ConnectTimeout|NoRouteToHost|SocketTimeout|UnknownHost|Socket|AWSServiceThrottled|AWSStatus500|"
-    r"AWSApiCallTimeout|AWSClientIO)Exception): [^\n]*? on (s3a://[^\s:,]+)(?::[^\S\n]*([^\n]*))?"
+    r"AWSNoResponse|AWSApiCallTimeout|AWSClientIO)Exception): [^\n]*? on (s3a?://[^\s:,]+)(?::[^\S\n]*([^\n]*))?"
 )
 #: Of AWSClientIOException, which says other things, too: that there are no credentials, for example.
 _UNANSWERED = "Unable to execute HTTP request"
@@ -42,7 +42,7 @@ def store_away_of_spark(error: BaseException) -> StoreAway | None:
         kind, uri, rest = found[1], found[2], found[3] or ""
         if kind != "AWSClientIOException" or _UNANSWERED in rest:
             said = _CLASS.sub("", _REPEATED.sub("", rest))
-            where = f"s3://{uri.removeprefix('s3a://')}"
+            where = f"s3://{uri.partition('://')[2]}"
             return StoreAway(f"{where}: the store is away ({kind} in Spark: {said}). Run this again later")
     if (found_hdfs := _OF_HDFS.search(text)) is not None:
         address, why = found_hdfs.groups()

@@ -44,6 +44,17 @@ def service(code: int) -> str:
             "500, Request ID: null)). Run this again later",
         ),
         (
+            # Paths as Spark gets them of a lake at s3://.
+            f": org.apache.hadoop.fs.s3a.AWSStatus500Exception: getFileStatus on s3://b/_delta_log: {service(500)}",
+            "s3://b/_delta_log: the store is away (AWSStatus500Exception in Spark: null (Service: S3, Status Code: "
+            "500, Request ID: null)). Run this again later",
+        ),
+        (
+            f": org.apache.hadoop.fs.s3a.AWSNoResponseException: getFileStatus on s3a://b/_delta_log: {service(443)}",
+            "s3://b/_delta_log: the store is away (AWSNoResponseException in Spark: null (Service: S3, Status Code: "
+            "443, Request ID: null)). Run this again later",
+        ),
+        (
             f": org.apache.hadoop.fs.s3a.AWSClientIOException: open on s3a://b/a: {_CLIENT}The target server failed",
             "s3://b/a: the store is away (AWSClientIOException in Spark: Unable to execute HTTP request: The target "
             "server failed). Run this again later",
