@@ -27,6 +27,8 @@ from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, 
 
 #: Casts between texts, dates and timestamps obey it.
 _TIME_ZONE = "spark.sql.session.timeZone"
+#: With them a file that a store does not give at the moment has no rows, and the job goes well.
+_PASSING_OVER = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
 #: What its classes' names begin with, which properties give to catalogs and extensions.
 _ICEBERG = "org.apache.iceberg."
@@ -100,12 +102,18 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         given[ACCESSED] = ",".join(dict.fromkeys([*props[ACCESSED].split(","), *given[ACCESSED].split(",")]))
     # A class path of the user's goes behind ours, which Delta and the stores are on.
     given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
-    props |= {_TIME_ZONE: "UTC"} | given
+    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | given
     if props[_TIME_ZONE] != "UTC":
         raise UserError(
             f"spark.properties: {_TIME_ZONE} is '{props[_TIME_ZONE]}', and the lake's timestamps and days are of UTC: "
             f"leave it out. The time zone of landing files is source.timezone"
         )
+    for key in _PASSING_OVER:
+        if props[key].strip().lower() != "false":
+            raise UserError(
+                f"spark.properties: {key} is '{props[key]}', which makes a file that cannot be read, be it that its "
+                f"store is away, one without rows: leave it out"
+            )
     return props
 
 
@@ -198,7 +206,7 @@ def agree(one: Spark, other: Spark) -> bool:
 @contextmanager
 def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     """A session for one stage, stopped at the end; within `shared_session` that one, and where one is already active,
-    that: used and left running, in UTC until the stage is done.
+    that: used and left running, in UTC and with no file passed over until the stage is done.
 
     Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
     file); started from Python, they take effect here.
@@ -212,7 +220,7 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
             _stop(spark)
         return
     active.sparkContext.setJobDescription(name)
-    with spark_settings(active, {_TIME_ZONE: "UTC"}):
+    with spark_settings(active, {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false")):
         yield active
 
 

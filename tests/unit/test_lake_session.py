@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ def test_sessions_are_in_utc(ws: Workspace) -> None:
     assert properties(Spark(), ws)[ZONE] == "UTC"
     with pytest.raises(UserError, match=r"spark\.sql\.session\.timeZone is 'Europe/Berlin'.*is source\.timezone"):
         properties(Spark(properties={ZONE: "Europe/Berlin"}), ws)
+
+
+@pytest.mark.parametrize("key", ["spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles"])
+def test_a_file_that_cannot_be_read_is_never_passed_over(ws: Workspace, key: str) -> None:
+    assert properties(Spark(), ws)[key] == "false"
+    assert properties(Spark(properties={key: "false"}), ws)[key] == "false"
+    with pytest.raises(UserError, match=rf"^spark\.properties: {re.escape(key)} is 'true'.*: leave it out$"):
+        properties(Spark(properties={key: "true"}), ws)
 
 
 def test_a_path_is_a_file_whatever_hadoop_calls_its_default(tmp_path: Path) -> None:
