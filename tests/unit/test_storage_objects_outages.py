@@ -183,6 +183,43 @@ def test_a_machine_without_credentials_is_the_users_to_mend(bucket: Any) -> None
             raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - HTTP error: timeout")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Server returned non-2xx status code: 503 Service Unavailable: busy",
+        "Server returned non-2xx status code: 429 Too Many Requests: busy",
+        "HTTP error: error sending request\n\nDebug source:\n HttpError { kind: Timeout, source: TimedOut }",
+    ],
+)
+def test_a_busy_service_of_credentials_is_away(bucket: Any, said: str) -> None:
+    """As the library says it of a service that answers so, or that takes a connection and does not answer."""
+    from obstore.exceptions import GenericError
+
+    url = "http://169.254.169.254/latest/api/token"
+    with pytest.raises(StoreAway, match=r"^s3://bucket/key: the store is away"), calls._errors(bucket, "key"):
+        raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - {said}")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Server returned non-2xx status code: 404 Not Found: no role",
+        'HTTP error: x\n\n HttpError { kind: Timeout, source: Error(Connect, ConnectError("tcp connect error")) }',
+    ],
+)
+def test_a_machine_without_an_account_has_no_credentials(bucket: Any, said: str) -> None:
+    from obstore.exceptions import GenericError
+
+    url = "http://169.254.169.254/latest/api/token"
+    with pytest.raises(UserError, match=r"there are no credentials"), calls._errors(bucket, "key"):
+        raise GenericError(f"Generic S3 error: Error performing PUT {url} in 180s - {said}")
+
+
+def test_a_key_is_no_word_of_the_library(gone: None) -> None:
+    with pytest.raises(StoreAway):
+        calls.get(clients.open_bucket("s3", "bucket"), "certificates/invalid peer certificate (builder error)")
+
+
 def test_what_it_is_called_in_each_cloud() -> None:
     stores = pytest.importorskip("obstore.store")
     azure = stores.AzureStore("c", account_name="a", account_key="YQ==")

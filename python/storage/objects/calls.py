@@ -30,11 +30,15 @@ _BLOCK = 8 << 20
 _BEFORE_VERSION = "\n"
 #: How the library says, after its last try, that it had no answer, or one of a server that is busy or broken. Of the
 #: codes of 5xx, 501 and 505 say that the server never will.
-_AWAY = re.compile(r"HTTP error: |Server returned error response|non-2xx status code: (?:408|429|5(?!01|05)\d\d)")
-#: What it says of a connection that no later try makes: a URL that is none, a certificate that is not trusted.
-_NEVER = re.compile(r"builder error|certificate", re.IGNORECASE)
+_BUSY = r"Server returned error response|non-2xx status code: (?:408|429|5(?!01|05)\d\d)"
+_AWAY = re.compile(rf"HTTP error: |{_BUSY}")
+#: What it says of a connection that no later try makes: a URL that is none, a certificate that is not trusted. No URL,
+#: which stands there with its key, has a space or a bracket: they are quoted.
+_NEVER = re.compile(r"builder error|InvalidCertificate\(|invalid peer certificate", re.IGNORECASE)
 #: Where clouds tell a machine's own credentials: who asks there has found none elsewhere.
 _METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.google\.internal)[/: ]")
+#: How it says that nobody listens there: that a connection was made and no answer came, it says without.
+_NOT_CONNECTED, _TIMEOUT = "ConnectError(", "kind: Timeout"
 #: What of its first line is no news to anybody: how it was told to try, and a server's page about an error.
 _NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+ *|:(?: <.*)?$")
 #: Why there was no answer, in the lines behind the first one.
@@ -313,7 +317,7 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
         ) from None
     except BaseError as e:
         place, said = _shown(bucket, key), _first_line(e)
-        if _METADATA.search(said):
+        if _METADATA.search(said) and not _metadata_away(said, str(e)):
             raise UserError(
                 f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
                 f"its own ({said}). {_CREDENTIALS}"
@@ -321,6 +325,11 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
         if _AWAY.search(said) and not _NEVER.search(str(e)):
             raise _away(place, said, str(e)) from None
         raise StoreError(f"{place}: {said}") from None
+
+
+def _metadata_away(said: str, whole: str) -> bool:
+    """Whether the machine has such a service, which is busy: elsewhere nobody listens at its address."""
+    return re.search(_BUSY, said) is not None or (_TIMEOUT in whole and _NOT_CONNECTED not in whole)
 
 
 def _away(place: str, said: str, whole: str) -> StoreAway:
