@@ -50,7 +50,7 @@ class LandingFile:
         """Whether nobody has written to the file since it was listed."""
         try:
             now = self.path.info()
-        except OSError:
+        except FileNotFoundError:
             return False
         return (now.size, now.modified_ns) == (self.size, self.mtime_ns)
 

@@ -26,7 +26,8 @@ def told(error: Exception) -> tuple[str, int] | None:
 
 
 def store_away(error: BaseException) -> StoreAway | None:
-    """That a store is away, where an error comes of it: by what it was raised for, or while it was handled."""
+    """That a store is away, where an error comes of it: by what it was raised for, or, of an error that says that
+    something cannot be read, while it was handled."""
     seen = list[BaseException]()
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -38,5 +39,16 @@ def store_away(error: BaseException) -> StoreAway | None:
             if (away := store_away_of_spark(cause)) is not None:
                 return away
         seen.append(cause)
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (cause.__context__ if _tells_of_reading(cause) else None)
     return None
+
+
+def _tells_of_reading(error: BaseException) -> bool:
+    """Whether an error may say, in its own words, that something could not be read: another one, raised while a store
+    was away, is a fault of the program that wants its trace."""
+    kinds: tuple[type[BaseException], ...] = (UserError, OSError)
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        kinds += (arrow.ArrowException,)
+    if (spark := sys.modules.get("pyspark.errors")) is not None:
+        kinds += (spark.PySparkException, sys.modules["py4j.protocol"].Py4JJavaError)
+    return isinstance(error, kinds)

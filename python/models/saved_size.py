@@ -6,7 +6,7 @@ import json
 
 from headrace.errors import UserError
 from headrace.models.predictor import needed_models
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 
 _RAW_IDS, _TRAINING = "dynamic", "-training.safetensors"
 
@@ -26,6 +26,8 @@ def saved_rows_bytes(folder: Location) -> int:
             index = json.loads(path.read_text())
             files = {c["file"] for c in index["chunks"] if c["state"] == "weight"}
             total += sum(f["bytes"] for f in index["files"] if f["name"] in files)
+        except StoreAway:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UserError(f"{path} is missing or damaged: {e}") from None
     raw = folder / _RAW_IDS

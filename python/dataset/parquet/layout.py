@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Kind
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 from headrace.workspace import Workspace
 
 
@@ -76,6 +76,8 @@ def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Seq
     for path in files:
         try:
             footer = pq.read_metadata(path.local_path())
+        except StoreAway:
+            raise
         except (pa.ArrowException, OSError) as e:
             raise UserError(f"{path} is not a whole Parquet file ({' '.join(str(e).split())}). " + _AGAIN) from None
         missing = sorted(set(wanted) - set(footer.schema.to_arrow_schema().names))

@@ -28,7 +28,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Input, Manifest, fingerprint
 from headrace.stage import Context
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.features")
@@ -126,6 +126,8 @@ def open_base(ctx: Context, given: Input | None) -> BaseDataset | None:
         torn = [f.name for d in days.values() for f in d.files if (folder / f.name).size() != f.size]
         base = BaseDataset(folder, saved["learned"], days)
         _ = base.fitted
+    except StoreAway:
+        raise
     except (OSError, ValueError, KeyError, TypeError, UserError) as e:
         _LOG.warning("append: %s is gone or incomplete (%s): everything is written anew", folder, e)
         return None

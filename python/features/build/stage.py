@@ -22,6 +22,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest
 from headrace.stage import Context, Result, Stage
+from headrace.storage import StoreAway
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -76,6 +77,8 @@ class BuildFeatures(Stage):
         folder = ctx.ws.locate(manifest.output("dataset").name)
         try:
             listed = json.loads((folder / LISTING).read_text())
+        except StoreAway:
+            raise
         except (OSError, ValueError):
             return f"the dataset {folder} is gone or incomplete"
         for file in listed:

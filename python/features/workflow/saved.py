@@ -22,7 +22,7 @@ from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.mapped_lookup import MappedLookup
 from headrace.features.vocabulary.table_writer import write_table
 from headrace.schema import DatasetSchema, TableColumn
-from headrace.storage import Location, local
+from headrace.storage import Location, StoreAway, local
 from headrace.storage.once import made_once
 
 #: Bytes of values, above which neither a vocabulary nor a keyed table is taken into memory: Arrow's texts have 2 GiB.
@@ -158,6 +158,8 @@ def _is_long(file: Location, column: str) -> bool:
 def _metadata(file: Location) -> pq.FileMetaData:
     try:
         return pq.read_metadata(file)
+    except StoreAway:
+        raise
     except (OSError, pa.ArrowException) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
 
@@ -173,5 +175,7 @@ def _write_mapped(file: Location, folder: Location) -> None:
 def _read(file: Location) -> pa.Table:
     try:
         return pq.read_table(file)
+    except StoreAway:
+        raise
     except (OSError, pa.ArrowException) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None

@@ -92,7 +92,7 @@ class Load:
         raise UserError(
             f"landing file {damaged.file.name} cannot be read: {damaged.cause}. Nothing of {damaged.ds} was loaded; "
             f"deliver the file again"
-        )
+        ) from damaged
 
     def _load_batch(self, batch: LandingBatch, days: list[DayFiles]) -> None:
         tick = time.perf_counter()

@@ -15,7 +15,7 @@ from headrace.config.evaluation import CatalogueMetric
 from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split, stored_columns
 from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 from headrace.train.evaluation.click import BASIC
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator, evaluate_basic, evaluate_errors
 from headrace.train.evaluation.full_ranker import FullRanker
@@ -140,6 +140,8 @@ class Evaluations:
             for group in split.row_groups[world.rank :: world.size]:
                 with pq.ParquetFile(group.path.local_path()) as file:
                     file.read_row_group(group.index, columns=stored_columns(self._model.schema))
+        except StoreAway:
+            raise
         except (UserError, pa.ArrowException, OSError) as e:
             return str(e)
         return None if split.rows else "it has none"
