@@ -84,10 +84,10 @@ def _joined(table: Location, adds: Sequence[Mapping[str, Any]]) -> dict[str, Any
     nulls, metadata = dict.fromkeys(schema.names, 0), list[Any]()
     with new.new_file() as path:
         with pq.ParquetWriter(path, schema, compression=CODECS.get(codec, codec), metadata_collector=metadata) as out:
-            for rows in _large_groups(table, adds):
+            for rows in _large_groups(table, adds, schema):
                 for name in nulls:
                     nulls[name] += rows.column(name).null_count
-                out.write_table(rows.cast(schema), row_group_size=max(1, rows.num_rows))
+                out.write_table(rows, row_group_size=max(1, rows.num_rows))
     folder = str(adds[0]["path"]).rpartition("/")[0]
     return {
         "path": f"{folder}/{quote(new.name)}" if folder else quote(new.name),
@@ -99,12 +99,13 @@ def _joined(table: Location, adds: Sequence[Mapping[str, Any]]) -> dict[str, Any
     }
 
 
-def _large_groups(table: Location, adds: Sequence[Mapping[str, Any]]) -> Iterator[pa.Table]:
-    """The rows of files, several row groups at once where these are small."""
+def _large_groups(table: Location, adds: Sequence[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of files, several row groups at once where these are small, in the schema (see `schema_of`) of all."""
     some: list[pa.Table] = []
     for add in adds:
         for rows in row_groups(_opened(table, add)):
-            some.append(rows)
+            # Times of 96 bits are read without their zone: else they are no one table with those of 64.
+            some.append(rows.cast(schema))
             if sum(rows.nbytes for rows in some) >= _GROUP_BYTES:
                 yield pa.concat_tables(some)
                 some = []
