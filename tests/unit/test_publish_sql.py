@@ -21,7 +21,7 @@ from headrace.publish.postgres.server import Server, serve
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.duckdb import DuckDbClient
 from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
-from headrace.publish.sql.target import STAGING_PREFIX
+from headrace.publish.sql.target import STAGING_PREFIX, SqlTarget
 from headrace.publish.target import Check
 from headrace.publish.warehouses import open_target
 from headrace.stage import RunLock
@@ -367,3 +367,28 @@ def test_tokens_of_an_earlier_version_of_headrace(place: Place) -> None:
     with place.open(lock=holding(1, "n")) as target:
         target.claim()
     assert len(place.read(shared)) == 3
+
+
+def test_a_run_of_an_earlier_version_that_comes_in_between(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises its token in the table that it shares with all, and in no other."""
+    place.publish(good_rows(2, model="before"), "before")
+    place.read("CREATE TABLE headrace_fences (table_name VARCHAR(255), lease VARCHAR(255), token BIGINT)")
+    place.read("INSERT INTO headrace_fences VALUES ('top_items', 'l', 4)")
+    with place.open(lock=holding(5)) as paused:
+        claim, claims = SqlTarget._claim, list[int]()
+
+        def claimed(self: SqlTarget, client: SqlClient) -> None:
+            claim(self, client)
+            claims.append(1)
+            if len(claims) == 2:  # right before the transaction
+                place.read("UPDATE headrace_fences SET token = 6 WHERE table_name = 'top_items'")
+
+        monkeypatch.setattr(SqlTarget, "_claim", claimed)
+        with pytest.raises(LeaseLost, match="a later run of the pipeline has been at work"):
+            paused.swap(staged(place.folder, good_rows(3, model="old"), "old"), "s", [])
+        assert len(claims) == 2
+        # It looks again each time.
+        with pytest.raises(LeaseLost):
+            paused.drop_days([DS])
+        assert len(claims) == 2
+    assert {row[5] for row in place.day()} == {"before"}

@@ -55,7 +55,6 @@ class SqlTarget(FilesTarget):
         #: One row for each lease: the token of its newest holder. A table of its own: it is held while a day is
         #: replaced, and many warehouses hold tables rather than rows, which would have other pipelines wait.
         self._fences = f"{self.name}_fences"
-        self._has_looked_at_shared = False
 
     @property
     def types(self) -> Mapping[str, str]:
@@ -176,8 +175,6 @@ class SqlTarget(FilesTarget):
 
     def _claim_shared(self, client: SqlClient, fence: Fence) -> None:
         """Refuse whom an earlier version's run has overtaken, and have runs of earlier versions refused, that stand."""
-        if self._has_looked_at_shared:
-            return
         if client.columns(SHARED_FENCES):
             record = self._id(client, SHARED_FENCES)
             highest = client.highest_token(record, self._of_lease(client), fence.lease)
@@ -185,7 +182,6 @@ class SqlTarget(FilesTarget):
                 raise lease_lost(self.label)
             if 0 < highest < fence.token:
                 self._raise_token(client, record, fence)
-        self._has_looked_at_shared = True
 
     def _raise_token(self, client: SqlClient, record: str, fence: Fence) -> None:
         token, lower = client.quote("token"), f"{self._of_lease(client)} AND {client.quote('token')} < {fence.token}"
@@ -195,27 +191,42 @@ class SqlTarget(FilesTarget):
     def _changing(self, client: SqlClient) -> Iterator[None]:
         """A transaction that is this run's to make. Raises LeaseLost, and changes nothing, after a later run's."""
         self._claim(client)
+        # Before the transaction: that of BigQuery is a script, which answers no question before its end.
+        records = self._tokens(client)
         try:
             with client.transaction():
-                self._hold(client)
+                self._hold(client, records)
                 yield
         except TokenOvertaken:
             raise lease_lost(self.label) from None
 
-    def _hold(self, client: SqlClient) -> None:
-        """Keep later runs from the table until the transaction ends, by its row; raise where one was first."""
+    def _tokens(self, client: SqlClient) -> list[str]:
+        """The tables, quoted, that have tokens of holders: the own one first, then that of earlier versions, if any."""
+        if self.fence is None:
+            return []
+        shared = [SHARED_FENCES] if client.columns(SHARED_FENCES) else []
+        return [self._id(client, name) for name in (self._fences, *shared)]
+
+    def _hold(self, client: SqlClient, records: Sequence[str]) -> None:
+        """Keep later runs from the table until the transaction ends, by its row; raise where one was first.
+
+        Args:
+            client: the connection.
+            records: of `_tokens`. Rows of the own one are held; the other, which other pipelines need, is read.
+        """
         if self.fence is None:
             return
-        token, record, where = self.fence.token, self._id(client, self._fences), self._of_lease(client)
+        token, own, where = self.fence.token, records[0], self._of_lease(client)
         if client.transactions:
             change = f"{client.quote('token')} = {token}", f"{where} AND {client.quote('token')} <= {token}"
-            client.run(client.update_rows(record, *change), [self.fence.lease])
-        client.check_token(record, where, self.fence.lease, token)
+            client.run(client.update_rows(own, *change), [self.fence.lease])
+        for record in records:
+            client.check_token(record, where, self.fence.lease, token)
 
     def _check_replaced(self, client: SqlClient, ds: str) -> None:
         """Where a check and a day are not one step: a day may have been replaced after a later run has."""
         try:
-            self._hold(client)
+            self._hold(client, self._tokens(client))
         except TokenOvertaken:
             # Without a record the day is published again.
             client.run(client.delete_rows(self._id(client, PUBLICATIONS), self._of_day(client, ds)))
