@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.functions.arrays import nan_to_null
+from headrace.features.functions.arrays import nan_to_null, one_chunk
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -298,17 +298,38 @@ def _arrow(node: _Node, column: Callable[[str], pa.Array]) -> pa.Array:
         x = column(node.of[0].column)
         return pc.is_null(x) if node.does == "null" else x
     left, right, kind = node.of
+    compare: Callable[[Any, Any], pa.Array] = getattr(pc, node.does)
 
     def value(x: _Name | _Value) -> Any:
         if isinstance(x, _Name):
-            return column(x.column).cast(_ARROW[kind], safe=False)
+            found = column(x.column)
+            if kind == "string" and pa.types.is_dictionary(found.type):
+                return found
+            return found.cast(_ARROW[kind], safe=False)
         if kind == "timestamp":
             return pa.scalar(datetime.fromisoformat(str(x.value)), _ARROW[kind])
         if kind == "date":
             return pa.scalar(date.fromisoformat(str(x.value)), _ARROW[kind])
         return pa.scalar(float(x.value) if kind == "double" else x.value, _ARROW[kind])
 
-    return getattr(pc, node.does)(value(left), value(right))
+    a, b = value(left), value(right)
+    if any(isinstance(x, pa.DictionaryArray) for x in (a, b)):
+        return _compared_texts(compare, a, b)
+    return compare(a, b)
+
+
+def _compared_texts(compare: Callable[[Any, Any], pa.Array], a: pa.Array | pa.Scalar, b: pa.Array | pa.Scalar) -> Any:
+    """`compare` of texts, each of a dictionary looked at once: those of all rows may be more than an array holds."""
+    if isinstance(a, pa.Scalar):
+        return compare(a, b.dictionary).take(b.indices)
+    if isinstance(b, pa.Scalar):
+        return compare(a.dictionary, b).take(a.indices)
+    a, b = a.dictionary_encode(), b.dictionary_encode()
+    # Numbers that stand to each other as the texts do.
+    values = pa.chunked_array([a.dictionary, b.dictionary])
+    ranks = pc.if_else(one_chunk(values.is_valid()), pc.rank(values, tiebreaker="min"), None)
+    first = len(a.dictionary)
+    return compare(ranks[:first].take(a.indices), ranks[first:].take(b.indices))
 
 
 def _moment(text: str, kind: str, of: Predicate) -> str:
