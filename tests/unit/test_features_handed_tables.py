@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_rows import FileScan, LakeRows, ScanTask, lake_rows
@@ -21,8 +22,12 @@ from headrace.storage.host_scratch import HostScratch
 from tests.unit.test_features_large_text import COLUMNS, ROWS, TRAIN, WORKFLOW, chain, make, splitter, write
 
 
-def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path) -> None:
-    """What the next turn learns behind it: as of a table in memory; and no task is sent the table."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path, shared: bool) -> None:
+    """What the next turn learns behind it: as of a table in memory; and no task is sent the table.
+
+    It may be of the dataset that another one is built upon: not where tasks hand each other files.
+    """
     rows = make()
     rows["body"] = [f"{i // 2}" + "x" * 500 for i in range(ROWS)]
     file = write(rows, tmp_path / "rows.parquet", pa.string())
@@ -37,7 +42,7 @@ def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path
         learned = fit._learned[at[0]][at[1]].tables[name]
         (partials,) = [dict(expected.partials(s.rows())) for s in scans(found)]
     write_table(keyed_of(learned).table, tmp_path / "table.parquet", KEY)
-    own = HostScratch("encoded", local(tmp_path / "host"))
+    own = None if shared else HostScratch("encoded", local(tmp_path / "host"))
     with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, own=own) as found:
         fit = LakeFit(WORKFLOW, found, handed=local(tmp_path / "handed"))
         assert fit.next_task() is not None

@@ -121,11 +121,11 @@ class LakeFit:
             for name, table in found.tables.items():
                 if (at := (i, j, name)) not in self._handed and isinstance(table, FileKeyedTable):
                     own, full = self._rows.folder, f"{i}.{j}.{name}"
-                    if not isinstance(own, HostFolder):
-                        if local(table.path).is_below(self._folder):  # where tasks see it
-                            self._handed[at] = HandedTable(local(table.path), full, self._folder)
+                    host = own if isinstance(own, HostFolder) else self._folder
+                    if host is self._folder and local(table.path).is_below(self._folder):  # where tasks see it
+                        self._handed[at] = HandedTable(local(table.path), full, host)
                     elif self._handed_folder is not None:
-                        self._handed[at] = HandedTable(hand_on(table, self._handed_folder, full), full, own)
+                        self._handed[at] = HandedTable(hand_on(table, self._handed_folder, full), full, host)
                 if at in self._handed:
                     yield at, self._handed[at]
 
