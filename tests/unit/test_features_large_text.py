@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +16,12 @@ import pytest
 
 from headrace.config import Chain, build_spec
 from headrace.features.build.lake_files import fit_files
-from headrace.features.engines.arrow import dictionary, lake_file
+from headrace.features.engines.arrow import aggregate_task, dictionary, lake_file
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.host_folder import HostFolder
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, RowGroupLayout, row_groups
-from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
+from headrace.features.engines.arrow.lake_rows import LakeRows, ScanTask, Splitter, lake_rows
 from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.engines.spark.joins import Joins, Side
@@ -151,6 +152,34 @@ def test_texts_that_rows_repeat_are_decoded_in_parts(tmp_path: Path, lowered: li
     n = rows["body"].map(train["body"].value_counts())
     scaled = ((n - n[:TRAIN].mean()) / n[:TRAIN].std()).fillna(0)
     np.testing.assert_allclose(stored["often_count"], scaled, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_of_long_keys_are_merged_while_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row group adds may nearly fill an array: it is not merged with what waits."""
+    rows = make()
+    rows["body"] = [f"{i // 2}" + "x" * (900 if 200 <= i < 400 else 10) for i in range(ROWS)]
+    table = pa.table({c: pa.array(rows[c]) for c in rows})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
+    file = LakeFile(local(tmp_path / "rows.parquet"), (tmp_path / "rows.parquet").stat().st_size)
+    merge, most, given = aggregate_task.merge, 40_000, list[int]()
+
+    def watched(parts: Sequence[pa.Table]) -> pa.Table:
+        if len(parts) > 1:
+            given.append(sum(part.nbytes for part in parts))
+        return merge(parts)
+
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
+        whole = built(found, tmp_path / "whole")
+        monkeypatch.setattr(aggregate_task, "_MERGED_BYTES", most)
+        monkeypatch.setattr(aggregate_task, "merge", watched)
+        task = LakeFit(WORKFLOW, found).next_task()
+        assert task is not None
+        scan = ScanTask((tuple(enumerate(found.files)),), found.folder, found.layout, found.splitter, None)
+        (parts,) = [[part.nbytes for _, part in task.partials(s.rows())] for s in scan.files(0)]
+        assert max(parts) > most
+        assert given
+        assert max(given) <= most
+        assert built(found, tmp_path / "mine") == whole
 
 
 def test_repeated_texts_are_sent_in_parts(tmp_path: Path, lowered: list[int]) -> None:

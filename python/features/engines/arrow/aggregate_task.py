@@ -20,7 +20,7 @@ from headrace.features.vocabulary.keyed_table import keyed_of
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import Location
 
-#: Of a file's statistic, with which it is left as it is: long keys are more than memory has, and an array.
+#: Most of a file's statistic that is merged: long keys are more than memory has, and an array.
 _MERGED_BYTES = 256 << 20
 #: (chain, step, name of the statistic).
 Name = tuple[int, int, str]
@@ -66,7 +66,10 @@ class AggregateTask:
                         mine = parts.setdefault((i, j, name), [])
                         mine.append(part)
                         if sum(p.nbytes for p in mine) > _MERGED_BYTES:
-                            yield (i, j, name), merge(parts.pop((i, j, name)))
+                            # The new part alone may be nearly all that an array holds.
+                            if waiting := parts.pop((i, j, name))[:-1]:
+                                yield (i, j, name), merge(waiting)
+                            yield (i, j, name), part
         yield from ((name, merge(mine)) for name, mine in parts.items())
 
     def counts_values(self, name: Name) -> bool:
