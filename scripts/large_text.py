@@ -251,10 +251,10 @@ def built(way: str, kind: str, folder: Path) -> tuple[dict[str, pd.DataFrame], s
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=list(KINDS), choices=[*KINDS, []])
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
     parser.add_argument("--ways", default=",".join(WAYS), help="the first is what the others are compared with")
     given = parser.parse_args()
-    for kind in given.kinds:
+    for kind in given.kinds or KINDS:
         with tempfile.TemporaryDirectory(prefix="headrace-text-") as name:
             folder, table = Path(name), Path(name) / "table"
             size = write_table(kind, table)
