@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -24,6 +25,7 @@ from headrace.lake.session import spark_settings
 from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded
+from headrace.publish.files.staging import StagedFiles
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.stage import Publish
@@ -33,7 +35,8 @@ from headrace.publish.tables.parquet import ParquetTarget
 from headrace.publish.tables.records import Records
 from headrace.publish.warehouses import open_target
 from headrace.stage import Outcome, RunLock, run_stage
-from headrace.storage import LeaseLost
+from headrace.storage import Lease, LeaseLost
+from headrace.storage.lease import Holder
 from headrace.workspace import Workspace
 from tests.fence_support import holding
 from tests.publish_support import redis_server, served
@@ -420,6 +423,29 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
                 assert target.missing("2026-01-12", "d") is None
             if kind != "embedded":
                 assert not list((fresh.home / "staging" / "clicks").iterdir())
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_run_whose_staged_files_another_one_has_removed(spark: SparkSession, tmp_path: Path, lost: bool) -> None:
+    """It was paused, and says so; where the lease is its own the error is what it is."""
+    held = [True]
+    lock = RunLock((Lease(Holder(token=1, lease="l"), lambda: held[0]),))
+    overrides = ["score.top_k=4", "publish.warehouse.kind=parquet", f"publish.warehouse.path={tmp_path / 'w'}"]
+    df = spark.createDataFrame(scores(3), SCHEMA.format(user="bigint", item="bigint"))
+    with open_target(load_spec("clicks", overrides), Workspace(tmp_path / "home"), lock) as target:
+        target.create(df.dtypes)
+
+        def swapped() -> None:
+            with target.stage(df, DS, "k") as staged:
+                assert isinstance(staged, StagedFiles)
+                for file in staged.files:
+                    file.unlink()
+                held[0] = not lost
+                target.swap(staged, "s", [])
+
+        with pytest.raises(LeaseLost if lost else Py4JJavaError, match="any more" if lost else "NOT_EXIST"):
+            swapped()
+        assert target.days() == []
 
 
 def everywhere(folder: Path) -> set[int]:

@@ -76,13 +76,21 @@ class FilesTarget(Target):
 
     @contextmanager
     def stage(self, df: DataFrame, ds: str, key: str) -> Iterator[StagedDay]:
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
         tick = time.perf_counter()
         # What others have staged is removed.
         self.check_lease()
         published = self.ws.table(self.spec.pipeline, "published"), self.rows_by_day()
-        with staging.staged_files(df, [c for c, _ in self.columns], self.staging, ds, key, published) as staged:
-            log.info("staged %s rows in %.1f s", f"{staged.rows:,}", time.perf_counter() - tick)
-            yield staged
+        try:
+            with staging.staged_files(df, [c for c, _ in self.columns], self.staging, ds, key, published) as staged:
+                log.info("staged %s rows in %.1f s", f"{staged.rows:,}", time.perf_counter() - tick)
+                yield staged
+        except (Py4JJavaError, PySparkException, OSError):
+            # A later run has removed the files, maybe.
+            self.check_lease()
+            raise
 
     def swap(self, staged: StagedDay, source: str, checks: Sequence[Check]) -> None:
         assert isinstance(staged, StagedFiles), "of stage()"
