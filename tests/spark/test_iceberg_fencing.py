@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
-from headrace.errors import UserError
+from headrace.errors import IncompleteError, UserError
 from headrace.lake.session import spark_settings
 from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg import IcebergTarget
@@ -169,6 +171,86 @@ def test_an_answer_that_is_lost(table: Table, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(iceberg_fencing._Change, "_commit", lambda self, ops, *of: real(self, Lost(ops, list), *of))
     table.add(1, OLD)
     assert (table.rows(), table.refs()) == ([1], ["main"])
+
+
+@pytest.mark.parametrize("conflict", ["at its commit", "with rows of others", "before its commit"])
+def test_conflicts_that_last(table: Table, monkeypatch: pytest.MonkeyPatch, conflict: str) -> None:
+    """They come to an end: after a few tries, with longer and longer waits, and where the lease is lost."""
+    waits, asked, others = list[float](), list[int](), list[int]()
+    monkeypatch.setattr(iceberg_fencing, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(iceberg_fencing, "random", SimpleNamespace(uniform=lambda least, most: most))
+
+    def theirs(statement: str) -> None:
+        others.append(len(others))
+        assert len(others) < 20, "it has no end"
+        table.spark.sql(statement.format(table=table.name, n=len(others)))
+
+    alter = "ALTER TABLE {table} SET TBLPROPERTIES ('a' = '{n}')"
+    if conflict == "at its commit":
+        real = iceberg_fencing._Change._commit
+        monkeypatch.setattr(
+            iceberg_fencing._Change,
+            "_commit",
+            lambda self, ops, *of: real(self, Operations(ops, lambda: theirs(alter)), *of),
+        )
+
+    def write(branch: str) -> None:
+        table.spark.sql(f"INSERT INTO {branch} SELECT 0")
+        if conflict == "with rows of others":
+            theirs("INSERT INTO {table} SELECT {n}")
+        elif conflict == "before its commit":
+            ops = load_table(table.spark, table.name).operations()
+            base = ops.current()
+            theirs(alter)
+            jvm: Any = table.spark._jvm
+            changed = jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setProperties({"b": "1"}).build()
+            ops.commit(base, changed)
+
+    def lost() -> None:
+        raise LeaseLost("taken")
+
+    told = {"with rows of others": "another writer has changed the table meanwhile"}.get(conflict, "changed|exists")
+    with pytest.raises(
+        IncompleteError, match=rf"the table: .* was tried 8 times .* the last time: .*({told})"
+    ) as raised:
+        change(table.spark, table.name, "the table", OLD, write, lambda: asked.append(1))
+    assert raised.value.exit_code == 75
+    assert (len(others), len(asked), len(waits)) == (8, 7, 7)
+    assert all(later == 2 * earlier for earlier, later in pairwise(waits))
+    assert (0 in table.rows(), [ref for ref in table.refs() if ref != "main"]) == (False, [])
+    with pytest.raises(LeaseLost, match="taken"):
+        change(table.spark, table.name, "the table", OLD, write, lost)
+    assert len(others) == 9
+
+
+def test_branches_of_people_stay(table: Table) -> None:
+    table.add(1, OLD)
+    theirs = ["headrace_write_x", "headrace_write_a_b_c", f"headrace_write_l_one_{'0' * 32}"]
+    for branch in theirs:
+        load_table(table.spark, table.name).manageSnapshots().createBranch(branch).commit()
+    table.add(2, OLD)
+    assert (table.rows(), table.refs()) == ([1, 2], sorted([*theirs, "main"]))
+
+
+def test_a_branch_that_cannot_be_removed(
+    table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What has become of the change is told all the same."""
+
+    def away(table: Any, branch: str) -> None:
+        raise ConnectionError("the catalog is away")
+
+    def overtaken() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(iceberg_fencing, "_remove", lambda table, branch: None)
+            claim(table.spark, table.name, "the table", NEW)
+
+    monkeypatch.setattr(iceberg_fencing, "_remove", away)
+    table.add(1, OLD)
+    assert "was not removed, the next run will: the catalog is away" in caplog.text
+    with pytest.raises(LeaseLost):
+        table.add(2, OLD, overtaken)
+    assert table.rows() == [1]
 
 
 def test_what_a_writer_leaves_that_is_killed(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class IcebergTarget(SparkTableTarget):
             for table in (self.current, self.table):
                 # Where there is none yet, too: what stands still may be its first publication.
                 self._make(spark, table, {"ds": "date"})
-                iceberg_fencing.claim(spark, table, self.label, self.fence)
+                iceberg_fencing.claim(spark, table, self.label, self.fence, self.check_lease)
 
     def create_table(self) -> None:
         kinds = {c: "date" if c == "ds" else self.types[t] for c, t in self.columns}
@@ -92,7 +92,7 @@ class IcebergTarget(SparkTableTarget):
             whole.writeTo(branch).option("snapshot-property.headrace-key", key).overwrite(where)
 
         self.check_lease()
-        iceberg_fencing.change(spark, table, self.label, self.fence, write)
+        iceberg_fencing.change(spark, table, self.label, self.fence, write, self.check_lease)
 
     def count(self, ds: str) -> int:
         """The day's rows; where no Spark session is open, as many as were published: one is not opened to count."""
@@ -138,7 +138,8 @@ class IcebergTarget(SparkTableTarget):
 
     def _erasures(self, spark: SparkSession, column: str, keys: Sequence[Key]) -> Iterator[IcebergErasure]:
         for table, name in self._tables(spark):
-            change = partial(iceberg_fencing.change, spark, table, self.label, self.fence)
+            of = (spark, table, self.label, self.fence)
+            change = partial(iceberg_fencing.change, *of, check_lease=self.check_lease)
             yield IcebergErasure(spark, table, column, keys, self.expired / f"{name}.json", change)
 
     def _tables(self, spark: SparkSession) -> list[tuple[str, str]]:
@@ -160,7 +161,7 @@ class IcebergTarget(SparkTableTarget):
                     spark.sql(f"DELETE FROM {branch} WHERE ds IN ({listed})")
 
                 self.check_lease()
-                iceberg_fencing.change(spark, self.table, self.label, self.fence, delete)
+                iceberg_fencing.change(spark, self.table, self.label, self.fence, delete, self.check_lease)
             self.records.forget(days)
 
     @contextmanager

@@ -11,13 +11,17 @@ seen, however long a process stood still.
 from __future__ import annotations
 
 import logging
+import random
+import re
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 
+from headrace.errors import IncompleteError
 from headrace.lake.delta.fencing import application_of
 from headrace.publish.tables.iceberg_expiry import load_table
 from headrace.publish.tables.spark_sql import quoted
@@ -32,10 +36,21 @@ log = logging.getLogger("headrace.publish")
 _MAIN = "main"
 #: What the names of the branches begin with; behind it lease and token of who writes there, and a number of its own.
 _BRANCHES = "headrace_write_"
+_BRANCH = re.compile(_BRANCHES + "(?P<lease>.*)_(?P<token>[0-9]+)_[0-9a-f]{32}")
+#: How often a change is written, and each time committed, at most. Behind each time a wait, twice as long as the one
+#: before: all together half a minute.
+_TRIES, _WAIT_SECONDS = 8, 0.25
 _CONFLICT = "org.apache.iceberg.exceptions.CommitFailedException"
 
 
-def change(spark: SparkSession, name: str, label: str, fence: Fence | None, write: Callable[[str], None]) -> None:
+def change(
+    spark: SparkSession,
+    name: str,
+    label: str,
+    fence: Fence | None,
+    write: Callable[[str], None],
+    check_lease: Callable[[], None] = lambda: None,
+) -> None:
     """Change a table, in one step.
 
     Args:
@@ -45,28 +60,52 @@ def change(spark: SparkSession, name: str, label: str, fence: Fence | None, writ
         fence: of the holder of the lease under which the table is written; None: there is no lease.
         write: makes the change to a branch, whose quoted name it is given; also several times, each to a new branch:
             where somebody else has changed the table meanwhile.
+        check_lease: raises LeaseLost where another process is at work; asked before whatever is tried again.
 
     Raises:
         LeaseLost: a later holder has changed the table, or claimed it; nothing of this change is in it.
+        IncompleteError: the catalog has refused the change again and again; nothing of it is in the table.
     """
-    changing = _Change(spark, name, label, fence)
-    while not changing.attempt(write):
-        pass
+    changing = _Change(spark, name, label, fence, check_lease)
+    for _ in changing.tries():
+        if changing.attempt(write):
+            return
 
 
-def claim(spark: SparkSession, name: str, label: str, fence: Fence | None) -> None:
+def claim(
+    spark: SparkSession, name: str, label: str, fence: Fence | None, check_lease: Callable[[], None] = lambda: None
+) -> None:
     """Have changes of earlier holders of a lease refused from now on, also where this one changes nothing else.
 
     Args and Raises: see `change`.
     """
     if fence is not None and _token(load_table(spark, name).properties(), fence) != fence.token:
-        change(spark, name, label, fence, lambda branch: None)
+        change(spark, name, label, fence, lambda branch: None, check_lease)
 
 
 class _Change:
-    def __init__(self, spark: SparkSession, name: str, label: str, fence: Fence | None) -> None:
+    def __init__(
+        self, spark: SparkSession, name: str, label: str, fence: Fence | None, check_lease: Callable[[], None]
+    ) -> None:
         self._spark, self._name, self._label, self._fence = spark, name, label, fence
+        self._check_lease = check_lease
         self._lease, self._mine = ("", 0) if fence is None else (fence.lease, fence.token)
+        #: Why the last try was none.
+        self._refusal = ""
+
+    def tries(self) -> Iterator[int]:
+        """The numbers of tries; a wait after each. Raises IncompleteError after the last one."""
+        for n in range(_TRIES):
+            yield n
+            if n + 1 < _TRIES:
+                # Not all of those that are in each other's way at the same time again.
+                time.sleep(_WAIT_SECONDS * 2**n * random.uniform(0.5, 1))
+                self._check_lease()
+        raise IncompleteError(
+            f"{self._label}: a change of the Iceberg table {self._name} was tried {_TRIES} times and not taken; the "
+            f"last time: {self._refusal}. Nothing of it is in the table. See who else writes the table, and whether "
+            f"its catalog gives and frees its locks; then run the same command again"
+        )
 
     def attempt(self, write: Callable[[str], None]) -> bool:
         """Whether it is the table's now; else it is to be written again."""
@@ -94,16 +133,17 @@ class _Change:
                 return False
             raise
         finally:
-            _remove(load_table(self._spark, self._name), branch)
+            self._remove_own(branch)
 
     def _commit(self, ops: Any, branch: str, start: int | None) -> bool:
         """Make the branch's snapshot the table's; False where the table has another one than when it was begun."""
         jvm: Any = self._spark._jvm
-        while True:
+        for _ in self.tries():
             base = ops.refresh()
             self._check(base.properties())
             head, ref = base.currentSnapshot(), base.ref(branch)
             if ref is None or (None if head is None else int(head.snapshotId())) != start:
+                self._refusal = "another writer has changed the table meanwhile"
                 return False
             new = int(ref.snapshotId())
             changed = jvm.org.apache.iceberg.TableMetadata.buildFrom(base)
@@ -121,20 +161,33 @@ class _Change:
                     raise
             else:
                 return True
+        raise AssertionError("the last try is followed by an error")
 
     def _check(self, properties: Any) -> None:
         if self._fence is not None and _token(properties, self._fence) > self._fence.token:
             raise lease_lost(self._label)
 
     def _is_conflict(self, error: Exception) -> bool:
+        """Whether it says that others were first; then it is what is told of this try."""
         gateway = self._spark.sparkContext._gateway
-        return isinstance(error, Py4JJavaError) and is_instance_of(gateway, error.java_exception, _CONFLICT)
+        if not isinstance(error, Py4JJavaError) or not is_instance_of(gateway, error.java_exception, _CONFLICT):
+            return False
+        self._refusal = str(error.java_exception.getMessage())
+        return True
+
+    def _remove_own(self, branch: str) -> None:
+        """A failure changes nothing of what has become of the change: the next one of the lease removes the branch."""
+        try:
+            _remove(load_table(self._spark, self._name), branch)
+        except Exception as e:  # Spark's own errors are of several kinds
+            reason = (str(e).splitlines() or [type(e).__name__])[0]
+            log.warning("%s: the branch %s was not removed, the next run will: %s", self._label, branch, reason)
 
     def _remove_left(self, table: Any) -> None:
         """The branches of processes that were killed, and of earlier holders that stand still."""
-        for branch in [str(name) for name in table.refs() if str(name).startswith(_BRANCHES)]:
-            lease, token, _ = branch.removeprefix(_BRANCHES).rsplit("_", 2)
-            if lease == self._lease and int(token) <= self._mine:
+        for branch in [str(name) for name in table.refs()]:
+            of = _BRANCH.fullmatch(branch)  # None: of people
+            if of is not None and of["lease"] == self._lease and int(of["token"]) <= self._mine:
                 _remove(table, branch)
 
 
