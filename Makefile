@@ -193,7 +193,7 @@ hdfs-day yarn-day: env hadoop
 	@PYTHONPATH=. $(PYTHON) scripts/store_day.py --on hdfs $(if $(filter yarn-day,$@),--yarn)
 
 # RACK="day slow_link ...": scenarios; all of them: RACK=all.
-RACK ?= train
+RACK ?= day
 rack: env s3 s3proxy
 	@$(PYTHON) -m bench.rack $(RACK)
 
