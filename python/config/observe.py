@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from headrace.config.section import PathText, Section
-from headrace.redaction import is_secret, redact
+from headrace.redaction import holds_secret
 
 
 class OpenLineage(Section):
@@ -48,5 +48,5 @@ def _secret_keys(value: Mapping[str, Any]) -> Iterator[str]:
     for key, inner in value.items():
         if isinstance(inner, Mapping):
             yield from _secret_keys(inner)
-        elif is_secret(str(key)) or (isinstance(inner, str) and redact(inner) != inner):
+        elif holds_secret(str(key), inner):
             yield str(key)

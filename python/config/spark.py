@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ from pydantic import Field, field_validator
 
 from headrace.config.section import Section
 from headrace.errors import UserError, nearest
-from headrace.redaction import is_secret
+from headrace.redaction import holds_secret
 from headrace.workspace import installation
 
 LOOPBACK = "127.0.0.1"
@@ -18,6 +19,10 @@ LOOPBACK = "127.0.0.1"
 #: The catalog by which Spark reads Iceberg tables that are given by their paths. (By its class a session's jars are
 #: chosen: headrace.lake.session.)
 ICEBERG_BY_PATH = {"spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog"}
+
+#: The name of a variable as the value of a property of a REST catalog of Iceberg, which looks it up itself
+#: (`EnvironmentUtil` of Iceberg, as RESTSessionCatalog asks it).
+_VARIABLE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Spark(Section):
@@ -43,13 +48,16 @@ class Spark(Section):
     @field_validator("properties")
     @classmethod
     def _no_secrets(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        for key in value:
-            if is_secret(key):
-                raise ValueError(
-                    f"{key}: a secret does not belong in a pipeline's file, on a command line or in a properties file. "
-                    f"Give it to Spark by the environment or by a credential provider "
-                    f"(spark.hadoop.hadoop.security.credential.provider.path)"
-                )
+        for key, text in value.items():
+            is_catalog = key.startswith("spark.sql.catalog.")
+            if not holds_secret(key, text) or (is_catalog and _VARIABLE.fullmatch(text)):
+                continue
+            catalog = "; a REST catalog of Iceberg takes `env:VARIABLE` as the value" if is_catalog else ""
+            raise ValueError(
+                f"{key}: a secret does not belong in a pipeline's file, on a command line or in a properties file. "
+                f"Give it to Spark by the environment of driver and executors or by a credential provider "
+                f"(spark.hadoop.hadoop.security.credential.provider.path){catalog}"
+            )
         return value
 
     @property

@@ -46,7 +46,8 @@ def properties_file(ws: Workspace, pipeline: str) -> Location:
 def write_properties(spec: Spec, ws: Workspace, file: Location) -> None:
     """Write the Spark properties file of a pipeline in one step; headrace's own submitter and Airflow both use it.
 
-    Java's format, UTF-8, sorted: the same spec gives the same bytes. It holds no secrets: `Spark` refuses them.
+    Java's format, UTF-8, sorted: the same spec gives the same bytes. What is known as a secret `Spark` refuses; since
+    a name may hide one, nobody but the owner may read the file.
 
     Raises:
         UserError: a profile or the jars are missing.
@@ -55,7 +56,13 @@ def write_properties(spec: Spec, ws: Workspace, file: Location) -> None:
 
     lines = [f"{key}={_java_value(value)}" for key, value in sorted(properties(spec.spark, ws).items())]
     header = f"# Spark properties of pipeline '{spec.pipeline}', written by headrace; edit its YAML instead."
-    file.put_text("\n".join([header, *lines]) + "\n")
+    with file.new_file() as path, open(path, "x", encoding="utf-8", opener=_private) as out:
+        out.write("\n".join([header, *lines]) + "\n")
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener of `open`, for a file that is its owner's alone from the beginning."""
+    return os.open(path, flags, 0o600)
 
 
 def _java_value(value: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from headrace.config import (
     LandingSource,
+    Spark,
     Spec,
     TableSource,
     build_spec,
@@ -123,6 +124,8 @@ def test_the_rest_of_a_path_below_a_mapping_of_plain_values_is_one_key() -> None
         "spark.ssl.keyStorePassword",
         "spark.kubernetes.authenticate.submission.oauthToken",
         "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
+        "spark.executorEnv.AZURE_STORAGE_KEY",
+        "spark.sql.catalog.rest.credential",
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(key: str) -> None:
@@ -144,11 +147,42 @@ def test_a_secret_is_refused_and_not_repeated(key: str) -> None:
         "spark.authenticate.secret.file",
         "spark.kubernetes.driver.secretKeyRef.PASSWORD",
         "spark.kubernetes.executor.secrets.lake",
+        "spark.executorEnv.GOOGLE_APPLICATION_CREDENTIALS",
+        "spark.sql.catalog.rest.token-refresh-enabled",
         "spark.executor.memory",
     ],
 )
 def test_what_only_points_to_a_secret_passes(key: str) -> None:
     assert load_spec("clicks", [f"spark.properties.{key}=x"]).spark.properties == {key: "x"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "secret"),
+    [
+        ("spark.executorEnv.DB", "postgresql://u:hunter2@h/d", True),
+        ("spark.driver.extraJavaOptions", "-Dx=1 -Djavax.net.ssl.trustStorePassword=hunter2", True),
+        ("spark.sql.catalog.rest.header.Authorization", "Bearer hunter2hunter2", True),
+        ("spark.x", "https://a.blob.core.windows.net/c?sv=2024&sig=hunter2%3D", True),
+        ("spark.x", '{"private_key": "hunter2"}', True),
+        # A name of a variable is one to Iceberg's catalogs alone.
+        ("spark.hadoop.fs.s3a.secret.key", "env:hunter2", True),
+        ("spark.sql.catalog.rest.credential", "env:CATALOG_CREDENTIAL", False),
+        ("spark.sql.catalog.rest.uri", "http://catalog:8181", False),
+        ("spark.jars.packages", "org.example:token-exchange:1.0", False),
+        ("spark.kubernetes.driver.secretKeyRef.DB", "db-password:password=", False),
+        ("spark.x", "s3://bucket/a@b", False),
+    ],
+)
+def test_values_of_properties_hold_no_secret(key: str, value: str, secret: bool) -> None:
+    if not secret:
+        assert Spark(properties={key: value}).properties == {key: value}
+        return
+    with pytest.raises(ValidationError, match="does not belong") as e:
+        Spark(properties={key: value})
+    (fault,) = e.value.errors()
+    assert key in fault["msg"]
+    assert "hunter2" not in fault["msg"]
+    assert ("`env:VARIABLE`" in fault["msg"]) == key.startswith("spark.sql.catalog.")
 
 
 @pytest.mark.parametrize("override", ["train.epochs.a=hunter2", "pipeline.x=hunter2", "a.b={hunter2"])

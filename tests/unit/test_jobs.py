@@ -267,6 +267,8 @@ def test_properties_are_written_whole_and_the_same_for_the_same_spec(ws: Workspa
     assert "spark.foo=a b" in lines
     assert f"spark.local.dir={ws.spark_local / 'local'}" in lines
     assert [p.name for p in path.parent.iterdir()] == ["x.properties"]
+    # A secret that nobody has known as one is not for others to read.
+    assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_bytes()
     submit.write_properties(spec, ws, storage.local(path))
     assert path.read_bytes() == before

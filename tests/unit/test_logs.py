@@ -67,6 +67,13 @@ def test_a_line_has_its_context_and_its_exception() -> None:
         ("it failed: api_key : 'abc def': no", "it failed: api_key : ***: no"),
         ('{"message": "token=abc"}', '{"message": "token=***"}'),
         ("token_file: token=abc, secret==x", "token_file: token=***, secret=***"),
+        (
+            "https://a.blob.core.windows.net/c?sv=24&sig=ab%3D&se=9",
+            "https://a.blob.core.windows.net/c?sv=24&sig=***&se=9",
+        ),
+        ("GET /k?X-Amz-Credential=AK/1&X-Amz-Signature=f00", "GET /k?X-Amz-Credential=***&X-Amz-Signature=***"),
+        ("AccountName=a;AccountKey=ab==;EndpointSuffix=x", "AccountName=a;AccountKey=***;EndpointSuffix=x"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMII+/=\n-----END RSA PRIVATE KEY-----.", "***."),
         ("password_file=/run/secrets/pw", "password_file=/run/secrets/pw"),
         ("step 3 of 4, loss=0.25", "step 3 of 4, loss=0.25"),
     ],
@@ -81,6 +88,31 @@ def test_values_of_secret_variables_are_hidden_wherever_they_stand(monkeypatch: 
     found = line_of(record("connect with s3cr3t-value, not /run/pw-file"))
     assert found["message"] == "connect with ***, not /run/pw-file"
     assert (is_secret("WAREHOUSE_PASSWORD"), is_secret("WAREHOUSE_PASSWORD_FILE")) == (True, False)
+
+
+def test_the_variables_of_clouds() -> None:
+    secret = [
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "GOOGLE_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+    ]
+    other = [
+        "AWS_PROFILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "OLDPWD",
+        "PWD",
+    ]
+    assert [name for name in [*secret, *other] if is_secret(name)] == secret
 
 
 @given(st.lists(st.text(max_size=30), max_size=6), st.integers(1, 7))
