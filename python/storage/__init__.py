@@ -19,10 +19,10 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 """
 
 from headrace.storage.lease import Fence, Lease, LeaseLost
-from headrace.storage.location import Location, local, location_of
+from headrace.storage.location import Location, local, location_of, missing
 from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.storage.objects.copies import release as release_copy
-from headrace.storage.uri import local_folder, uri_fault
+from headrace.storage.uri import is_uri, local_folder, uri_fault
 
 __all__ = [
     "Fence",
@@ -31,9 +31,11 @@ __all__ = [
     "Location",
     "StoreAway",
     "StoreError",
+    "is_uri",
     "local",
     "local_folder",
     "location_of",
+    "missing",
     "release_copy",
     "uri_fault",
 ]

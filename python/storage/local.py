@@ -44,6 +44,10 @@ _FSYNCS_AT_ONCE = 8
 class LocalStore:
     """Paths of this machine's file system; see the module and `Store`."""
 
+    def plain(self) -> LocalStore:
+        """See Store."""
+        return self
+
     def uri(self, path: PurePosixPath) -> str:
         """file:///..."""
         return Path(path).as_uri()
@@ -100,9 +104,23 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
+    def infos(self, path: PurePosixPath) -> dict[str, Info]:
+        """See Store."""
+        found: dict[str, Info] = {}
+        for where, folders, files in os.walk(path, followlinks=True):
+            folders[:] = [name for name in folders if not _is_hidden(name)]
+            for file in (PurePosixPath(where, name) for name in files if not _is_hidden(name)):
+                with suppress(FileNotFoundError):  # removed just now
+                    found[str(file.relative_to(path))] = self.info(file)
+        return found
+
     def open(self, path: PurePosixPath) -> BinaryIO:
         """See Store."""
         return open(path, "rb")
+
+    def open_parts(self, path: PurePosixPath) -> BinaryIO:
+        """See Store."""
+        return self.open(path)
 
     def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:
         """See Store."""

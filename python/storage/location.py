@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,8 @@ from headrace.storage.objects.store import ObjectStore
 from headrace.storage.store import Info, Store, Unfinished
 from headrace.storage.uri import parse_uri
 
+#: Files that are looked for at once.
+_AT_ONCE = 16
 #: By the scheme of their URIs.
 STORES: dict[str, Store] = {
     "file": LocalStore(),
@@ -38,10 +41,16 @@ class Location:
     #: Whether what is put is on the disk when the call returns. Not in scratch, nor below a folder that is being
     #: filled: its publication makes all of it durable, once.
     durable: bool = field(default=True, compare=False)
+    #: Whether it is somebody else's, and read alone: see `Store.plain`.
+    plain: bool = field(default=False, compare=False)
 
     @property
     def _store(self) -> Store:
-        return STORES[self.scheme]
+        return STORES[self.scheme].plain() if self.plain else STORES[self.scheme]
+
+    def as_plain(self) -> Location:
+        """The same place for reading what others keep there: no folder is one that headrace has published."""
+        return replace(self, plain=True)
 
     def transient(self) -> Location:
         """The same place for what need not survive a power cut: nothing put there is waited for."""
@@ -146,9 +155,17 @@ class Location:
             else:
                 yield entry
 
+    def infos(self) -> dict[str, Info]:
+        """Of all files below a folder, by their paths in it; empty where there is none. One question for all."""
+        return self._store.infos(self.path)
+
     def open(self) -> BinaryIO:
         """A file for reading. Raises FileNotFoundError."""
         return self._store.open(self.path)
+
+    def open_parts(self) -> BinaryIO:
+        """The same of a file of which little is read, such as its end: no more is fetched."""
+        return self._store.open_parts(self.path)
 
     def read_bytes(self) -> bytes:
         """All of a file. Raises FileNotFoundError."""
@@ -305,6 +322,15 @@ def location_of(text: str, where: str = "path") -> Location:
     """
     scheme, path = parse_uri(text, where)
     return Location(path, scheme)
+
+
+def missing(files: Sequence[Location]) -> Location | None:
+    """The first of some files that is not there; of a store several are asked for at once."""
+    if not files:
+        return None
+    with ThreadPoolExecutor(min(_AT_ONCE, len(files)), "look") as pool:
+        there = pool.map(Location.is_file, files)
+        return next((file for file, is_there in zip(files, there, strict=True) if not is_there), None)
 
 
 def local(path: str | os.PathLike[str]) -> Location:

@@ -33,10 +33,19 @@ class Info:
     size: int
     #: When it was last written: nanoseconds since 1970.
     modified_ns: int
+    #: The store's name of this content, where it has one: another content of the same path has another.
+    tag: str = ""
 
 
 class Store(Protocol):
     """Files and folders at paths. One writer of a path at a time is ensured by a lease, readers may be many."""
+
+    def plain(self) -> Store:
+        """The same for reading what others write: a folder has the files that are in it, and none is published.
+
+        Nothing is asked for beside what is read, which may be all that somebody is allowed to.
+        """
+        ...
 
     def uri(self, path: PurePosixPath) -> str:
         """How Spark and other programs name it."""
@@ -79,8 +88,16 @@ class Store(Protocol):
         """Bytes of the files in a folder, by name, without those of unfinished writes; in few calls."""
         ...
 
+    def infos(self, path: PurePosixPath) -> dict[str, Info]:
+        """Of all files below a folder, by their paths in it, without those of unfinished writes; in few calls."""
+        ...
+
     def open(self, path: PurePosixPath) -> BinaryIO:
         """A file for reading. Raises FileNotFoundError."""
+        ...
+
+    def open_parts(self, path: PurePosixPath) -> BinaryIO:
+        """A file of which little is read, such as its end: no more is fetched. Raises FileNotFoundError."""
         ...
 
     def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:

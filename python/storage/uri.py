@@ -1,4 +1,4 @@
-"""Which folder a text means: `--home` and paths in a spec are on a file system, `lake:` and `store:` in any store."""
+"""Which folder a text means: `--home` is on a file system; `lake:`, `store:` and what is read may be in any store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
         where: the key or variable that holds it, for the message.
 
     Raises:
-        UserError: it names no place that can be written to.
+        UserError: it names no place of a store that is known.
     """
     found = _URI.match(text)
     if found is None or found[1].lower() == "file":
@@ -39,12 +39,23 @@ def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
     if scheme not in SCHEMES:
         raise UserError(f"{where}: headrace knows no store of {found[1]}: (known: file, {', '.join(SCHEMES)})")
     parts = urlsplit(f"{scheme}://{text.partition(':')[2].lstrip('/')}")
-    if "@" in parts.netloc and scheme != "abfss":
+    # Of Azure the container is before the @.
+    if "@" in (re.sub(r"^[^:@]*@", "", parts.netloc) if scheme == "abfss" else parts.netloc):
         raise UserError(f"{where}: a secret does not belong in a URI: leave out what is before the @")
     if not parts.netloc or parts.query or parts.fragment or ".." in parts.path.split("/"):
         authority = "HOST:PORT" if scheme == "hdfs" else "BUCKET"
         raise UserError(f"{where}: write {scheme}://{authority}/FOLDER")
     return scheme, PurePosixPath("/", parts.netloc, *(p for p in parts.path.split("/") if p))
+
+
+def other_schemes(scheme: str) -> list[str]:
+    """The names besides its own under which a store's scheme is known."""
+    return [alias for alias, own in _ALIASES.items() if own == scheme]
+
+
+def is_uri(text: str) -> bool:
+    """Whether a text names a place by a URI, not by a path."""
+    return _URI.match(text) is not None
 
 
 def local_folder(text: str, where: str) -> Path:

@@ -394,3 +394,42 @@ def test_globs_are_those_of_the_standard_library(
         text = "/".join(pattern)
         expected = {p.rstrip("/") for p in glob(text, root_dir=folder / "home", recursive=True)} - {""}  # noqa: PTH207
         assert {p.below(home) for p in (home / text).glob()} == expected
+
+
+def test_all_files_below_a_folder_at_once(home: Location) -> None:
+    (home / "a" / "b.json").put_text("ä")
+    (home / "a" / "c" / "d e").put_text("333")
+    assert {name: info.size for name, info in (home / "a").infos().items()} == {"b.json": 2, "c/d e": 3}
+    assert (home / "a").infos() == {name: (home / "a" / name).info() for name in ("b.json", "c/d e")}
+    assert (home / "a").as_plain().infos() == (home / "a").infos()
+    assert (home / "x").infos() == {}
+    before = (home / "a" / "b.json").info()
+    (home / "a" / "b.json").put_text("aa")
+    assert (home / "a" / "b.json").info() != before
+
+
+def test_parts_of_a_file(home: Location) -> None:
+    data = bytes(range(256)) * 2_000
+    (home / "a").put_bytes(data)
+    with (home / "a").open_parts() as f:
+        assert f.seek(-3, 2) == len(data) - 3
+        assert f.read() == data[-3:]
+        f.seek(100_000)
+        assert f.read(200_000) == data[100_000:300_000]
+    with pytest.raises(FileNotFoundError):
+        (home / "x").open_parts()
+
+
+def test_a_folder_of_others_has_the_files_that_are_in_it(home: Location) -> None:
+    """A published one has them where its list says; whoever looks at it so sees none of them."""
+    with (home / "made").new_folder() as folder:
+        (folder / "a").put_text("1")
+    (home / "plain" / "a").put_text("1")
+    theirs = (home / "plain").as_plain()
+    assert [f.below(theirs) for f in theirs.files()] == ["a"]
+    assert (theirs / "a").read_text() == "1"
+    assert theirs == home / "plain"
+    assert pickle.loads(pickle.dumps(theirs)).plain
+    if home.scheme != "file":
+        assert (home / "made").as_plain().infos() == {}
+        assert theirs.uri == str(theirs)

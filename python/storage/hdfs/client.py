@@ -26,9 +26,7 @@ def connect(authority: str) -> NameNode:
         # 17 MB of native code, which no other store needs.
         from hdfs_native import Client
     except ImportError:
-        raise UserError(
-            "lake or store is in HDFS, and the package hdfs-native is not installed: run `make env`"
-        ) from None
+        raise UserError(f"hdfs://{authority}: the package hdfs-native is not installed: run `make env`") from None
 
     try:
         _look_up(authority)

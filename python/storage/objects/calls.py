@@ -44,8 +44,8 @@ _NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+
 #: Why there was no answer, in the lines behind the first one.
 _WHY = re.compile(r'(?:message|error): "([^"]+)"|kind: (Timeout|Interrupted)')
 _CREDENTIALS = (
-    "Credentials are those of the environment or of this machine (docs/storage.md); they must allow to read, write, "
-    "list and delete there"
+    "Credentials are those of the environment or of this machine (docs/storage.md); they must allow to read and list "
+    "there, and in lake and store to write and delete, too"
 )
 
 
@@ -337,7 +337,7 @@ def _away(place: str, said: str, whole: str) -> StoreAway:
     if "HTTP error: " in said:
         found = _WHY.search(whole)
         why = f": {found[1] or found[2]}" if found else ""
-        advice += "; or that is not its address: see `lake` and `store`, and AWS_ENDPOINT_URL for S3"
+        advice += "; or that is not its address: see `lake`, `store` and `source.path`, and AWS_ENDPOINT_URL for S3"
     return StoreAway(f"{place}: the store is away ({_NOISE.sub('', said)}{why}). {advice}")
 
 

@@ -24,20 +24,37 @@ from headrace.storage.store import Info, Unfinished
 
 #: Files up to so many bytes are read by one request.
 _SMALL = 16 << 20
+#: Bytes of a request where little of a file is read: the end of a Parquet file that Arrow looks at first.
+_PART = 64 << 10
 
 
 class ObjectStore:
     """Buckets of one kind of store; see the package and `Store`."""
 
-    def __init__(self, scheme: str, open_bucket: Callable[[str, str], Any] = clients.open_bucket) -> None:
-        self._scheme, self._open_bucket = scheme, open_bucket
+    def __init__(
+        self, scheme: str, open_bucket: Callable[[str, str], Any] = clients.open_bucket, lists: bool = True
+    ) -> None:
+        """`lists`: see Tree."""
+        self._scheme, self._open_bucket, self._lists = scheme, open_bucket, lists
         self._trees: dict[str, Tree] = {}
+        self._of_others: ObjectStore | None = None
+
+    def plain(self) -> ObjectStore:
+        """See Store."""
+        if not self._lists:
+            return self
+        if self._of_others is None:
+            self._of_others = ObjectStore(self._scheme, self._connection, lists=False)
+        return self._of_others
+
+    def _connection(self, scheme: str, bucket: str) -> Any:
+        return self._at(PurePosixPath("/", bucket))[0].bucket
 
     def _at(self, path: PurePosixPath) -> tuple[Tree, str]:
         """The bucket, and the key in it."""
         _, bucket, *parts = path.parts
         if bucket not in self._trees:
-            self._trees[bucket] = Tree(self._open_bucket(self._scheme, bucket))
+            self._trees[bucket] = Tree(self._open_bucket(self._scheme, bucket), self._lists)
         return self._trees[bucket], "/".join(parts)
 
     def _stored(self, path: PurePosixPath) -> Stored | None:
@@ -55,7 +72,9 @@ class ObjectStore:
             OSError: a published folder's files are in more than one place.
         """
         tree, key = self._at(path)
-        if (published := tree.published(key)) is not None:
+        if not self._lists:
+            pass
+        elif (published := tree.published(key)) is not None:
             key = self._place(path, published, "")
         elif (stored := self._stored(path)) is not None:
             key = stored.key
@@ -109,7 +128,7 @@ class ObjectStore:
         stored = self._stored(path)
         if stored is None:
             raise FileNotFoundError(f"there is no file {self.shown(path)}")
-        return Info(stored.size, stored.modified_ns)
+        return _info(stored)
 
     def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
         """See Store."""
@@ -140,6 +159,11 @@ class ObjectStore:
         tree, key = self._at(path)
         return {name: stored.size for name, stored in tree.files(key).items() if "/" not in name}
 
+    def infos(self, path: PurePosixPath) -> dict[str, Info]:
+        """See Store."""
+        tree, key = self._at(path)
+        return {name: _info(stored) for name, stored in tree.files(key).items()}
+
     def open(self, path: PurePosixPath) -> BinaryIO:
         """Small files by one request, larger ones in blocks."""
         tree, key = self._at(path)
@@ -150,6 +174,13 @@ class ObjectStore:
         if data is not None:
             return io.BytesIO(data)
         return cast(BinaryIO, io.BufferedReader(ObjectReader(tree.bucket, stored), BLOCK))
+
+    def open_parts(self, path: PurePosixPath) -> BinaryIO:
+        """See Store."""
+        stored = self._stored(path)
+        if stored is None:
+            raise FileNotFoundError(f"there is no file {self.shown(path)}")
+        return cast(BinaryIO, io.BufferedReader(ObjectReader(self._at(path)[0].bucket, stored), _PART))
 
     def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:
         """See Store."""
@@ -292,6 +323,10 @@ class ObjectStore:
 def _head(bucket: Any, key: str) -> tuple[None, Stored] | None:
     stored = calls.head(bucket, key)
     return None if stored is None else (None, stored)
+
+
+def _info(stored: Stored) -> Info:
+    return Info(stored.size, stored.modified_ns, stored.tag)
 
 
 def _expression(parts: tuple[str, ...]) -> str:

@@ -74,8 +74,9 @@ class Found(NamedTuple):
 class Tree:
     """The paths of one bucket."""
 
-    def __init__(self, bucket: Any) -> None:
-        self.bucket = bucket
+    def __init__(self, bucket: Any, lists: bool = True) -> None:
+        """`lists`: False where no folder is a published one, so that nobody asks for its list."""
+        self.bucket, self.lists = bucket, lists
         self._published: dict[str, Published] = {}
         self._plain: set[str] = set()
         #: By folder and token.
@@ -83,7 +84,7 @@ class Tree:
 
     def published(self, folder: str) -> Published | None:
         """A folder's list as it is now; None where the folder is not published."""
-        if not folder or folder in self._plain:
+        if not self.lists or not folder or folder in self._plain:
             return None
         known = self._published.get(folder)
         key = list_key(folder)
