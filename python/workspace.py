@@ -12,7 +12,7 @@ from typing import Protocol
 import headrace
 from headrace.errors import UserError
 from headrace.stages import LEASES
-from headrace.storage import Location, local, local_folder, location_of
+from headrace.storage import Location, is_uri, local, local_folder, location_of
 from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
 from headrace.storage.objects.copies import VARIABLE as CACHE
 from headrace.storage.uri import server_fault
@@ -36,6 +36,9 @@ class Roots(Protocol):
     @property
     def registry(self) -> str | None: ...
 
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -54,6 +57,8 @@ class Workspace:
     scratch_folder: str | None = None
     #: A tracking server of MLflow, http://HOST:PORT; None: an SQLite file below `home`.
     registry_server: str | None = None
+    #: URIs of what is read besides lake and store: of tables and files of others.
+    reads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(os.path.abspath(self.home)))
@@ -66,7 +71,8 @@ class Workspace:
     def at(home: Path, environ: Mapping[str, str]) -> Workspace:
         """That of a process, by its environment: HEADRACE_LAKE, HEADRACE_STORE, HEADRACE_SCRATCH, HEADRACE_REGISTRY."""
         names = ("LAKE", "STORE", "SCRATCH", "REGISTRY")
-        return Workspace(home, *(environ.get(f"HEADRACE_{name}") or None for name in names))
+        lake, store, scratch, registry = (environ.get(f"HEADRACE_{name}") or None for name in names)
+        return Workspace(home, lake, store, scratch, registry)
 
     def of(self, spec: Roots) -> Workspace:
         """The same with a pipeline's own roots, where it has some."""
@@ -76,6 +82,7 @@ class Workspace:
             spec.store or self.store_uri,
             spec.scratch or self.scratch_folder,
             spec.registry or self.registry_server,
+            spec.reads,
         )
 
     @property
@@ -97,12 +104,32 @@ class Workspace:
 
     @property
     def is_local(self) -> bool:
-        """Whether lake and store are on file systems."""
-        return self.lake.scheme == self.store.scheme == "file"
+        """Whether lake, store and all that is read besides are on file systems."""
+        return self.schemes == {"file"}
+
+    @property
+    def schemes(self) -> frozenset[str]:
+        """Of the stores in which lake, store and what is read besides are."""
+        return frozenset({place.scheme for place in (self.lake, self.store, *self.others)})
+
+    @property
+    def others(self) -> tuple[Location, ...]:
+        """What is read besides lake and store."""
+        return tuple(location_of(uri).as_plain() for uri in self.reads)
+
+    def read_places(self, path: str) -> tuple[Location, ...]:
+        """Where what a pipeline's path names may lie; the first that is there counts.
+
+        An absolute path and a URI name one place. A relative path is meant below the lake, or, of a shipped pipeline,
+        below the installation.
+        """
+        if is_uri(path) or path.startswith("/"):
+            return (location_of(path).as_plain(),)
+        return ((self.lake / path).as_plain(), local(installation()) / path)
 
     def locate(self, name: str) -> Location:
         """What a manifest names: a path below `lake` or `store`; an absolute path or a URI stays as it is."""
-        if "://" in name:
+        if is_uri(name):
             return location_of(name)
         if name.startswith("/"):
             return local(name)

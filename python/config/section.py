@@ -24,7 +24,7 @@ def _path(text: str) -> str:
     return text
 
 
-#: The path, or glob, of files that a pipeline reads.
+#: The path, or glob, of files on file systems.
 PathText = Annotated[str, AfterValidator(_path)]
 
 
@@ -36,8 +36,8 @@ def _place(text: str) -> str:
     return text
 
 
-#: A place that headrace keeps things in, as a path or a URI.
-StoreText = Annotated[str, AfterValidator(_place)]
+#: A place in a store, as a path or a URI (headrace.storage.uri.parse_uri), without credentials.
+LocationText = Annotated[str, AfterValidator(_place)]
 
 
 def _server(text: str) -> str:

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from headrace.config.complete import Complete
-from headrace.config.section import PathText, Section
+from headrace.config.section import LocationText, PathText, Section
 from headrace.errors import nearest
 from headrace.schema import EpochUnit
 
@@ -161,8 +161,9 @@ class TableSource(AnySource):
 
     #: With `path`: how the table is written.
     format: TableFormat | None = None
-    #: The folder of a table, relative to the workspace's home unless absolute.
-    path: PathText | None = None
+    #: The folder of a table: a path, relative to `lake` unless absolute, or a URI (`s3://BUCKET/FOLDER`, `gs:`,
+    #: `abfss:`, `hdfs:`, `file:`).
+    path: LocationText | None = None
     #: `events`, `database.events` or `catalog.database.events`.
     table: str | None = None
     #: What a day is; null: the whole table is one snapshot.

@@ -38,13 +38,14 @@ from headrace.config.retrain_checks import check_retrain
 from headrace.config.score import Score
 from headrace.config.search_checks import check_search
 from headrace.config.second_stage import SecondStage
-from headrace.config.section import NAME, PathText, Section, ServerText, StoreText, parse_ds
-from headrace.config.source import LandingSource, Source
+from headrace.config.section import NAME, LocationText, PathText, Section, ServerText, parse_ds
+from headrace.config.source import LandingSource, Source, TableSource
 from headrace.config.spark import Spark
 from headrace.config.table import Table
 from headrace.config.train import Train
 from headrace.config.trees_checks import check_baseline, check_second_stage
 from headrace.errors import nearest
+from headrace.storage import is_uri
 
 
 class Spec(Section):
@@ -59,9 +60,9 @@ class Spec(Section):
     #: The click-log generator; only for `headrace generate`.
     generate: Generate | None = None
     #: Where landing files and tables are: a folder, or a URI (`s3://BUCKET/FOLDER`, `gs:`, `abfss:`). Else `--home`.
-    lake: StoreText | None = None
+    lake: LocationText | None = None
     #: Where datasets, models, manifests and reports are: as `lake`.
-    store: StoreText | None = None
+    store: LocationText | None = None
     #: A folder of each host for what may vanish; else `--home`.
     scratch: PathText | None = None
     #: MLflow's tracking server, `http://HOST:PORT`; credentials are read from MLflow's own variables. Else an SQLite
@@ -127,6 +128,13 @@ class Spec(Section):
         for name in value:
             check_name(name)
         return value
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """URIs of what its stages read besides lake and store."""
+        sources = [self.source, *(named.source for named in self.sources.values())]
+        paths = (source.path for source in sources if isinstance(source, TableSource))
+        return tuple(dict.fromkeys(path for path in paths if path is not None and is_uri(path)))
 
     def named_columns(self) -> dict[str, Sequence[str]]:
         """The columns that carried columns, split and scoring name, by the key that names them."""

@@ -95,9 +95,9 @@ def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ..
         return tuple(_static_base(location_of(pattern)) for pattern in patterns(source, ws, ds))
     assert isinstance(source, TableSource)
     assert source.path is not None, "checked by the spec"
-    folders = [location_of(place) for place in dict.fromkeys(places(source.path, ws, ds))]
+    folders = ws.read_places(source.path)
     if source.day is None or source.day.partition is None:
-        return tuple(folders)
+        return folders
     name = source.day.partition
     return tuple(f / f"{name}={value}" for f in folders for value in (ds, ds.replace("-", "")))
 

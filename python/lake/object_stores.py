@@ -1,4 +1,4 @@
-"""What Spark needs to reach a lake or a store: S3A, and a log store that loses no commit; what a path means to it.
+"""What Spark needs to reach lake, store and tables of others: S3A, a log store that loses no commit; what a path means.
 
 Credentials are found by the cloud's own chain in each JVM, and stand in no property.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError
 from headrace.storage.objects.clients import endpoint_of, region_of
 from headrace.workspace import Workspace, s3_dir
 
-_S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+#: The property that says what opens `s3://...`.
+S3_FILES = "spark.hadoop.fs.s3.impl"
 #: AWS's: environment, web identity, profile, container, machine.
 _CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _LOG_STORE = "headrace.delta.S3ConditionalLogStore"
@@ -22,39 +25,52 @@ _LOCAL_PATHS = {"spark.hadoop.fs.defaultFS": "file:///"}
 ACCESSED = "spark.kerberos.access.hadoopFileSystems"
 #: `str()` of a Location has the first, `uri` the second.
 _SCHEMES = ("s3", "s3a")
+#: Properties by which a user brings jars, and what S3A's is called.
+_JARS, _HADOOP_AWS = ("spark.jars", "spark.jars.packages"), "hadoop-aws"
+#: Properties that name catalogs: `spark.sql.catalog.NAME`, and that of Hive.
+_CATALOG, _HIVE = "spark.sql.catalog.", "spark.sql.catalogImplementation"
 
 
-def store_jars(ws: Workspace) -> list[Path]:
+def store_jars(ws: Workspace, given: Mapping[str, str]) -> list[Path]:
     """The jars that a workspace's file systems need and Spark does not bring.
+
+    Args:
+        ws: the workspace.
+        given: the pipeline's own properties. Where they name a catalog its tables may be in S3, too: then the jars are
+            taken if they are there, unless the properties bring S3A themselves.
 
     Raises:
         UserError: they were not fetched.
     """
-    if "s3" not in _schemes(ws):
+    catalogs = _has_catalog(given) and not any(_HADOOP_AWS in given.get(key, "") for key in _JARS)
+    if "s3" not in ws.schemes and not catalogs:
         return []
     jars = sorted(s3_dir().glob("*.jar"))
-    if not jars:
-        raise UserError(f"lake or store is in S3, and Spark's file system for it is not in {s3_dir()}: run `make s3`")
+    if not jars and "s3" in ws.schemes:
+        what = "lake or store" if "s3" in (ws.lake.scheme, ws.store.scheme) else "what the pipeline reads"
+        raise UserError(f"{what} is in S3, and Spark's file system for it is not in {s3_dir()}: run `make s3`")
     return jars
 
 
-def store_properties(ws: Workspace, environ: Mapping[str, str]) -> dict[str, str]:
+def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -> dict[str, str]:
     """Spark's properties for a workspace's file systems; of GCS and Azure those of their own connectors are the user's.
 
     Args:
         ws: the workspace.
         environ: of this process: which S3 server, and which region.
+        has_s3a: whether the session has the jars of `store_jars`.
     """
     found = dict(_LOCAL_PATHS)
-    if systems := [f"hdfs://{place.path.parts[1]}" for place in (ws.lake, ws.store) if place.scheme == "hdfs"]:
+    places = (ws.lake, ws.store, *ws.others)
+    if systems := [f"hdfs://{place.path.parts[1]}" for place in places if place.scheme == "hdfs"]:
         found[ACCESSED] = ",".join(dict.fromkeys(systems))
     if ws.store.scheme == "hdfs":
         # What YARN brings to its containers: else in the file system of paths without a scheme.
         found["spark.yarn.stagingDir"] = str(ws.store / ".spark-staging")
-    if "s3" not in _schemes(ws):
+    if not has_s3a:
         return found
     found |= {
-        "spark.hadoop.fs.s3.impl": _S3A,
+        S3_FILES: S3A,
         "spark.hadoop.fs.s3a.aws.credentials.provider": _CHAIN,
         **{f"spark.delta.logStore.{scheme}.impl": _LOG_STORE for scheme in _SCHEMES},
     }
@@ -70,5 +86,6 @@ def store_properties(ws: Workspace, environ: Mapping[str, str]) -> dict[str, str
     return found
 
 
-def _schemes(ws: Workspace) -> set[str]:
-    return {ws.lake.scheme, ws.store.scheme}
+def _has_catalog(given: Mapping[str, str]) -> bool:
+    """Whether properties name a catalog besides that of Iceberg tables by their paths."""
+    return any(key == _HIVE or (key.startswith(_CATALOG) and key not in ICEBERG_BY_PATH) for key in given)

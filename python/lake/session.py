@@ -63,7 +63,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     log4j = spark_profile(conf.profile).with_name("log4j2.properties")
     props = (_LOCAL if conf.is_local else {}) | read_properties(spark_profile(conf.profile))
     rapids = _PLUGIN in props.get("spark.plugins", "")
-    stores = [str(p) for p in store_jars(ws)]
+    stores = [str(p) for p in store_jars(ws, conf.properties)]
     props |= {
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
@@ -78,7 +78,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
     }
-    props |= store_properties(ws, os.environ)
+    props |= store_properties(ws, os.environ, bool(stores))
     if stores:
         props["spark.executor.extraClassPath"] = ":".join(stores)
     if conf.is_local:

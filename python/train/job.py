@@ -60,6 +60,11 @@ class Job(BaseModel):
     new_rows: Literal["random", "mean", "segment"] = "random"
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Nothing besides the workspace."""
+        return ()
+
+    @property
     def ws(self) -> Workspace:
         return Workspace(self.home).of(self)
 

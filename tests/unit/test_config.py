@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from headrace.errors import UserError
 from headrace.lake.ingest.plan import declared_source
 from headrace.manifest import fingerprint
 from headrace.workspace import checkout, pipeline_file
+from tests.source_table_support import make_spec
 
 SHIPPED = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
 
@@ -247,6 +249,42 @@ def test_a_source_is_files_or_a_table() -> None:
     assert isinstance(table, TableSource)
     assert table.daily
     assert not load_spec("clicks", ["source={format: iceberg, path: /lake/events, version: 7}"]).source.daily
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "events",
+            "/lake/events",
+            "file:///lake/events",
+            "s3://bucket/events",
+            "s3a://bucket/events",
+            "gs://b/events",
+        ),
+        *("abfss://box@account.dfs.core.windows.net/events", "hdfs://name:8020/events"),
+    ],
+)
+def test_a_table_is_a_path_or_a_uri(path: str) -> None:
+    spec = make_spec({"format": "delta", "path": path})
+    assert spec.source == TableSource(format="delta", path=path)
+    assert spec.reads == ((path,) if ":" in path else ())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("ftp://host/events", "source.path: headrace knows no store of ftp:"),
+        ("s3://key:word@bucket/events", "source.path: a secret does not belong in a URI"),
+        ("abfss://me:word@account.dfs.core.windows.net/events", "source.path: a secret does not belong in a URI"),
+        ("abfss://me@box@account.dfs.core.windows.net/events", "source.path: a secret does not belong in a URI"),
+        ("s3://", "source.path: write s3://BUCKET/FOLDER"),
+    ],
+)
+def test_uris_of_tables_that_are_refused(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
+        make_spec({"format": "delta", "path": path})
+    assert "word" not in str(refused.value)
 
 
 def test_the_fingerprint_of_landing_files_is_that_of_older_releases() -> None:

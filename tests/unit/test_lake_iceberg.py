@@ -16,8 +16,8 @@ from headrace.config import Spark, build_spec
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError
 from headrace.lake import session
-from headrace.lake.iceberg.manifests import local_file, snapshot_files
-from headrace.lake.iceberg.metadata import TableMetadata, metadata_with, newest_metadata, primitives
+from headrace.lake.iceberg.manifests import snapshot_files
+from headrace.lake.iceberg.metadata import TableMetadata, metadata_with, named_place, newest_metadata, primitives
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.source_table_support import make_spec
@@ -81,11 +81,14 @@ def test_types_at_any_depth() -> None:
     assert primitives(schema) == {"long", "string", "uuid", "int"}
 
 
-def test_files_are_local() -> None:
+def test_places_that_metadata_names() -> None:
     for uri in ("/lake/a b/x:y", "file:/lake/a b/x:y", "file:///lake/a b/x:y"):
-        assert str(local_file(uri)) == "/lake/a b/x:y"
-    with pytest.raises(UserError, match="s3://bucket/x is not in the local file system"):
-        local_file("s3://bucket/x")
+        assert str(named_place(uri)) == "/lake/a b/x:y"
+    for uri in ("s3://bucket/a b/x", "s3a://bucket/a b/x"):
+        assert str(named_place(uri)) == "s3://bucket/a b/x"
+        assert named_place(uri).plain
+    with pytest.raises(UserError, match=r"^source: headrace knows no store of wasb:"):
+        named_place("wasb://container@host/x")
 
 
 def test_sessions_have_the_jar_where_a_source_needs_it(
@@ -119,6 +122,7 @@ _BOUNDS = {"type": "array", "items": {"type": "record", "name": "bound", "fields
 _FILE = [
     {"name": "content", "type": "int"},
     {"name": "file_path", "type": "string"},
+    {"name": "file_size_in_bytes", "type": "long"},
     {"name": "file_format", "type": "string"},
     {
         "name": "partition",
@@ -163,6 +167,7 @@ def test_which_delete_files_touch_which_data_files(
         file = {
             "content": content,
             "file_path": name,
+            "file_size_in_bytes": 7,
             "file_format": "PARQUET",
             "partition": {"dt": partition},
             "lower_bounds": bounds,

@@ -42,7 +42,8 @@ def add(folder: Path, path: str, ds: str, rows: int) -> dict[str, Any]:
     """An `add` action, and its file."""
     (folder / path.replace("%20", " ")).parent.mkdir(parents=True, exist_ok=True)
     (folder / path.replace("%20", " ")).write_bytes(b"x")
-    return {"add": {"path": path, "partitionValues": {"ds": ds}, "stats": json.dumps({"numRecords": rows})}}
+    stats = json.dumps({"numRecords": rows})
+    return {"add": {"path": path, "partitionValues": {"ds": ds}, "size": 1, "stats": stats}}
 
 
 def remove(path: str, ds: str | None, changes: bool = True) -> dict[str, Any]:

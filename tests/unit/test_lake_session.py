@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from headrace.config import Spark
 from headrace.errors import UserError
+from headrace.lake import object_stores
 from headrace.lake.session import properties
 from headrace.workspace import Workspace
+from tests.source_table_support import COLUMNS, make_spec
 
 ZONE = "spark.sql.session.timeZone"
 
@@ -38,6 +41,47 @@ def test_a_path_is_a_file_whatever_hadoop_calls_its_default(tmp_path: Path) -> N
     assert found["spark.yarn.stagingDir"] == "hdfs://namenode:8020/store/.spark-staging"
     assert "spark.yarn.stagingDir" not in properties(Spark(), Workspace(tmp_path))
     assert properties(Spark(properties={default: "hdfs://namenode:8020"}), ws)[default] == "hdfs://namenode:8020"
+
+
+def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pipeline whose lake and store are on a disk."""
+    monkeypatch.setenv("HEADRACE_CACHE", "")
+    monkeypatch.delenv("HEADRACE_CACHE")
+    monkeypatch.setattr(object_stores, "s3_dir", lambda: tmp_path)
+    local = make_spec({"format": "delta", "path": "/lake/events"})
+    assert Workspace(tmp_path).of(local).is_local
+    assert "HEADRACE_CACHE" not in os.environ
+    users = {"source": {"format": "parquet", "path": "s3a://bucket/users"}, "table": {"columns": COLUMNS}}
+    in_s3 = make_spec({"format": "delta", "path": "hdfs://name:8020/events"}, sources={"users": users})
+    ws = Workspace(tmp_path).of(in_s3)
+    assert not ws.is_local
+    assert ws.schemes == {"file", "hdfs", "s3"}
+    # Copies of data files are in scratch.
+    assert os.environ["HEADRACE_CACHE"] == str(tmp_path / "cache")
+    with pytest.raises(UserError, match=r"^what the pipeline reads is in S3, .* run `make s3`$"):
+        properties(Spark(), ws)
+    (tmp_path / "hadoop-aws-1.jar").touch()
+    found = properties(Spark(), ws)
+    assert found["spark.kerberos.access.hadoopFileSystems"] == "hdfs://name:8020"
+    assert found["spark.hadoop.fs.s3.impl"] == "org.apache.hadoop.fs.s3a.S3AFileSystem"
+    assert found["spark.delta.logStore.s3.impl"].endswith("S3ConditionalLogStore")
+    assert "hadoop-aws-1.jar" in found["spark.driver.extraClassPath"]
+    assert "hadoop-aws-1.jar" not in properties(Spark(), Workspace(tmp_path))["spark.driver.extraClassPath"]
+
+
+def test_tables_of_a_catalog_may_be_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are the catalog alone knows: S3's jars are taken where they are, unless others are given."""
+    monkeypatch.setattr(object_stores, "s3_dir", lambda: tmp_path)
+    hive = {"spark.sql.catalogImplementation": "hive"}
+    s3 = "spark.hadoop.fs.s3.impl"
+    assert s3 not in properties(Spark(properties=hive), Workspace(tmp_path))
+    (tmp_path / "hadoop-aws-1.jar").touch()
+    assert s3 in properties(Spark(properties=hive), Workspace(tmp_path))
+    named = {"spark.sql.catalog.unity": "io.unitycatalog.spark.UCSingleCatalog"}
+    assert s3 in properties(Spark(properties=named), Workspace(tmp_path))
+    own = {**hive, "spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.2"}
+    assert s3 not in properties(Spark(properties=own), Workspace(tmp_path))
+    assert s3 not in properties(Spark(), Workspace(tmp_path))
 
 
 def test_spark_gets_kerberos_tokens_for_the_lake_and_the_store(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def table_files(
     if not spec.features.prepare:
         columns = {*workflow.input_columns, workflow.label_column, *workflow.carried_columns, *columns_of(rows.rule)}
     files = None if _by_spark(spec) else taken.plain_files(spark, days_of_window(ctx, taken.days), columns)
-    mine = None if files is None else [LakeFile(f.path, f.path.size(), f.name) for f in files]
+    mine = None if files is None else [LakeFile(f.path, f.size, f.name, f.identity) for f in files]
     with rows_of_files(spec, ctx.ws, mine, workflow, rows) as found:
         yield found
 

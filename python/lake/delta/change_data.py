@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog, file_path
-from headrace.storage import Location
+from headrace.storage import Location, missing
 
 _ENABLED = "delta.enableChangeDataFeed"
 _MAPPING = "delta.columnMapping.mode"
@@ -56,7 +56,7 @@ def check_feed(log: DeltaLog, shown: str, first: int, last: int) -> None:
                 f"source.day.changes: {shown} has no change data feed of version {version}. Record changes from now on "
                 f"(ALTER TABLE ... SET TBLPROPERTIES ('{_ENABLED}' = 'true')), and {_ANEW}"
             )
-        lost = next((f for f in files if not f.is_file()), None)
+        lost = missing(files)
         if lost is not None:
             raise UserError(
                 f"source.day.changes: {lost}, which has changes of version {version} of {shown}, is gone: VACUUM has "

@@ -18,9 +18,11 @@ def commit_times(log: DeltaLog, first: int = 0) -> dict[int, int]:
     inside = str(((metadata or {}).get("configuration") or {}).get(_ENABLED)).lower() == "true"
     found: dict[int, int] = {}
     last: int | None = None
-    for version in sorted(v for v in log.versions() if v >= first):
+    for version, written_ns in sorted(log.commit_files().items()):
+        if version < first:
+            continue
         said = _said(log, version) if inside else None
-        time = log.committed_ns(version) // 1_000_000 if said is None else said
+        time = written_ns // 1_000_000 if said is None else said
         found[version] = last = time if last is None else max(time, last + 1)
     return found
 

@@ -149,6 +149,11 @@ class DeltaLog:
         """When the commit of `version` was written, nanoseconds since the epoch."""
         return (self._log / f"{version:020d}.json").info().modified_ns
 
+    def commit_files(self) -> dict[int, int]:
+        """By version whose commit is in the log: `committed_ns`. One question, however many they are."""
+        found = self._log.infos().items()
+        return {int(m.group(1)): info.modified_ns for name, info in found if (m := _COMMIT.fullmatch(name))}
+
     def check(self) -> None:
         """Raises UserError for a table that headrace does not read."""
         version = self.version
@@ -325,17 +330,17 @@ def file_path(folder: Location, encoded: str) -> Location:
     """A data file by its path in an action of the log of the table in `folder`.
 
     Raises:
-        UserError: it is in another file system.
+        UserError: it is in a store that is not known.
     """
     path = unquote(encoded)
     scheme = _SCHEME.match(path)
     if scheme is None:
         return folder / path
     if scheme.group(1) in _STORES:
-        return location_of(path)
+        return location_of(path).as_plain() if folder.plain else location_of(path)
     if scheme.group(1) != "file":
         raise UserError(
-            f"{folder}: this Delta table has a data file at {path} (a shallow clone?), and headrace reads files of the "
-            f"local file system alone; write its rows to a table of its own"
+            f"{folder}: this Delta table has a data file at {path} (a shallow clone?), and headrace knows no such "
+            f"store; write its rows to a table of its own"
         )
     return local("/" + path.removeprefix("file:").lstrip("/"))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.lake.iceberg.metadata import TableMetadata
-from headrace.storage import Location, local
+from headrace.lake.iceberg.metadata import TableMetadata, named_place
+from headrace.storage import Location
 
 #: Manifests that are read at once.
 _READERS = 8
@@ -32,6 +32,8 @@ class SnapshotFile:
     #: As the manifest spells it, and as `_file` of Iceberg's reader.
     name: str
     path: Location
+    #: Bytes.
+    size: int
     #: parquet, orc, avro.
     format: str
     #: Values of the partition by the ids of the partition spec's source columns, of identity transforms alone.
@@ -62,7 +64,7 @@ def snapshot_files(metadata: TableMetadata, snapshot_id: int) -> list[SnapshotFi
     """The live data files of a snapshot.
 
     Raises:
-        UserError: manifests are gone (the snapshot has expired), or files are not in the local file system.
+        UserError: manifests are gone (the snapshot has expired), or files are in a store that is not known.
     """
     snapshot = metadata.snapshots[snapshot_id]
     if "manifest-list" not in snapshot:
@@ -71,12 +73,12 @@ def snapshot_files(metadata: TableMetadata, snapshot_id: int) -> list[SnapshotFi
             f"Iceberg left it out; rewrite its manifests (CALL catalog.system.rewrite_manifests)"
         )
     try:
-        manifests = list(_read(local_file(snapshot["manifest-list"])))
+        manifests = list(_read(named_place(snapshot["manifest-list"])))
         with ThreadPoolExecutor(_READERS) as pool:
             entries = [e for found in pool.map(_live, manifests) for e in found]
     except FileNotFoundError as e:
         raise UserError(
-            f"source: snapshot {snapshot_id} of {metadata.location} has expired: {e.filename} is gone. Run ingest "
+            f"source: snapshot {snapshot_id} of {metadata.location} has expired: {e.filename or e} is gone. Run ingest "
             f"again, which takes a newer one (or change source.version), and keep snapshots for longer "
             f"(history.expire.max-snapshot-age-ms)"
         ) from None
@@ -84,23 +86,9 @@ def snapshot_files(metadata: TableMetadata, snapshot_id: int) -> list[SnapshotFi
     return [_data_file(e, metadata, deletes.of(e)) for e in entries if e.content == _DATA]
 
 
-def local_file(uri: str) -> Location:
-    """The place that a table names.
-
-    Raises:
-        UserError: it is not in the local file system.
-    """
-    scheme, colon, path = uri.partition(":")
-    if colon and "/" not in scheme:
-        if scheme != "file":
-            raise UserError(f"source: {uri} is not in the local file system, and headrace reads files there alone")
-        return local("/" + path.lstrip("/"))
-    return local(uri)
-
-
 def _live(manifest: Mapping[str, Any]) -> list[_Entry]:
     found = []
-    for entry in _read(local_file(manifest["manifest_path"])):
+    for entry in _read(named_place(manifest["manifest_path"])):
         if entry["status"] != _DELETED:
             file = entry["data_file"]
             found.append(_Entry(file, manifest["partition_spec_id"], tuple((file.get("partition") or {}).values())))
@@ -154,7 +142,8 @@ def _data_file(entry: _Entry, metadata: TableMetadata, deletes: tuple[str, ...])
     }
     return SnapshotFile(
         name=file["file_path"],
-        path=local_file(file["file_path"]),
+        path=named_place(file["file_path"]),
+        size=int(file["file_size_in_bytes"]),
         format=str(file["file_format"]).lower(),
         partition=identity,
         lower=_by_column(file.get("lower_bounds")),

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.storage import Location
+from headrace.storage import Location, local, location_of
 
 #: Of the specification, whose tables are read.
 FORMAT_VERSIONS = (1, 2, 3)
@@ -74,6 +74,24 @@ class TableMetadata:
     def properties(self) -> Mapping[str, str]:
         """Properties of the table."""
         return self.content.get("properties") or {}
+
+
+def named_place(uri: str, what: str = "source") -> Location:
+    """The place that a table's metadata, or a catalog, names: not encoded, and of a local file `file:/PATH`, too.
+
+    Args:
+        uri: of a file or folder.
+        what: begins the message.
+
+    Raises:
+        UserError: it is in a store that is not known.
+    """
+    scheme, colon, path = uri.partition(":")
+    if not colon or "/" in scheme:
+        return local(uri)
+    if scheme == "file":
+        return local("/" + path.lstrip("/"))
+    return location_of(uri, what).as_plain()
 
 
 def read_metadata(file: Location) -> TableMetadata:

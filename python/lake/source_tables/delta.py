@@ -119,7 +119,7 @@ class DeltaSnapshot(FileSnapshot):
             identity = f"{file.vector}:{file.deleted}" if file.deleted else ""
             name = relative_name(file.path, self.folder)
             lacks = bounds is not None and time is not None and _may_be_null(add, time.lower(), physical)
-            found.append(TableFile(name, file.path, identity, first, last, partition, lacks))
+            found.append(TableFile(name, file.path, int(add["size"]), identity, first, last, partition, lacks))
         return sorted(found, key=lambda f: f.name)
 
     def pin(self, days: Mapping[str, str]) -> str:

@@ -9,7 +9,6 @@ from functools import cached_property
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,10 +17,11 @@ from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.lake.session import spark_settings
 from headrace.lake.source_tables.days import Bounds, days_of_file
-from headrace.lake.source_tables.parquet_files import escaped
+from headrace.lake.source_tables.parquet_files import escaped, footer
 from headrace.lake.source_tables.snapshot import (
     FILE,
     LINE,
+    READERS,
     FileSnapshot,
     TableFile,
     files_of,
@@ -29,10 +29,9 @@ from headrace.lake.source_tables.snapshot import (
     relative_name,
 )
 from headrace.manifest import fingerprint
-from headrace.storage import Location
+from headrace.storage import Location, StoreError
+from headrace.storage.store import Info
 
-#: Footers that are read at once.
-_READERS = 8
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -51,22 +50,21 @@ class FolderSnapshot(FileSnapshot):
 
     @cached_property
     def files(self) -> list[TableFile]:
-        if not self.folder.is_dir():
-            raise UserError(f"source: there is no folder {self.folder}; change source.path")
-        found = [f for f in self.folder.files() if not _hidden(f.below(self.folder))]
+        found = {name: info for name, info in self.folder.infos().items() if not _hidden(name)}
         if not found:
-            raise UserError(f"source: {self.folder} has no data files; change source.path")
-        with ThreadPoolExecutor(_READERS) as pool:
-            return sorted(pool.map(self._file, found), key=lambda f: f.name)
+            what = f"{self.folder} has no data files" if self.folder.is_dir() else f"there is no folder {self.folder}"
+            raise UserError(f"source: {what}; change source.path")
+        with ThreadPoolExecutor(READERS) as pool:
+            return sorted(pool.map(self._file, found, found.values()), key=lambda f: f.name)
 
-    def _file(self, path: Location) -> TableFile:
-        partition = dict(_partition(path.below(self.folder)))
+    def _file(self, name: str, info: Info) -> TableFile:
+        path, partition = self.folder / name, dict(_partition(name))
         time = None if self.source.day is None else self.source.day.time
         bounds, lacks = (None, False) if time is None or self.format != "parquet" else _bounds(path, time)
         first, last = days_of_file(self.source, partition, bounds)
-        info = path.info()
-        identity = f"{info.size}@{info.modified_ns}"
-        return TableFile(relative_name(path, self.folder), path, identity, first, last, partition, lacks)
+        # A store's times may be of seconds.
+        identity = f"{info.size}@{info.tag or info.modified_ns}"
+        return TableFile(relative_name(path, self.folder), path, info.size, identity, first, last, partition, lacks)
 
     def pin(self, days: Mapping[str, str]) -> str:
         return fingerprint(dict(days))
@@ -109,7 +107,9 @@ def _partition(name: str) -> Iterator[tuple[str, str | None]]:
 def _bounds(path: Location, column: str) -> tuple[Bounds | None, bool]:
     """Least and greatest value of a column by the footer, and whether it may be null in a row."""
     try:
-        file = pq.ParquetFile(path)
+        file = footer(path)
+    except StoreError:
+        raise
     except (pa.ArrowException, OSError) as e:
         if _is_parquet(path):
             return None, True  # of a newer writer than our Arrow: Spark reads it
@@ -117,7 +117,7 @@ def _bounds(path: Location, column: str) -> tuple[Bounds | None, bool]:
     at = next((i for i, name in enumerate(file.schema.names) if name.lower() == column.lower()), None)
     low, high, nulls = None, None, False
     for group in range(file.num_row_groups):
-        stats = None if at is None else file.metadata.row_group(group).column(at).statistics
+        stats = None if at is None else file.row_group(group).column(at).statistics
         if stats is None or not stats.has_min_max:
             return None, True
         nulls |= not stats.has_null_count or stats.null_count > 0
@@ -128,7 +128,7 @@ def _bounds(path: Location, column: str) -> tuple[Bounds | None, bool]:
 
 def _is_parquet(path: Location) -> bool:
     """Whether a file begins and ends as Parquet does."""
-    with path.open() as f:
+    with path.open_parts() as f:
         first = f.read(4)
         f.seek(max(0, path.size() - 4))
         return first == f.read(4) == b"PAR1"

@@ -19,12 +19,19 @@ from pyspark.sql import functions as F
 
 from headrace.config import TableSource
 from headrace.errors import UserError
-from headrace.lake.iceberg.manifests import SnapshotFile, local_file, snapshot_files
-from headrace.lake.iceberg.metadata import TableMetadata, metadata_with, newest_metadata, primitives, read_metadata
+from headrace.lake.iceberg.manifests import SnapshotFile, snapshot_files
+from headrace.lake.iceberg.metadata import (
+    TableMetadata,
+    metadata_with,
+    named_place,
+    newest_metadata,
+    primitives,
+    read_metadata,
+)
 from headrace.lake.source_tables.days import Bounds, days_of_file, within
-from headrace.lake.source_tables.snapshot import FILE, LINE, FileSnapshot, TableFile
+from headrace.lake.source_tables.snapshot import FILE, LINE, FileSnapshot, TableFile, one_spelling
 from headrace.manifest import fingerprint
-from headrace.storage import Location, local
+from headrace.storage import Location
 
 _EPOCH = datetime(1970, 1, 1)
 #: Property of tables whose files were not written by Iceberg: columns are found by name, partitions are not in files.
@@ -45,7 +52,7 @@ def pinned_snapshot(
     Raises:
         UserError: there is no table, or no such snapshot.
     """
-    metadata_folder = folder / "metadata" if newest is None else local(newest).parent
+    metadata_folder = folder / "metadata" if newest is None else named_place(newest).parent
     wanted = source.version if pinned is None else pinned
     if wanted is not None:
         found = metadata_with(metadata_folder, wanted)
@@ -57,7 +64,7 @@ def pinned_snapshot(
                 f"and keep snapshots for longer (history.expire.max-snapshot-age-ms)"
             )
         return found, wanted
-    metadata = newest_metadata(metadata_folder) if newest is None else read_metadata(local(newest))
+    metadata = newest_metadata(metadata_folder) if newest is None else read_metadata(named_place(newest))
     if source.as_of is None:
         if metadata.current is None:
             raise UserError(f"source: {source.shown} is empty: nobody has written rows to it yet")
@@ -106,7 +113,7 @@ class IcebergSnapshot(FileSnapshot):
 
     @cached_property
     def _root(self) -> Location:
-        return local_file(self.metadata.location)
+        return named_place(self.metadata.location)
 
     @property
     def plain(self) -> bool:
@@ -128,10 +135,11 @@ class IcebergSnapshot(FileSnapshot):
         partition = {columns[i]["name"].lower(): _text(v) for i, v in file.partition.items() if i in columns}
         first, last = days_of_file(self.source, partition, self._bounds(file))
         identity = fingerprint({"deletes": list(file.deletes)}) if file.deletes else ""
-        name = file.path.below(self._root) if file.path.is_below(self._root) else f"file:{file.path}"
+        outside = f"file:{file.path}" if file.path.scheme == "file" else str(file.path)
+        name = file.path.below(self._root) if file.path.is_below(self._root) else outside
         time = self._time
         lacks = time is not None and file.nulls.get(int(time["id"])) != 0
-        return TableFile(name, file.path, identity, first, last, partition, lacks)
+        return TableFile(name, file.path, file.size, identity, first, last, partition, lacks)
 
     def _bounds(self, file: SnapshotFile) -> Bounds | None:
         """Least and greatest value of `day.time`."""
@@ -155,10 +163,13 @@ class IcebergSnapshot(FileSnapshot):
 
     def _relative(self) -> Column:
         """`_source_file`: as `TableFile.name`."""
-        path = F.regexp_replace("_file", "^file:/*", "/")
+        if self._root.scheme == "file":
+            path = F.regexp_replace("_file", "^file:/*", "/")
+            outside = F.concat(F.lit("file:"), path)
+        else:
+            path = outside = one_spelling(self._root.scheme, F.col("_file"))
         root = f"{self._root}/"
-        below = F.substr(path, F.lit(len(root) + 1))
-        return F.when(path.startswith(root), below).otherwise(F.concat(F.lit("file:"), path))
+        return F.when(path.startswith(root), F.substr(path, F.lit(len(root) + 1))).otherwise(outside)
 
 
 def _value(type_: Any, data: bytes | None) -> date | datetime | None:

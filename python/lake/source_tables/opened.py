@@ -12,15 +12,16 @@ from pyspark.sql import SparkSession
 from headrace.config import Table, TableSource
 from headrace.config.source import TableFormat
 from headrace.errors import UserError
-from headrace.lake.iceberg.manifests import local_file
+from headrace.lake.iceberg.metadata import named_place
+from headrace.lake.object_stores import S3_FILES, S3A
 from headrace.lake.source_tables.change_feed import ChangeFeed
 from headrace.lake.source_tables.delta import DeltaSnapshot, pinned_version
 from headrace.lake.source_tables.folder import FolderSnapshot
 from headrace.lake.source_tables.iceberg import IcebergSnapshot, pinned_snapshot
 from headrace.lake.source_tables.snapshot import Snapshot
 from headrace.lake.sources.frame import quoted
-from headrace.storage import Location, local
-from headrace.workspace import Workspace, installation
+from headrace.storage import location_of
+from headrace.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class TablePlace:
 
     #: delta, iceberg, parquet, orc, avro.
     format: str
-    #: Its folder.
+    #: Its folder: an absolute path or a URI.
     path: str
     #: Of an Iceberg table: the metadata file that its catalog named as the newest when it was asked.
     metadata: str | None = None
@@ -45,7 +46,7 @@ class TablePlace:
 
 def table_name(source: TableSource, ws: Workspace, place: TablePlace) -> str:
     """The table for a manifest: its name in a catalog, or its path as the workspace names it."""
-    return source.table or ws.name_of(local(place.path))
+    return source.table or ws.name_of(location_of(place.path))
 
 
 def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -> TablePlace | None:
@@ -56,7 +57,9 @@ def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -
     """
     if source.path is not None:
         assert source.format is not None
-        return TablePlace(source.format, str(_folder(source.path, ws)))
+        places = ws.read_places(source.path)
+        found = None if len(places) == 1 else next((p for p in places if p.is_dir()), None)
+        return TablePlace(source.format, str(found or places[0]))
     return None if spark is None else _in_catalog(source, spark)
 
 
@@ -75,7 +78,7 @@ def open_table(
     Raises:
         UserError: it is not there, or is not read.
     """
-    folder = local(place.path)
+    folder = location_of(place.path).as_plain()
     if place.format == "delta":
         at = pinned_version(source, folder) if version is None else int(version)
         if source.day is not None and source.day.changes:
@@ -87,12 +90,6 @@ def open_table(
         pinned = None if version is None else int(version)
         return IcebergSnapshot(source, *pinned_snapshot(source, folder, place.metadata, pinned))
     return FolderSnapshot(source, folder, place.format)
-
-
-def _folder(path: str, ws: Workspace) -> Location:
-    """A relative path is meant below the workspace's home, or, of a shipped pipeline, below the installation."""
-    found = [local(path)] if path.startswith("/") else [ws.lake / path, local(installation()) / path]
-    return next((f for f in found if f.is_dir()), found[0])
 
 
 def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
@@ -110,16 +107,16 @@ def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
     if format_ not in get_args(TableFormat):
         what = f"of format {format_}" if format_ else "a view"
         raise UserError(f"source.table: {source.table} is {what}, which headrace does not read as a source")
-    scheme, colon, path = location.partition(":")
-    if colon and scheme != "file":
+    found = named_place(location, f"source.table: the files of {source.table} are at {location}")
+    if found.scheme == "s3" and not spark.conf.get(S3_FILES, ""):
         raise UserError(
-            f"source.table: the files of {source.table} are at {location}, and headrace reads those of the local file "
-            f"system alone"
+            f"source.table: the files of {source.table} are at {location}, and this session has no file system for "
+            f"S3: run `make s3`, or with jars of your own say `{S3_FILES}: {S3A}` in spark.properties"
         )
-    folder = "/" + (path if colon else location).lstrip("/")
+    folder = str(found)
     if format_ != "iceberg":
         return TablePlace(format_, folder)
     # The session's catalog may have kept what it knew half a minute ago.
     spark.sql(f"REFRESH TABLE {name}")
     newest = spark.table(f"{name}.metadata_log_entries").collect()[-1]
-    return TablePlace(format_, folder, str(local_file(newest["file"])))
+    return TablePlace(format_, folder, str(named_place(newest["file"])))

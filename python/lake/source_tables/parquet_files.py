@@ -12,12 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, relative_file
+from headrace.lake.source_tables.snapshot import FILE, LINE, READERS, TableFile, relative_file
 from headrace.lake.sources.frame import quoted
-from headrace.storage import Location
+from headrace.storage import Location, StoreError
 
-#: Footers that are read at once.
-_READERS = 8
 _GLOB_CHARACTERS = re.compile(r"([\[\]{}*?\\])")
 
 
@@ -26,15 +24,28 @@ def escaped(files: Sequence[TableFile]) -> list[str]:
     return [_GLOB_CHARACTERS.sub(r"\\\1", str(f.path)) for f in files]
 
 
+def footer(path: Location) -> pq.FileMetaData:
+    """That of a Parquet file, of which no more is fetched.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+        pyarrow.ArrowException: it is none that Arrow reads.
+    """
+    with path.open_parts() as f:
+        return pq.ParquetFile(f).metadata
+
+
 def arrow_reads(files: Sequence[TableFile]) -> bool:
     """Whether Arrow opens all of the files: those of newer writers may have types that this release does not know."""
-    with ThreadPoolExecutor(_READERS) as pool:
+    with ThreadPoolExecutor(READERS) as pool:
         return all(pool.map(lambda f: _opens(f.path), files))
 
 
 def _opens(path: Location) -> bool:
     try:
-        pq.ParquetFile(path).close()
+        footer(path)
+    except StoreError:  # which says nothing of the file
+        raise
     except (pa.ArrowException, OSError):
         return False
     return True

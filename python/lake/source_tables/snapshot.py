@@ -16,13 +16,16 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.manifest import fingerprint
-from headrace.storage import Location
+from headrace.storage import Location, missing
+from headrace.storage.uri import other_schemes
 
 FILE, LINE = "_source_file", "_source_line"
 #: Column of `Snapshot.rows` with the day (yyyy-MM-dd) of each row, where no column of the table says it.
 DAY = "__day"
 #: Before and after every day.
 FIRST, LAST = "", "9999-99-99"
+#: Footers that are read at once.
+READERS = 16
 #: What Java's URIs leave as it is in a path, besides letters and digits.
 _URI_SAFE = "/-_.!~*'()+,;:$&=@"
 
@@ -34,6 +37,8 @@ class TableFile:
     #: `_source_file` of its rows.
     name: str
     path: Location
+    #: Bytes.
+    size: int
     #: Changes with the live rows in it.
     identity: str
     #: The first and last day of which it may hold rows; a file of no day: both FIRST.
@@ -122,8 +127,8 @@ class FileSnapshot(ABC):
 
     def lost(self, ds: str) -> str | None:
         """A clause for a message: a file of the day that is gone."""
-        lost = next((f for f in self.files if f.may_hold(ds) and not f.path.is_file()), None)
-        return None if lost is None else f"{lost.path} is gone"
+        lost = missing([f.path for f in self.files if f.may_hold(ds)])
+        return None if lost is None else f"{lost} is gone"
 
 
 def files_of(snapshot: Snapshot, days: Collection[str] | None) -> list[TableFile]:
@@ -138,10 +143,22 @@ def uri_path(path: str) -> str:
 
 def relative_name(path: Location, root: Location) -> str:
     """`_source_file` of a data file."""
-    return uri_path(path.below(root)) if path.is_below(root) else f"file:{uri_path(str(path))}"
+    return uri_path(path.below(root)) if path.is_below(root) else _uri(path)
 
 
 def relative_file(root: Location, file: Column) -> Column:
     """The same of a column of URIs."""
-    prefix = f"file:{uri_path(str(root))}/"
-    return F.when(file.startswith(prefix), F.substr(file, F.lit(len(prefix) + 1))).otherwise(file)
+    prefix = f"{_uri(root)}/"
+    outside = file if root.scheme == "file" else one_spelling(root.scheme, file)
+    return F.when(file.startswith(prefix), F.substr(file, F.lit(len(prefix) + 1))).otherwise(outside)
+
+
+def one_spelling(scheme: str, uri: Column) -> Column:
+    """A column of URIs with the scheme that a Location has, where Spark has it by another name (s3a)."""
+    others = "|".join(other_schemes(scheme))
+    return F.regexp_replace(uri, f"^({others}):", f"{scheme}:") if others else uri
+
+
+def _uri(path: Location) -> str:
+    """As Spark's `_metadata.file_path` has it."""
+    return f"file:{uri_path(str(path))}" if path.scheme == "file" else f"{path.scheme}:/{uri_path(str(path.path))}"

@@ -60,11 +60,15 @@ class LakeFile:
     #: Of a file that another wrote: what its rows have as `_source_file`, and their number in the file, from 0, as
     #: `_source_line`. None: the file has both columns.
     name: str | None = None
+    #: Changes with the file's content, where one may take the place of another under its name.
+    identity: str = ""
 
     @property
     def key(self) -> str:
         """Names its folder of row groups."""
-        named = str(self.path) if self.name is None else f"{self.path}\n{self.name}\n{self.size}"
+        named = str(self.path)
+        if self.name is not None:
+            named = "\n".join([named, self.name, str(self.size), *([self.identity] if self.identity else [])])
         return hashlib.sha256(named.encode()).hexdigest()[:24]
 
 
