@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from headrace.errors import UserError, nearest
+from headrace.redaction import redact
 
 T = TypeVar("T")
 
@@ -53,5 +54,5 @@ def faults_of(kind: type[BaseModel], error: ValidationError) -> str:
             faults.append(f"parameter '{key}' is missing")
         else:
             said = str(fault["msg"]).removeprefix("Value error, ")
-            faults.append(f"parameter '{key}': {said} (got {fault['input']!r})" if key else said)
+            faults.append(f"parameter '{key}': {said} (got {redact(repr(fault['input']))})" if key else said)
     return "; ".join(dict.fromkeys(faults))

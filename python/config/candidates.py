@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from headrace.config.candidate_source import CandidateSource, PairEvents
-from headrace.config.section import NAME, PathText, Section
+from headrace.config.section import NAME, LocationText, Section
 from headrace.config.vector_source import VectorSource
 from headrace.errors import nearest
 
@@ -72,8 +72,8 @@ class CandidateTable(CandidateSource):
 
     #: Which kind it is.
     kind: Literal["table"] = "table"
-    #: A folder (or file), relative to the workspace's home unless absolute.
-    path: PathText | None = None
+    #: A folder (or file): a path, relative to the workspace's home unless absolute, or a URI (`s3://BUCKET/FOLDER`).
+    path: LocationText | None = None
     #: How it is written.
     format: Literal["delta", "parquet"] = "delta"
     #: A named source of the pipeline in place of `path`: the rows of its newest landing day up to ds.

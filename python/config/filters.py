@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 
 from headrace.config.candidate_source import PairEvents
 from headrace.config.candidates import check_kind, kind_of
-from headrace.config.section import PathText, Section
+from headrace.config.section import LocationText, Section
 
 
 class SeenFilter(PairEvents):
@@ -23,8 +23,8 @@ class BlockedFilter(Section):
 
     #: Which kind it is.
     kind: Literal["table"] = "table"
-    #: A folder (or file), relative to the workspace's home unless absolute.
-    path: PathText | None = None
+    #: A folder (or file): a path, relative to the workspace's home unless absolute, or a URI (`s3://BUCKET/FOLDER`).
+    path: LocationText | None = None
     #: How it is written.
     format: Literal["delta", "parquet"] = "delta"
     #: A named source of the pipeline in place of `path`: the rows of its newest landing day up to ds.

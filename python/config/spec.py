@@ -133,8 +133,12 @@ class Spec(Section):
     def reads(self) -> tuple[str, ...]:
         """URIs of what its stages read besides lake and store."""
         sources = [self.source, *(named.source for named in self.sources.values())]
-        paths = (source.path for source in sources if isinstance(source, TableSource))
-        return tuple(dict.fromkeys(path for path in paths if path is not None and is_uri(path)))
+        paths: list[Any] = [source.path for source in sources if isinstance(source, TableSource)]
+        paths += [op.params.get("path") for op in self.features.prepare]
+        if self.score:
+            candidates = self.score.candidates.sources.values() if self.score.candidates else ()
+            paths += [entry.path for entry in (*candidates, *self.score.filters) if entry.kind == "table"]
+        return tuple(dict.fromkeys(path for path in paths if isinstance(path, str) and is_uri(path)))
 
     def named_columns(self) -> dict[str, Sequence[str]]:
         """The columns that carried columns, split and scoring name, by the key that names them."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headrace.config.section import PathText
+from headrace.config.section import LocationText
 from headrace.errors import UserError, nearest
 from headrace.features.table_ops.base import ExternalTable, SparkTableContext, TableOp, TableSchema
 from headrace.features.table_ops.earlier_events import same_names
@@ -16,7 +16,7 @@ from headrace.features.types import OpError, ValueType, declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input
 from headrace.schema import ColumnType, TableColumn
-from headrace.storage import Location
+from headrace.storage import Location, is_uri
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class ReadsOtherTable(TableOp):
     """The parameters that operators with another table share: one at a path, or a named source of the pipeline."""
 
-    #: A folder (or file), relative to the workspace's home unless absolute.
-    path: PathText | None = None
+    #: A folder (or file): a path, relative to the workspace's home unless absolute, or a URI (`s3://BUCKET/FOLDER`).
+    path: LocationText | None = None
     format: Literal["delta", "parquet", "csv"] = "delta"
     #: A named source, in place of `path`.
     from_: str | None = Field(default=None, alias="from")
@@ -131,7 +131,7 @@ class ExternalReader:
 
     def path(self, table: ExternalTable) -> Location:
         """Where it is."""
-        return self._ws.locate(table.path)
+        return _place(self._ws, table)
 
     def check_unchanged(self) -> None:
         """Call it again when the rows are computed: files are read late.
@@ -193,17 +193,24 @@ def pin(ws: Workspace, tables: Sequence[ExternalTable]) -> tuple[Input, ...]:
     """
     found = {}
     for table in tables:
-        path = ws.locate(table.path)
+        path = _place(ws, table)
         _see(path, table)
         found[table.format, table.path] = Input(kind=table.format, name=table.path, version=_version(path, table))
     return tuple(found.values())
 
 
+def _place(ws: Workspace, table: ExternalTable) -> Location:
+    found = ws.locate(table.path)
+    return found.as_plain() if is_uri(table.path) else found
+
+
 def _version(path: Location, table: ExternalTable) -> str:
     if table.format == "delta":
         return str(DeltaLog(path).version)
-    found = [(p, p.info()) for p in (path.files() if path.is_dir() else [path])]
-    listed = [(p.below(path), info.size, info.modified_ns) for p, info in found]
+    found = path.infos() or {".": path.info()}
+    in_order = sorted(found.items(), key=lambda of: of[0].split("/"))
+    # A store's times may be of seconds.
+    listed = [(name, info.size, info.tag or info.modified_ns) for name, info in in_order]
     return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,127 @@
+"""Source tables in S3, read by a pipeline whose own lake is on a disk: all it makes is as of the same tables there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.source_tables.snapshot import FILE, LINE
+from headrace.manifest import Manifest
+from headrace.storage import Location, local, location
+from headrace.storage.objects.store import ObjectStore
+from headrace.workspace import Workspace, checkout, s3_dir
+from tests.s3_server import BUCKET, S3Server, s3_server
+from tests.source_table_support import COLUMNS, D3, DDL, dataset, frame, ingest, make_rows, make_spec
+
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    if not any(s3_dir().glob("hadoop-aws-*.jar")):
+        pytest.skip("no S3A in build/s3: run `make s3`")
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Location:
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3"))
+    return Location(PurePosixPath(f"/{BUCKET}"), "s3")
+
+
+def written(spark: SparkSession, folder: Path) -> dict[str, dict[str, Any]]:
+    """A folder of Parquet, a Delta table that Delta itself must read, and two that are joined; what `make_spec` takes.
+
+    The Delta table has a row that breaks the declaration, one that repeats another, and rows that are deleted.
+    """
+    rows = make_rows(ROWS).astype({"user": object})
+    frame(spark, rows).repartition(2).write.partitionBy("dt").parquet(str(folder / "parquet"))
+    rows.loc[5, "click"] = 7
+    rows.loc[14, "id"] = 13
+    table = folder / "delta"
+    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true'"
+    spark.sql(f"CREATE TABLE delta.`{table}` ({DDL}) USING delta TBLPROPERTIES ({properties})")
+    frame(spark, rows).repartition(2).write.format("delta").mode("append").save(str(table))
+    spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN price TO cost")
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE id % 11 = 0")
+    numbers = range(29)
+    items = pa.table({"item": numbers, "of": [k / 3 for k in numbers], "shop": [f"shop {k % 5}" for k in numbers]})
+    (folder / "prices").mkdir()
+    pq.write_table(items, folder / "prices" / "a b.parquet")
+    deltalake.write_deltalake(str(folder / "shops"), items)
+    prices = {"path": "ROOT/prices", "format": "parquet", "keys": ["item"], "add": {"of": "double"}}
+    shops = {"path": "ROOT/shops", "keys": ["item"], "add": {"shop": "string"}}
+    return {
+        "parquet": {"source": {"format": "parquet", "path": "ROOT/parquet", "day": {"partition": "dt"}}},
+        "delta": {
+            "source": {"format": "delta", "path": "ROOT/delta", "day": {"time": "ts"}},
+            "table": {
+                "columns": [c | {"name": "cost"} if c["name"] == "price" else c for c in COLUMNS],
+                "late_days": 3,
+            },
+            "features": {
+                "prepare": [{"join_external": prices}, {"join_external": shops}],
+                "workflow": [
+                    {"columns": ["cost", "of"], "ops": ["fill_missing", "normalize"]},
+                    {"columns": ["user", "shop"], "ops": ["categorify"]},
+                ],
+            },
+        },
+    }
+
+
+def at(case: dict[str, Any], root: Path | Location) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(case).replace("ROOT", str(root)))
+    return found
+
+
+def made_by(ws: Workspace) -> dict[str, Any]:
+    """What a run of ingest and features has left: the rows that it left out, and each file of the dataset."""
+    log = DeltaLog(ws.quarantine("shop"))
+    assert log.version is not None
+    files = log.files(log.version) or []
+    bad = [row for f in files for row in pq.read_table(f.path, columns=[FILE, LINE, "_reason"]).to_pylist()]
+    folder = ws.locate(Manifest.load(ws.manifest("shop", D3, "features")).output("dataset").name)
+    found: dict[str, Any] = {f.below(folder): pq.read_table(f) for f in folder.files() if f.suffix == ".parquet"}
+    assert sum(t.num_rows for t in found.values()) > ROWS * 0.8
+    return found | {"left out": sorted(map(str, bad))}
+
+
+def test_tables_in_s3_are_those_on_a_disk(spark: SparkSession, bucket: Location, tmp_path: Path) -> None:
+    cases = written(spark, tmp_path / "tables")
+    (bucket / "others").copy_from(local(tmp_path / "tables"))
+    theirs: dict[str, dict[str, Any]] = {}
+    for name, case in cases.items():
+        mine = make_spec(**at(case, tmp_path / "tables"))
+        ws = Workspace(tmp_path / "disk" / name)
+        ingest(mine, ws, D3)
+        dataset(mine, ws, D3)
+        theirs[str(tmp_path / "s3" / name)] = at(case, bucket / "others")
+    command = [sys.executable, "-m", "tests.spark.s3_source_side", json.dumps(theirs)]
+    environ = {k: v for k, v in os.environ.items() if k != "HEADRACE_CACHE"}
+    done = subprocess.run(command, cwd=checkout(), env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    for name in cases:
+        ours, other = Workspace(tmp_path / "disk" / name), Workspace(tmp_path / "s3" / name)
+        assert made_by(other) == made_by(ours)
+        assert len(made_by(ours)["left out"]) == (2 if name == "delta" else 0)
+        taken = Manifest.load(other.manifest("shop", D3, "ingest"))
+        assert taken.rows == Manifest.load(ours.manifest("shop", D3, "ingest")).rows
+        assert taken.outputs[0].name == f"s3://{BUCKET}/others/{name}"
+    # The Arrow engine read copies of the Parquet files, which are where the workspace keeps what may vanish.
+    assert any((tmp_path / "s3" / "parquet" / "cache" / "files").iterdir())
