@@ -23,6 +23,33 @@ from headrace.storage import local
 from headrace.workspace import Workspace
 
 COLUMNS = ["ds", "user_id", "item_id", "rank", "score", "model_version"]
+#: Of a frame of scores, with the types of the keys left open.
+SCHEMA = "ds string, user_id {user}, item_id {item}, rank int, score float, model_version string"
+
+
+def scores(users: int, seed: int = 0, ds: str = "2026-01-10", k: int = 4, text_keys: bool = False) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "ds": ds,
+            "user_id": np.repeat(np.arange(users, dtype=np.int64) - 2, k),
+            "item_id": np.concatenate([rng.permutation(50)[:k] for _ in range(users)]).astype(np.int64),
+            "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), users),
+            "score": -np.sort(-rng.random((users, k), dtype=np.float32), axis=1).ravel(),
+            "model_version": f"model{seed}",
+        }
+    )
+    if text_keys:
+        frame["user_id"] = "u, \"'" + frame["user_id"].astype(str)
+        frame["item_id"] = "é\n" + frame["item_id"].astype(str)
+    return frame
+
+
+def same(left: pd.DataFrame, right: pd.DataFrame) -> None:
+    order = ["ds", "user_id", "rank"]
+    pd.testing.assert_frame_equal(
+        left.sort_values(order).reset_index(drop=True), right.sort_values(order).reset_index(drop=True)
+    )
 
 
 def in_warehouse(ws: Workspace, table: str = "clicks_scores", ds: str = "2026-01-10") -> pd.DataFrame:

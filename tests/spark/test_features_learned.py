@@ -21,10 +21,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Chain, build_spec
-from headrace.drift.count_day import count_day
+from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow.aggregate import aggregate_batch
 from headrace.features.engines.spark import groups
@@ -42,11 +40,8 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.saved import table_file
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
-from headrace.stage import run_stage
 from headrace.storage import local
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
-from headrace.workspace import Workspace
-from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
+from headrace.udfs.xxhash64 import xxhash64_strings
 
 COLUMNS = [
     TableColumn(name="s", type="string"),
@@ -477,30 +472,3 @@ def test_the_identity_of_rows_is_of_file_and_line(spark: SparkSession, tmp_path:
     fitted = fit(w, lines, vocabularies)
     marked = lines.withColumn(IDENTITY, F.xxhash64("_source_file", "_source_line"))
     assert fit(w, marked, vocabularies).tables["0.0.s_te"].table.equals(fitted.tables["0.0.s_te"].table)
-
-
-def test_the_written_dataset_is_out_of_fold(spark: SparkSession, ws: Workspace) -> None:
-    """Of the files: train without the own fold, valid with all of train, and no label of valid anywhere."""
-    spec = clicks().model_dump(mode="json", by_alias=True, exclude_none=True)
-    spec["features"]["workflow"] = [
-        {"columns": ["item_category"], "ops": [{"target_encoding": {"folds": 3, "smoothing": 4}}]}
-    ]
-    events = make_clicks(600)
-    land(spark, ws, build_spec(spec), events)
-    folder = dataset(ws, run_stage(BuildFeatures(count_day), build_spec(spec), ws, DS).manifest)
-    lines = events["_source_line"].to_numpy(np.int64)
-    hashes = xxhash64_integers(lines, xxhash64_strings(pa.array(events["_source_file"])))
-    events["fold"] = folds_of(hashes, 3)
-    train = read(folder, "train").merge(events, on="event_id", suffixes=("", "_raw"))
-    valid = read(folder, "valid").merge(events, on="event_id", suffixes=("", "_raw"))
-    assert len(train) > 200
-    assert len(valid) > 50
-
-    def expected(row: Any, others: pd.DataFrame) -> float:
-        mine = others[others["item_category"] == row["item_category"]]["clicked"]
-        return float((mine.sum() + 4 * others["clicked"].mean()) / (len(mine) + 4))
-
-    wanted = [expected(row, train[train["fold"] != row["fold"]]) for _, row in train.iterrows()]
-    np.testing.assert_allclose(train["item_category_te"], wanted, rtol=1e-6)
-    wanted = [expected(row, train) for _, row in valid.iterrows()]
-    np.testing.assert_allclose(valid["item_category_te"], wanted, rtol=1e-6)

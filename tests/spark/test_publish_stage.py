@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -25,27 +24,19 @@ from headrace.lake.session import spark_settings
 from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded
-from headrace.publish.files.staging import StagedFiles
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.stage import Publish
-from headrace.publish.tables.delta import DeltaTarget
-from headrace.publish.tables.iceberg import IcebergTarget
-from headrace.publish.tables.parquet import ParquetTarget
-from headrace.publish.tables.records import Records
 from headrace.publish.warehouses import open_target
-from headrace.stage import Outcome, RunLock, run_stage
-from headrace.storage import Lease, LeaseLost
-from headrace.storage.lease import Holder
+from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
-from tests.fence_support import holding
 from tests.publish_support import redis_server, served
-from tests.warehouses import Warehouses, in_warehouse
+from tests.storage_faults import Killed
+from tests.warehouses import SCHEMA, Warehouses, in_warehouse, same, scores
 
 DS = "2026-01-10"
 NEXT = "2026-01-11"
 SPEC = load_spec("clicks", ["score.top_k=4"])
-SCHEMA = "ds string, user_id {user}, item_id {item}, rank int, score float, model_version string"
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +56,6 @@ def fresh(home: Workspace) -> Workspace:
         for name in ("score", "publish"):
             home.manifest("clicks", ds, name).local_path().unlink(missing_ok=True)
     return home
-
-
-def scores(users: int, seed: int = 0, ds: str = DS, k: int = 4, text_keys: bool = False) -> pd.DataFrame:
-    rng = np.random.default_rng(seed)
-    frame = pd.DataFrame(
-        {
-            "ds": ds,
-            "user_id": np.repeat(np.arange(users, dtype=np.int64) - 2, k),
-            "item_id": np.concatenate([rng.permutation(50)[:k] for _ in range(users)]).astype(np.int64),
-            "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), users),
-            "score": -np.sort(-rng.random((users, k), dtype=np.float32), axis=1).ravel(),
-            "model_version": f"model{seed}",
-        }
-    )
-    if text_keys:
-        frame["user_id"] = "u, \"'" + frame["user_id"].astype(str)
-        frame["item_id"] = "é\n" + frame["item_id"].astype(str)
-    return frame
 
 
 def land(spark: SparkSession, ws: Workspace, frame: pd.DataFrame, ds: str = DS, rows: int | None = None) -> None:
@@ -123,13 +96,6 @@ def in_lake(spark: SparkSession, ws: Workspace, ds: str = DS) -> pd.DataFrame:
 def transactions(ws: Workspace) -> list[Any]:
     with warehouse.connect(SPEC.publish.warehouse, ws) as conn:  # type: ignore[union-attr]
         return conn.execute("SELECT xmin, ctid, * FROM clicks_scores").fetchall()
-
-
-def same(left: pd.DataFrame, right: pd.DataFrame) -> None:
-    order = ["ds", "user_id", "rank"]
-    pd.testing.assert_frame_equal(
-        left.sort_values(order).reset_index(drop=True), right.sort_values(order).reset_index(drop=True)
-    )
 
 
 def test_publish_replace_and_heal(spark: SparkSession, fresh: Workspace) -> None:
@@ -268,10 +234,6 @@ def test_a_day_is_held_against_the_last_one_other_tables_and_own_rules(
     ):
         with pytest.raises(UserError, match=message):
             publish(fresh, NEXT, [f"publish.audit.{key}"])
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: no handler of the stage's own may catch it."""
 
 
 @pytest.mark.parametrize("where", ["audited", "swapped", "delta"])
@@ -425,29 +387,6 @@ def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh:
                 assert not list((fresh.home / "staging" / "clicks").iterdir())
 
 
-@pytest.mark.parametrize("lost", [True, False])
-def test_a_run_whose_staged_files_another_one_has_removed(spark: SparkSession, tmp_path: Path, lost: bool) -> None:
-    """It was paused, and says so; where the lease is its own the error is what it is."""
-    held = [True]
-    lock = RunLock((Lease(Holder(token=1, lease="l"), lambda: held[0]),))
-    overrides = ["score.top_k=4", "publish.warehouse.kind=parquet", f"publish.warehouse.path={tmp_path / 'w'}"]
-    df = spark.createDataFrame(scores(3), SCHEMA.format(user="bigint", item="bigint"))
-    with open_target(load_spec("clicks", overrides), Workspace(tmp_path / "home"), lock) as target:
-        target.create(df.dtypes)
-
-        def swapped() -> None:
-            with target.stage(df, DS, "k") as staged:
-                assert isinstance(staged, StagedFiles)
-                for file in staged.files:
-                    file.unlink()
-                held[0] = not lost
-                target.swap(staged, "s", [])
-
-        with pytest.raises(LeaseLost if lost else Py4JJavaError, match="any more" if lost else "NOT_EXIST"):
-            swapped()
-        assert target.days() == []
-
-
 def everywhere(folder: Path) -> set[int]:
     """The users of all Parquet files of a folder."""
     found: set[int] = set()
@@ -496,99 +435,3 @@ def test_persons_are_erased_from_every_kind_of_warehouse(
                 assert bounds
                 users = {int.from_bytes(b["value"], "little", signed=True) for b in bounds}
                 assert not users & {*gone}, manifest
-
-
-#: After which calls a publisher of files is killed, one after another; which rows the table, the copy of the newest day
-#: and the record then are of.
-_KILLS: dict[str, list[tuple[type, str, str]]] = {
-    "parquet": [(ParquetTarget, "_discard", "old old old"), (ParquetTarget, "_save", "new new new")],
-    "delta": [
-        (DeltaTarget, "write_day", "new old old"),
-        (DeltaTarget, "write_current", "new new old"),
-        (Records, "save", "new new new"),
-    ],
-    "iceberg": [
-        (IcebergTarget, "write_day", "new old old"),
-        (IcebergTarget, "write_current", "new new old"),
-        (Records, "save", "new new new"),
-    ],
-}
-
-
-@pytest.mark.parametrize("kind", _KILLS)
-def test_a_table_of_files_is_whole_whenever_its_publisher_is_killed(
-    spark: SparkSession, fresh: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    places = Warehouses(tmp_path)
-    if kind not in places.settings:
-        pytest.skip("Iceberg's jar is not here: make iceberg")
-    versions = {"old": scores(30), "new": scores(31, 6)}
-    spec = load_spec("clicks", ["score.top_k=4", *places.overrides(kind)])
-
-    def publish_to(key: str) -> None:
-        df = spark.createDataFrame(versions[key], SCHEMA.format(user="bigint", item="bigint"))
-        with open_target(spec, fresh) as target:
-            target.create(df.dtypes)
-            with target.stage(df, DS, key) as staged:
-                target.swap(staged, "s", [])
-
-    def check(table: str, current: str, recorded: str) -> None:
-        same(places.read(kind, fresh, DS), versions[table])
-        same(places.read(kind, fresh, DS, current=True), versions[current])
-        with open_target(spec, fresh) as target:
-            found = target.published(DS)
-            assert found is not None
-            assert (found.key, found.rows) == (recorded, len(versions[recorded]))
-            assert (target.missing(DS, "new") is None) == (recorded == "new")
-
-    with spark_settings(spark, places.properties):
-        publish_to("old")
-        for owner, name, left in _KILLS[kind]:
-            real = getattr(owner, name)
-
-            def dies(*args: Any, real: Any = real) -> None:
-                real(*args)
-                raise Killed
-
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, name, dies)
-                with pytest.raises(Killed):
-                    publish_to("new")
-            check(*left.split())
-        publish_to("new")
-        check("new", "new", "new")
-
-
-def test_a_day_of_delta_is_not_replaced_by_a_run_that_was_paused(
-    spark: SparkSession, fresh: Workspace, tmp_path: Path
-) -> None:
-    spec = load_spec("clicks", ["score.top_k=4", *Warehouses(tmp_path).overrides("delta")])
-    frames = {"before": scores(20), "old": scores(21, 1), "new": scores(22, 2)}
-
-    def publish_to(key: str, lock: RunLock, later: RunLock | None = None) -> None:
-        df = spark.createDataFrame(frames[key], SCHEMA.format(user="bigint", item="bigint"))
-        with open_target(spec, fresh, lock) as target:
-            target.create(df.dtypes)
-            with target.stage(df, DS, key) as staged:
-                if later is not None:
-                    with open_target(spec, fresh, later) as theirs:
-                        theirs.claim()
-                target.swap(staged, "s", [])
-
-    with open_target(spec, fresh, holding(1)) as first:
-        first.claim()
-        # Before there is a day: a table without rows, and nobody takes it for one.
-        assert (first.days(), first.rows_with("user_id", [0]), first.leftovers("user_id", [0])) == ([], {}, 0)
-        assert first.erase("user_id", [0]) == ""
-        with pytest.raises(UserError, match="there is no table"):
-            first.sample(DS, 1)
-        with pytest.raises(LeaseLost):
-            publish_to("old", holding(0))
-    publish_to("before", holding(1))
-    with pytest.raises(LeaseLost, match="a later holder of the lease has committed"):
-        publish_to("old", holding(1), later=holding(2))
-    for current in (False, True):
-        same(Warehouses(tmp_path).read("delta", fresh, DS, current=current), frames["before"])
-    publish_to("new", holding(2))
-    for current in (False, True):
-        same(Warehouses(tmp_path).read("delta", fresh, DS, current=current), frames["new"])
