@@ -291,6 +291,8 @@ def _end(holder: subprocess.Popen[bytes]) -> None:
 def _environ() -> dict[str, str]:
     """Of every command: this machine's programs, and nothing that says where its own files or services are."""
     keep = ("PATH", "JAVA_HOME", "LANG", "LC_ALL", "PYENV_ROOT", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
+    # Tests keep their JVMs' compilers and collectors small by it.
+    keep += ("JAVA_TOOL_OPTIONS",)
     found = {key: os.environ[key] for key in keep if key in os.environ}
     found["PATH"] = f"{found.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
     return {**found, "HOME": str(PRIVATE / "home"), "PYTHONUNBUFFERED": "1"}

@@ -118,6 +118,8 @@ def _start(folder: Path, place: Yarn, *words: str) -> _Jobs:
             "spark.yarn.jars": f"local:{spark_home()}/jars/*",
             "spark.yarn.stagingDir": f"file://{folder}/staging",
             "spark.driver.memoryOverhead": "128m",
+            # Else the containers' JVMs are those of a server, with both compilers.
+            "spark.yarn.appMasterEnv.JAVA_TOOL_OPTIONS": os.environ["JAVA_TOOL_OPTIONS"],
             # No executors: the programs compute nothing.
             "spark.dynamicAllocation.enabled": "true",
             "spark.dynamicAllocation.shuffleTracking.enabled": "true",
