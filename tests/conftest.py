@@ -24,6 +24,7 @@ from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout
 from tests.hadoop_servers import Hdfs, hdfs
+from tests.spark_settings import GENERATED, INTERPRETED
 from tests.support import DAY, NEXT_DAY, Run, headrace
 from tests.users_package import install
 
@@ -104,12 +105,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-#: Spark's expressions by Java code that it generates for each plan, as they run anywhere else, or by its interpreter of
-#: the same expressions: for tests of few rows and many plans, of which the compiler would take a quarter of the time.
-_GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-
-
 @pytest.fixture(scope="session")
 def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
     """A NameNode and two DataNodes of this machine, which take seconds to start."""
@@ -143,7 +138,7 @@ def spark(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     `generated_code`; applications that tests start generate code, too.
     """
     ws = Workspace(tmp_path_factory.mktemp("spark-home"))
-    properties = _INTERPRETED | (ICEBERG_BY_PATH if iceberg_jars() else {})
+    properties = INTERPRETED | (ICEBERG_BY_PATH if iceberg_jars() else {})
     with session(Spark(master="local[2]", driver_memory="2g", properties=properties), ws, "tests") as found:
         yield found
 
@@ -151,7 +146,7 @@ def spark(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
 @pytest.fixture(scope="module")
 def generated_code(spark: SparkSession) -> Iterator[None]:
     """Spark generates code for its expressions."""
-    with spark_settings(spark, _GENERATED):
+    with spark_settings(spark, GENERATED):
         yield
 
 

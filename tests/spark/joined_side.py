@@ -30,6 +30,7 @@ from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from tests.score_support import DS, scores, spec
+from tests.spark_settings import FEW_ROWS
 
 
 class Said(AccumulatorParam[list[Any]]):
@@ -56,7 +57,7 @@ def main(home: Path, out: Path) -> None:
     conf = Spark(
         master="local-cluster[2,1,1024]",
         driver_memory="1g",
-        properties={"spark.executor.memory": "512m", "spark.sql.shuffle.partitions": "2"},
+        properties=FEW_ROWS | {"spark.executor.memory": "512m", "spark.sql.shuffle.partitions": "2"},
     )
     os.environ.update(environment(conf))
     ws = Workspace(home)

@@ -37,6 +37,7 @@ from headrace.score.rank import item_features
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
+from tests.spark_settings import FEW_ROWS
 
 MASTER = "local-cluster[2,1,1024]"
 
@@ -174,7 +175,7 @@ def main(folder: Path) -> None:
     given = json.loads((folder / "specs.json").read_text())
     homes = {stage: Workspace(folder / stage) for stage in given}
     for data, _ in given.values():
-        data["spark"] = {"master": MASTER, "scratch": "own", "properties": {"spark.executor.memory": "1g"}}
+        data["spark"] = {"master": MASTER, "scratch": "own", "properties": FEW_ROWS | {"spark.executor.memory": "1g"}}
     for ws, place in ((homes["ingest"], "spark/ingest"), (homes["score"], "spark/score"), (homes["score"], "mapped")):
         (ws.scratch / place).put_text("no folder is here")
     spark_settings = build_spec(given["features"][0]).spark
