@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.features.vocabulary import delta_table, frame_codes, mapped_chunks, table_writer
@@ -80,7 +82,11 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
     both("2026-01-03", 1)
     assert {r["name"] for r in stored(there)} == {"a", "b", "é"}
     both("2026-01-03", 1)  # again: nothing is added
-    both("2026-01-05", 2)
+    with monkeypatch.context() as patch:  # texts of 4 bytes are long
+        patch.setattr(frame_codes, "_BEGINNING", 0)
+        patch.setattr(frame_codes, "PARTITION_VALUES", 20)
+        patch.setattr(frame_codes, "PARTITION_BYTES", 40)
+        both("2026-01-05", 2)
     both("2026-01-04", 3)  # an older day sees no more than it counted of the later one
     both("2026-01-03", 1, version=0)
     assert DeltaLog(there).version == 2
@@ -89,6 +95,60 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
     with pytest.raises(UserError, match="began with oov_buckets: 3"):
         table.update(spark.createDataFrame(counts(4)), {"é": VocabularyRule()})
     assert DeltaLog(there).version == 2
+
+
+def partitions_of(frame: DataFrame) -> list[list[Row]]:
+    """Rows in their order, by partition."""
+    found = list[list[Row]]()
+    for row in frame.withColumn("partition", F.spark_partition_id()).collect():
+        if not found or found[-1][0].partition != row.partition:
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+def test_long_texts_are_in_order_in_even_partitions(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that begin alike, and long ones that stand together among short ones."""
+    rng = np.random.default_rng(5)
+    alike = [f"{'same ' * 60}é{i} {'y' * int(rng.integers(50, 100))}" for i in rng.permutation(200)]
+    alike += [alike[0][:n] for n in range(301, 330)]  # one begins as the other
+    short = [f"{'az'[i % 2]}{i}" for i in range(2_000)]
+    long = [f"long {i} {'日' * 1_000}" for i in range(20)]
+    rows = [("v", text) for text in (*alike, *short, *long)] + [("w", text) for text in short[:100]]
+    rows = [(name, text, i) for i, (name, text) in enumerate(rows)]
+    rows = [rows[i] for i in rng.permutation(len(rows))]
+    frame = spark.createDataFrame(pa.table(dict(zip(("name", "value", "code"), zip(*rows, strict=True), strict=True))))
+    monkeypatch.setattr(frame_codes, "PARTITION_VALUES", 500)
+    monkeypatch.setattr(frame_codes, "PARTITION_BYTES", 8_000)
+    orders: list[tuple[list[str | Column], Callable[[tuple[str, str, int]], Any]]] = [
+        (["name", "value"], lambda r: (r[0], r[1].encode())),
+        (["name", "code"], lambda r: (r[0], r[2])),
+        (["name", -F.col("code") % 7, "value"], lambda r: (r[0], -(r[2] % 7), r[1].encode())),
+    ]
+    for by, key in orders:
+        found = partitions_of(frame_codes.ordered(frame.repartition(3), by))
+        wanted = sorted(rows, key=key)
+        assert [(r.name, r.value, r.code) for part in found for r in part] == wanted
+        weights = [sum(1 / 500 + len(r.value.encode()) / 8_000 for r in part) for part in found]
+        # A row of 3,000 bytes more or less, and what a sample does not know.
+        assert max(weights) < 2, by
+        assert len(found) < 2.5 * sum(weights)
+
+
+def test_texts_are_looked_at_whole_where_they_are_long(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is short, or few, costs no further pass."""
+    asked = list[int]()
+
+    def noted(frame: DataFrame, *args: Any) -> DataFrame:
+        asked.append(frame.count())
+        return frame
+
+    monkeypatch.setattr(frame_codes, "size_ranges", noted)
+    monkeypatch.setattr(frame_codes, "PARTITION_BYTES", 1_000)
+    for length, rows, sees in ((256, 100, 0), (257, 15, 0), (257, 16, 16)):
+        texts = pa.table({"value": [f"{i:0{length}}" for i in range(rows)]})
+        frame_codes.ordered(spark.createDataFrame(texts), ["value"])
+        assert sum(asked) == sees
 
 
 def test_known_values_are_counted_behind_deletion_vectors(

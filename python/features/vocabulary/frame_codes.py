@@ -15,12 +15,15 @@ from pyspark.sql import functions as F
 
 from headrace.features.vocabulary.codes import began_otherwise
 from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.size_ranges import size_ranges
 
 #: Values of a partition, and bytes of their texts: what the driver takes at once, and what a task sorts.
 PARTITION_VALUES, PARTITION_BYTES = 1 << 18, 32 << 20
 #: Characters by which texts are put into partitions: Spark brings a sample of them to the driver, some hundred of each
 #: partition, however long they are.
 _BEGINNING = 256
+#: What texts of more bytes than that hold together, in partitions, above which they are looked at whole.
+_LONG_PARTITIONS = 4
 #: Which row of its partition a row is, in what `monotonically_increasing_id` gives.
 _ROW_BITS = 33
 
@@ -76,7 +79,7 @@ def codes_of(
             for name, rule in rules.items()
             if (size := rule.max_size) is not None
         }
-        by_count: list[str | Column] = [F.col("count").desc(), "value"]
+        by_count: list[str | Column] = [-F.col("count"), "value"]
         if room:
             ranks = ranked(persisted, new.where(F.col("name").isin(list(room))), by_count)
             few = ranks.where(F.col("rank") < of_name(room)).drop("rank")
@@ -102,9 +105,22 @@ def of_name(numbers: Mapping[str, int]) -> Column:
 
 
 def ordered(frame: DataFrame, by: Sequence[str | Column], text: str = "value") -> DataFrame:
-    """The rows in order, in so many partitions that each is small. `text`: the column that may be long, in `by` so."""
-    rows, size = frame.agg(F.count(F.lit(1)), F.sum(F.octet_length(text))).collect()[0]
-    partitions = max(1, -(-rows // PARTITION_VALUES), -(-(size or 0) // PARTITION_BYTES))
+    """The rows in order, in so many partitions that each is small.
+
+    Args:
+        frame: the rows.
+        by: in ascending order, not null.
+        text: the column that may be long; the last of `by`, or not in it.
+    """
+    size = F.octet_length(text)
+    rows, bytes_, long = frame.agg(F.count(F.lit(1)), F.sum(size), F.sum(F.when(size > _BEGINNING, size))).collect()[0]
+    if (long or 0) > _LONG_PARTITIONS * PARTITION_BYTES:
+        # Partitions of as many rows may have any size: where long texts stand together, or many begin alike.
+        keys = [F.col(c) if isinstance(c, str) else c for c in by]
+        last = keys.pop() if isinstance(by[-1], str) and by[-1] == text else None
+        share = F.lit(1 / PARTITION_VALUES) + F.coalesce(size, F.lit(0)) / F.lit(float(PARTITION_BYTES))
+        return size_ranges(frame, keys, last, share).sortWithinPartitions(*by)
+    partitions = max(1, -(-rows // PARTITION_VALUES), -(-(bytes_ or 0) // PARTITION_BYTES))
     # Texts that begin otherwise are in the order of their beginnings; those that begin alike are in one partition.
     frame = frame.repartitionByRange(
         partitions, *(F.substring(text, 1, _BEGINNING) if isinstance(c, str) and c == text else c for c in by)
