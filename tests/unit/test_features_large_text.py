@@ -25,7 +25,7 @@ from headrace.features.engines.arrow.lake_rows import LakeRows, ScanTask, Splitt
 from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.engines.spark.joins import Joins, Side
-from headrace.features.engines.spark.write import _block_bytes
+from headrace.features.engines.spark.write import _block_bytes, _most_text
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
@@ -301,6 +301,23 @@ def test_a_file_of_carried_text_is_one_row_group_of_sparks(tmp_path: Path) -> No
     fitted = FittedWorkflow.load(local(tmp_path / "out" / "workflow"))
     plans = plan_files({"train": 2_400}, 131_072, 12)
     assert len(plans) == 1
-    # 12 files of 200 MiB of text each.
-    assert _block_bytes(fitted, plans, [2_400], [2_400 << 20]) > 200 << 20
-    assert _block_bytes(fitted, plans, [2_400], [0]) < 200 << 20
+    # 12 files of about 200 MiB of text each.
+    mib = 1 << 20
+    assert 200 * mib < _block_bytes(fitted, plans, [2_400], [2_400 * mib], [mib]) < 800 * mib
+    assert _block_bytes(fitted, plans, [2_400], [0], [0]) < 200 * mib
+    # Any of them may have all that is long, and none has more than there is.
+    assert 600 * mib <= _block_bytes(fitted, plans, [100_000], [300 * mib], [100 * mib]) < 800 * mib
+
+
+def test_files_have_less_text_than_is_reckoned_with() -> None:
+    """Rows are dealt out to files as their hashes are, which know nothing of lengths."""
+    rng = np.random.default_rng(3)
+    for rows, long in ((20_000, 0), (20_000, 3), (20_000, 60), (400, 400), (5, 5)):
+        lengths = rng.integers(0, 50, rows)
+        lengths[:long] = rng.integers(1_000_000, 1_100_000, long)
+        limit = _most_text(int(lengths.sum()), int(lengths.max()), 4)
+        for _ in range(50):
+            assert max(part.sum() for part in np.array_split(rng.permutation(lengths), 4)) <= limit
+        assert limit <= lengths.sum()
+    # Even rows: a tenth above the even share.
+    assert _most_text(100_000 << 10, 1 << 10, 4) < 1.1 * (25_000 << 10)

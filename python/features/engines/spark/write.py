@@ -7,6 +7,7 @@ this process moves each file to its name; it reads footers, never rows.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,8 @@ _OPTIONS = {
 #: A carried text may be long; no more than this is reckoned with.
 _TEXT_BYTES = 256
 _LEAST_BLOCK = 1 << 27
+#: A file has more text than `_most_text` says in one of 5 x 10^8: -ln of that.
+_RARELY = 20
 _FOOTERS_AT_ONCE = 16
 
 
@@ -50,10 +53,10 @@ def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location
 ) -> WrittenDataset:
     """See `headrace.features.layout.files.write_dataset`."""
-    parts, texts, counts = _count_parts(fitted, rows, plans)
+    parts, texts, longest, counts = _count_parts(fitted, rows, plans)
     spark_folder = folder / ".spark"
     frame = dataset_frame(fitted, rows, plans, parts, workflow)
-    options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans, parts, texts))}
+    options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans, parts, texts, longest))}
     frame.write.options(**options).partitionBy("__part", "__group").parquet(str(spark_folder))
     _count_codes(fitted, rows.sparkSession, plans, spark_folder, counts)
     files = _named(spark_folder, folder, plans, parts)
@@ -61,7 +64,9 @@ def write(
     return WrittenDataset(files, counts)
 
 
-def _block_bytes(fitted: FittedWorkflow, plans: list[FilePlan], parts: list[int], texts: list[int]) -> int:
+def _block_bytes(
+    fitted: FittedWorkflow, plans: list[FilePlan], parts: list[int], texts: list[int], longest: list[int]
+) -> int:
     """A limit of a row group's size that no file reaches, so that the CPU writer makes one of each file.
 
     Not simply a huge one: the writer warns where all tasks' limits together are above the heap's size.
@@ -69,17 +74,29 @@ def _block_bytes(fitted: FittedWorkflow, plans: list[FilePlan], parts: list[int]
     Args:
         parts: rows of each part.
         texts: bytes of each part's carried texts.
+        longest: the most of them that a row of the part has.
     """
     width = sum((_TEXT_BYTES if f.dtype == "string" else 8) * len(f.physical) for f in fitted.schema.features)
-    # A file has an even share of its part's rows, by hash.
-    text = max((t // max(p.groups_of(n), 1) for p, n, t in zip(plans, parts, texts, strict=True)), default=0)
+    text = max(
+        (_most_text(t, m, p.groups_of(n)) for p, n, t, m in zip(plans, parts, texts, longest, strict=True)), default=0
+    )
     return max(2 * (width * max(p.group_rows for p in plans) + text), _LEAST_BLOCK)
+
+
+def _most_text(text: int, longest: int, files: int) -> int:
+    """Bytes of text that hardly a file of a part has more of: its rows are drawn by hash.
+
+    With texts of about one length that is little more than an even share; of a few long ones it may be all.
+    (Bernstein's inequality, of numbers from 0 to `longest`, whose squares add up to `text * longest` at most.)
+    """
+    even = text / max(files, 1)
+    return min(text, math.ceil(even + math.sqrt(2 * _RARELY * even * longest) + 2 / 3 * _RARELY * longest))
 
 
 def _count_parts(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan]
-) -> tuple[list[int], list[int], dict[str, dict[str, ColumnCounts]]]:
-    """Rows of each part, bytes of its carried texts, and what is missing: one pass over the rows."""
+) -> tuple[list[int], list[int], list[int], dict[str, dict[str, ColumnCounts]]]:
+    """Rows of each part, bytes of its carried texts, the most of a row, and what is missing: one pass over the rows."""
     w = fitted.workflow
     flags = {sources: f"m{i}" for i, sources in enumerate(source_sets(fitted))}
     missing = {c: is_missing(c, w.input_type(c)) for c in w.input_columns}
@@ -95,17 +112,18 @@ def _count_parts(
     found = (
         frame.select(*flags.values(), "__text", part_of(plans).alias("__part"))
         .groupBy("__part")
-        .agg(F.count(F.lit(1)).alias("rows"), F.sum("__text").alias("text"), *missed)
+        .agg(F.count(F.lit(1)).alias("rows"), F.sum("__text").alias("text"), F.max("__text").alias("longest"), *missed)
     )
-    parts, text = [0] * len(plans), [0] * len(plans)
+    parts, text, longest = ([0] * len(plans) for _ in range(3))
     counts: dict[str, dict[str, ColumnCounts]] = {
         p.split: {f.name: ColumnCounts() for f in fitted.features} for p in plans
     }
     for row in found.collect():
-        parts[row["__part"]], text[row["__part"]] = row["rows"], row["text"]
+        part = row["__part"]
+        parts[part], text[part], longest[part] = row["rows"], row["text"], row["longest"]
         for feature in fitted.features:
-            counts[plans[row["__part"]].split][feature.name].missing += row[flags[feature.sources]]
-    return parts, text, counts
+            counts[plans[part].split][feature.name].missing += row[flags[feature.sources]]
+    return parts, text, longest, counts
 
 
 def dataset_frame(
