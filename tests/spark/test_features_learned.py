@@ -6,7 +6,8 @@ import gc
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow.aggregate import aggregate_batch
+from headrace.features.engines.blocks import packed
+from headrace.features.engines.keyed_exchange import FinishParts, KeyedStep, keyed_tables
 from headrace.features.engines.spark import groups
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
@@ -33,9 +36,12 @@ from headrace.features.learn.folds import folds_of
 from headrace.features.learn.merge import merge_all
 from headrace.features.learn.statistics import IDENTITY, Rows
 from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.ops.value_count import ValueCount
+from headrace.features.types import ValueType
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.in_memory import VocabulariesInMemory
 from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.saved import table_file
 from headrace.features.workflow.workflow import Workflow
@@ -248,6 +254,35 @@ def test_tables_that_the_driver_does_not_hold(
     gc.collect()
     assert not list((tmp_path / "tables-0").iterdir())
     assert persisted() == before
+
+
+@dataclass(frozen=True)
+class _Noted(FinishParts):
+    """Leaves in a file how many rows the batches that its task is given have."""
+
+    file: Path = Path()
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        came = list(batches)
+        self.file.write_text(json.dumps([batch.num_rows for batch in came]))
+        yield from super().run(came)
+
+
+def test_statistics_reach_a_task_a_few_at_a_time(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics have megabytes each, and a batch of Spark has thousands of rows unless it is told otherwise."""
+    parts = [pa.table({"key": [f"k{i}"], "rows": pa.array([i], pa.int64())}) for i in range(30)]
+    statistics = pa.table({"name": pa.array([0] * 30, pa.int32()), "statistic": [packed(part, 0) for part in parts]})
+    monkeypatch.setattr(keyed_exchange, "FinishParts", partial(_Noted, file=tmp_path / "rows"))
+    step = KeyedStep(ValueCount(), {"s": ValueType("string")}, {0: "s"}, {})
+    merged = spark.createDataFrame(statistics).coalesce(1)
+    found = keyed_tables(merged, {(0, 0): step}, local(tmp_path / "tables"))[0, 0].tables["s"]
+    assert isinstance(found, FileKeyedTable)
+    assert dict(zip(*found.table.to_pydict().values(), strict=True)) == {
+        part["key"][0].as_py(): i for i, part in enumerate(parts)
+    }
+    assert json.loads((tmp_path / "rows").read_text()) == [16, 14]
 
 
 def check(rows: list[Row], found: pa.Table, training: bool) -> None:
