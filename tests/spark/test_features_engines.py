@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,6 +19,7 @@ from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.arrow import fit
 from headrace.features.table_ops.row_preparation import row_preparation
+from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -117,7 +119,11 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
         asked.extend(name for _, _, name in args[3].statistics)
         return merged_by_key(*args)
 
+    def refused(table: FileKeyedTable) -> pa.Table:
+        raise AssertionError(f"{table.path} is read whole")
+
     with monkeypatch.context() as patch:
+        patch.setattr(FileKeyedTable, "table", property(refused))
         patch.setattr(fit, "MOST_TEXT", 0)
         patch.setattr(fit, "merged_by_key", watched)
         ws.manifest(spec.pipeline, DS, "features").remove()
