@@ -19,6 +19,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input, Manifest, Output
 from headrace.psi import ks, psi
 from headrace.stage import Context, Result, Stage
+from headrace.storage import StoreAway
 
 log = logging.getLogger("headrace.monitor")
 
@@ -240,5 +241,7 @@ def read_statistics(ctx: Context) -> list[dict[str, Any]]:
         raise UserError(f"{made.name} has no version {made.version} with {ctx.ds} any more; {again}")
     try:
         return [row for path in mine for row in pq.ParquetFile(path).read().to_pylist()]
+    except StoreAway:  # nothing is known of the files
+        raise
     except (OSError, pa.ArrowException) as e:
         raise UserError(f"{made.name} cannot be read ({' '.join(str(e).split())[:200]}); {again}") from None

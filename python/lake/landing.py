@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from headrace.config import AnySource, LandingSource, TableSource
 from headrace.errors import UserError
-from headrace.storage import Location, location_of
+from headrace.storage import Location, StoreError, location_of
 from headrace.workspace import Workspace, installation
 
 #: Files that a writer has not finished, or that no reader of a lake takes for data.
@@ -43,16 +43,27 @@ class LandingFile:
         """
         try:
             return _sha256(self.path, self.size, self.mtime_ns)
+        except StoreError:  # nothing is known of the file
+            raise
         except OSError as e:
-            raise UserError(f"landing file {self.name} cannot be read: {e.strerror}") from None
+            raise self._unreadable(e) from None
 
     def unchanged(self) -> bool:
-        """Whether nobody has written to the file since it was listed."""
+        """Whether nobody has written to the file since it was listed.
+
+        Raises:
+            UserError: it may not be looked at any more.
+        """
         try:
             now = self.path.info()
         except FileNotFoundError:
             return False
+        except PermissionError as e:
+            raise self._unreadable(e) from None
         return (now.size, now.modified_ns) == (self.size, self.mtime_ns)
+
+    def _unreadable(self, e: OSError) -> UserError:
+        return UserError(f"landing file {self.name} cannot be read: {e.strerror or e}")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from headrace.embeddings.storage.row_format import Storage
 from headrace.errors import UserError
 from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, check_tables, check_workflow, read_card, restore_dense
 from headrace.models.sharded_model import ShardedModel
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 from headrace.storage.once import made_once
 
 #: By safetensors' names of types.
@@ -108,6 +108,8 @@ def storages(folder: Location) -> dict[str, Storage]:
         try:
             with safetensors.safe_open(path.local_path(), "pt") as f:
                 found[chunk.table] = _STORAGES[f.get_slice(chunk.key).get_dtype()]
+        except StoreAway:  # nothing is known of the file
+            raise
         except (OSError, safetensors.SafetensorError, KeyError) as e:
             raise UserError(f"{path} is missing or no file of tables: {e}") from None
     return found

@@ -12,15 +12,25 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.dataset.parquet import layout
+from headrace.drift import stage as drift
+from headrace.embeddings.checkpoint import saved_rows
 from headrace.errors import EXIT_INCOMPLETE, UserError
+from headrace.export.triton.two_stage import Catalogue
 from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines.arrow import lake_file
 from headrace.features.workflow import saved
+from headrace.lake.iceberg.metadata import read_metadata
+from headrace.lake.ingest import check_days
+from headrace.lake.ingest.changed_days import net_change
 from headrace.lake.landing import LandingFile
+from headrace.lake.source_tables import folder as table_folder
+from headrace.lake.source_tables import parquet_files
 from headrace.lake.sources import lines
+from headrace.lake.sources.delimited import header_of
 from headrace.lake.told_errors import told
-from headrace.models import saved_size
-from headrace.storage import StoreAway, local
+from headrace.models import mapped, saved_size
+from headrace.storage import Location, StoreAway, local
 from headrace.storage.objects import calls
 from headrace.train.loop import evaluation
 from tests.storage_homes import memory_home
@@ -54,9 +64,19 @@ def context(home: Any) -> Any:
             context(home),
             SimpleNamespace(output=lambda name: SimpleNamespace(name=name)),  # type: ignore[arg-type]
         ),
+        lambda home: layout._listed(home, "train", ()),
+        lambda home: parquet_files.arrow_reads([SimpleNamespace(path=home / "a.parquet")]),  # type: ignore[list-item]
+        lambda home: read_metadata(home / "v1.metadata.json"),
+        lambda home: Catalogue.read(home / "items.parquet", "item_id"),
+        lambda home: saved_rows._Tensors(home / "a.safetensors"),
+        lambda home: LandingFile("a", home / "a", 1, 0).sha256(),
+        lambda home: header_of(LandingFile("a.csv", home / "a.csv", 1, 0), ","),
     ],
-    ids=["landing", "metadata", "table", "base", "verify"],
-)
+    ids=[
+        "landing", "metadata", "table", "base", "verify", "listing", "arrow", "iceberg", "catalogue", "rows",
+        "digest", "header",
+    ],
+)  # fmt: skip
 def test_what_is_asked_of_a_store_that_is_away(home: Any, ask: Callable[[Any], object]) -> None:
     with pytest.raises(StoreAway):
         ask(home)
@@ -66,6 +86,74 @@ def test_the_size_of_a_saved_model(home: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(saved_size, "needed_models", lambda folder: (folder,))
     with pytest.raises(StoreAway):
         saved_size.saved_rows_bytes(home)
+
+
+def test_the_types_of_a_saved_model(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = SimpleNamespace(state=mapped.WEIGHT, table="t", file="a.safetensors", key="k")
+    monkeypatch.setattr(mapped, "read_chain", lambda folder: [(folder, SimpleNamespace(chunks=[chunk]))])
+    with pytest.raises(StoreAway):
+        mapped.storages(home)
+
+
+def test_the_times_in_a_file_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Arrow does not know Spark may read; of a file whose store was away for a moment nothing is known."""
+    (tmp_path / "a").write_bytes(b"PAR1 of a newer writer PAR1")
+    assert table_folder._bounds(local(tmp_path / "a"), "ts") == (None, True)
+    monkeypatch.setattr(table_folder, "footer", away)
+    with pytest.raises(StoreAway):
+        table_folder._bounds(local(tmp_path / "a"), "ts")
+
+
+def test_the_statistics_of_a_day(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = SimpleNamespace(path=home / "a.parquet", partition={"ds": "2026-01-01"})
+    monkeypatch.setattr(drift, "_statistics", lambda ctx: SimpleNamespace(name="s", version="1"))
+    monkeypatch.setattr(drift, "DeltaLog", lambda table: SimpleNamespace(plain_files=lambda version: [file]))
+    ctx: Any = SimpleNamespace(**vars(context(home)), spec=SimpleNamespace(pipeline="p"), ds="2026-01-01")
+    with pytest.raises(StoreAway):
+        drift.read_statistics(ctx)
+
+
+S3A = "java.net.ConnectException: getFileStatus on s3a://b/a: Connection refused"
+
+
+def test_an_older_version_of_a_table_that_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that VACUUM has taken the files of is passed over; of one whose store is away nothing is known."""
+    taken = SimpleNamespace(files="1", table_version="1", rows={"read": 5})
+    seen = SimpleNamespace(taken=SimpleNamespace(days={"d": taken}), versions={"d": "2"}, place=None)
+    versioned = SimpleNamespace(versioned=True)
+    days: Any = SimpleNamespace(snapshot=versioned, days=["d"], seen=seen, source=None, table=None, _rows=None)
+
+    def compare(text: str) -> dict[str, dict[str, int]]:
+        def fail(*args: object) -> None:
+            raise PySparkException(text)
+
+        monkeypatch.setattr(check_days, "open_table", fail)
+        return check_days.DaysCheck._changes(days, None, {})  # type: ignore[arg-type]
+
+    assert compare("java.io.FileNotFoundException: a.parquet") == {"d": net_change(5, 0)}
+    with pytest.raises(PySparkException) as raised:
+        compare(S3A)
+    assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+
+
+def test_a_landing_file_that_may_not_be_looked_at_any_more() -> None:
+    def refused() -> None:
+        raise PermissionError(13, "Permission denied", "/mnt/a")
+
+    file: Any = SimpleNamespace(info=refused)
+    with pytest.raises(UserError, match=r"^landing file a cannot be read: Permission denied$"):
+        LandingFile("a", file, 1, 0).unchanged()
+
+
+def test_decoded_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them, or torn, they are made again; a disk that gives no answer is not passed over."""
+    file: Any = SimpleNamespace(size=1)
+    assert lake_file._whole(local(tmp_path), file) is None
+    (tmp_path / lake_file._META).write_text('{"size": ')
+    assert lake_file._whole(local(tmp_path), file) is None
+    monkeypatch.setattr(Location, "read_text", lambda self: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        lake_file._whole(local(tmp_path), file)
 
 
 def test_a_split_without_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

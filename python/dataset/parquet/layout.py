@@ -100,7 +100,7 @@ def _listed(dataset: Location, split: str, files: Sequence[Location]) -> tuple[R
     """
     try:
         listed = {f["name"]: f for f in json.loads((dataset / LISTING).read_text())}
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     mine = {name: f for name, f in listed.items() if name.startswith(f"{split}/")}
     found = {f"{split}/{path.name}": path for path in files}

@@ -30,7 +30,7 @@ from headrace.embeddings.lookup.joined_rows import TableRows
 from headrace.embeddings.sharding.plan import Table
 from headrace.embeddings.storage.dtypes import DTYPES, convert, decode, stored_width
 from headrace.errors import UserError
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 
 Codes = NDArray[np.int64]
 
@@ -211,6 +211,8 @@ class _Tensors:
                 if size > path.size():
                     raise UserError(f"{path} is no file of tables: its header is longer than the file")
                 self._entries: Mapping[str, Any] = json.loads(f.read(size))
+        except StoreAway:  # nothing is known of the file
+            raise
         except (OSError, ValueError) as e:
             raise UserError(f"{path} is missing or no file of tables: {e}") from None
         self._begin = 8 + size

@@ -32,7 +32,7 @@ from headrace.export.triton.publish import Model, publish
 from headrace.export.triton.repository import index_step, query_models, ranking
 from headrace.export.triton.tensors import of_columns, plain, with_rows
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 
 EXCLUDE = Tensor("exclude", "object", (ANY,))
 PAIRS = (Tensor("pair_user", "int64", (1,)), Tensor("pair_item", "int64", (1,)))
@@ -64,6 +64,8 @@ class Catalogue:
         """A Parquet file. Raises UserError: it is none, has no such column, or a key is null or there twice."""
         try:
             table = pq.read_table(file.local_path())
+        except StoreAway:  # nothing is known of the file
+            raise
         except (OSError, pa.ArrowException) as e:
             raise UserError(f"{file} cannot be read as Parquet: {' '.join(str(e).split())[:200]}") from None
         if key not in table.column_names:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.storage import Location, local, location_of
+from headrace.storage import Location, StoreAway, local, location_of
 
 #: Of the specification, whose tables are read.
 FORMAT_VERSIONS = (1, 2, 3)
@@ -106,6 +106,8 @@ def read_metadata(file: Location) -> TableMetadata:
         version = content["format-version"]
     except FileNotFoundError:
         raise UserError(f"source: there is no metadata file {file}") from None
+    except StoreAway:  # nothing is known of the file
+        raise
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"source: {file} is no metadata file of an Iceberg table: {e}") from None
     if version not in FORMAT_VERSIONS:

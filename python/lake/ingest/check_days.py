@@ -35,6 +35,7 @@ from headrace.lake.source_tables.change_feed import ChangeFeed
 from headrace.lake.source_tables.declared import StoredColumns, table_rows
 from headrace.lake.source_tables.opened import open_table
 from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot
+from headrace.lake.told_errors import store_away
 
 _LOG = logging.getLogger("headrace.lake")
 
@@ -137,6 +138,8 @@ class DaysCheck:
                 counted = count_changes(before, self._rows(spark, self.snapshot, mine)[0], self.table)
                 changes |= {ds: counted.get(ds, net_change(0, 0)) for ds in mine}
             except (UserError, PySparkException, Py4JJavaError) as e:
+                if store_away(e) is not None:
+                    raise
                 # Its files may have been removed by VACUUM.
                 _LOG.debug("version %s cannot be compared: %s", version, e)
                 changes |= net

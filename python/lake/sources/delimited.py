@@ -18,6 +18,7 @@ from headrace.lake.sources.frame import EXTRA_TYPE, UNCLOSED, WRONG_FIELDS, pres
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
 from headrace.lake.sources.text_lines import QuotedFields
+from headrace.storage import StoreError
 
 #: Lists in one CSV field.
 LIST_SEPARATOR = "|"
@@ -151,8 +152,10 @@ def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: 
             fields = next(csv.reader(record, delimiter=separator, skipinitialspace=trim), [])
     except DamagedError as e:
         raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
+    except StoreError:
+        raise
     except OSError as e:
-        raise UserError(f"landing file {file.name} cannot be read: {e.strerror}") from None
+        raise UserError(f"landing file {file.name} cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
         raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
     names = tuple((field.strip() if trim else field) or f"column{k}" for k, field in enumerate(fields))

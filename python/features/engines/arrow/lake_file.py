@@ -278,7 +278,7 @@ def _whole(folder: Location, file: LakeFile) -> list[LakeRowGroup] | None:
         paths = [folder / f"{i}.arrow" for i in range(len(sizes))]
         if meta["size"] != file.size or [p.size() for p in paths] != sizes:
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return [LakeRowGroup(p) for p in paths]
 
