@@ -22,7 +22,7 @@ from headrace.storage.hdfs.bucket import HdfsBucket
 from headrace.storage.hdfs.store import HdfsStore
 from headrace.storage.lease import Held
 from headrace.storage.objects import calls
-from headrace.storage.objects.calls import StoreError
+from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.workspace import Workspace
 from tests.hadoop_servers import Hdfs
 from tests.storage_faults import Killed, faulty
@@ -415,8 +415,13 @@ def test_a_folder_that_goes_while_its_files_are_listed() -> None:
         ('SASLError("no ticket")', UserError, "HDFS refuses hdfs://host:1/a: SASLError"),
         (
             r'RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create file\n\tat x")',
+            StoreAway,
+            r"^hdfs://host:1/a: the NameNode is not ready \(SafeModeException: Cannot create file\)\. Run this again",
+        ),
+        (
+            r'RPCError("org.apache.hadoop.hdfs.protocol.NSQuotaExceededException", "The NameSpace quota is 1\n\tat x")',
             StoreError,
-            r"^hdfs://host:1/a: SafeModeException: Cannot create file$",
+            r"^hdfs://host:1/a: NSQuotaExceededException: The NameSpace quota is 1$",
         ),
     ],
 )
@@ -425,5 +430,6 @@ def test_what_hdfs_refuses(answer: str, error: type[Exception], said: str) -> No
         def get_file_info(self, path: str) -> None:
             raise RuntimeError(answer)
 
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=said) as raised:
         rpc.status(rpc.NameNode("hdfs://host:1", Client()), "/a")
+    assert type(raised.value) is error

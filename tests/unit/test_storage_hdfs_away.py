@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from headrace.commands import export, export_triton
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.export.triton.options import Options
+from headrace.housekeeping.forget import scan
 from headrace.jobs import run_stage
 from headrace.lake.worker_errors import worker_errors
 from headrace.storage import StoreAway, local, location
@@ -77,28 +78,82 @@ def test_a_connection_that_fails_is_no_answer() -> None:
         rpc.status(node(Refused()), "/a")
 
 
-def test_a_datanode_that_refuses_is_a_fault_of_its_file(tmp_path: Path) -> None:
-    class Refused:
-        def read(self, path: str) -> Refused:
-            return self
+class Refused:
+    """A client whose DataNodes say what they say."""
 
-        def create(self, path: str, options: Any) -> Refused:
-            return self
+    def __init__(self, fault: Exception) -> None:
+        self.fault = fault
 
-        def refuse(self, *args: Any) -> None:
-            raise OSError("Connection refused (os error 111)")
+    def read(self, path: str) -> Refused:
+        return self
 
-        read_range = read_range_stream = write = close = refuse
+    def create(self, path: str, options: Any) -> Refused:
+        return self
 
+    def refuse(self, *args: Any) -> None:
+        raise self.fault
+
+    read_range = read_range_stream = write = close = refuse
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (OSError("Connection refused (os error 111)"), r"Connection refused \(os error 111\)"),
+        (RuntimeError('DataTransferError("All DataNodes failed: [DatanodeInfo { id: 1 }]")'), "All DataNodes failed"),
+        (RuntimeError('DataTransferError("All nodes failed for write")'), "All nodes failed for write"),
+        (
+            RuntimeError(
+                'RPCError("java.io.IOException", "File /a could only be written to 0 of the 1 minReplication nodes. '
+                'There are 0 datanode(s) running and no node(s) are excluded in this operation.\\n\\tat x")'
+            ),
+            r"There are 0 datanode\(s\) running",
+        ),
+    ],
+)
+def test_datanodes_that_are_away(tmp_path: Path, fault: Exception, said: str) -> None:
     for call in (
-        lambda: rpc.read(node(Refused()), "/a", 0, 1),
-        lambda: rpc.read_to(node(Refused()), "/a", tmp_path / "a", 1),
-        lambda: rpc.create(node(Refused()), "/a", [b"x"]),
-        lambda: rpc.create(node(Refused()), "/a", []),
+        lambda: rpc.read(node(Refused(fault)), "/a", 0, 1),
+        lambda: rpc.read_to(node(Refused(fault)), "/a", tmp_path / "a", 1),
+        lambda: rpc.create(node(Refused(fault)), "/a", [b"x"]),
+        lambda: rpc.create(node(Refused(fault)), "/a", []),
     ):
-        with pytest.raises(StoreError, match=r"^hdfs://name/a: Connection refused \(os error 111\)$") as raised:
+        with pytest.raises(StoreAway, match=rf"^hdfs://name/a: no DataNode serves it \({said}\)\. Run this again"):
             call()
-        assert type(raised.value) is StoreError
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ChecksumError",
+        'DataTransferError("Received unknown seqno for successful ack")',
+        'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "The DiskSpace quota of /a is exceeded")',
+    ],
+)
+def test_what_datanodes_say_otherwise_is_a_fault_of_the_file(said: str) -> None:
+    with pytest.raises(StoreError, match=r"^hdfs://name/a: ") as raised:
+        rpc.read(node(Refused(RuntimeError(said))), "/a", 0, 1)
+    assert type(raised.value) is StoreError
+
+
+def test_a_search_for_persons_ends_where_a_datanode_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is not one that cannot be read, which people are told to restore."""
+
+    def read(file: Any, persons: Any) -> bool:
+        return bool(rpc.read(node(Refused(file.fault)), "/a", 0, 1))
+
+    monkeypatch.setattr(scan, "_in_bytes", read)
+    state: Any = SimpleNamespace(ws=SimpleNamespace(name_of=lambda file: "a"))
+
+    def search(fault: Exception) -> scan.Scan:
+        file: Any = SimpleNamespace(suffix=".json", size=lambda: 1, fault=fault)
+        file.local_path = lambda: file
+        persons: Any = None
+        return scan._search([file], state, persons, scan.Scan())
+
+    assert search(RuntimeError("ChecksumError")).unread == ["a"]
+    with pytest.raises(StoreAway):
+        search(OSError("Connection refused (os error 111)"))
 
 
 def test_a_host_that_is_not_there_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ What changes a name is done by the NameNode whole or not at all, one after the o
 the n-th (tests/unit/test_storage_hdfs.py).
 
 What HDFS answers that is neither "not there" nor "there is one already" becomes a UserError where it is about
-permissions, else a StoreError; neither quotes more than the first line.
+permissions, StoreAway where it says to come later, else a StoreError; none quotes more than the first line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.storage.objects.calls import StoreError
+from headrace.storage.objects.calls import StoreAway, StoreError
 
 #: Of setTimes: leave that time as it is (Java's -1).
 _AS_IT_IS = (1 << 64) - 1
@@ -27,6 +27,8 @@ _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
 #: Below a file there is nothing, which the server tells in two ways.
 _BELOW_A_FILE = ("ParentNotDirectoryException", "(is not a directory)")
 _REFUSED = {"AccessControlException", "AuthorizationException"}
+#: Of a NameNode that has just started, is about to take over, or has too much to do.
+_LATER = {"SafeModeException", "RetriableException", "StandbyException"}
 _NO_TICKET = ("SASLError", "GSSAPIError", "NoSASLMechanism")
 
 
@@ -193,4 +195,6 @@ def _errors(node: NameNode, path: str) -> Iterator[None]:
                 f"HDFS refuses {node.url}{path}: {said}. The user is HADOOP_USER_NAME, or with Kerberos that of "
                 f"kinit's ticket (docs/storage.md); it must be allowed to read, write, rename and delete there"
             ) from None
+        if name in _LATER:
+            raise StoreAway(f"{node.url}{path}: the NameNode is not ready ({said}). Run this again later") from None
         raise StoreError(f"{node.url}{path}: {said}") from None

@@ -7,7 +7,9 @@ takes connections and does not answer. And in its calls Python hears no Ctrl-C.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -21,6 +23,12 @@ _LOG = logging.getLogger("headrace.storage")
 FIRST_SECONDS, CALL_SECONDS = 30.0, 180.0
 #: After these it is said what is waited for.
 _SAY_SECONDS = 10.0
+#: How the client (hdfs-native 0.14) says that none of a block's DataNodes has served it, and how the NameNode that it
+#: knows of none. Whether they refuse connections or have no good copy the client tells its own log alone.
+_NO_DATANODE = re.compile(
+    r'^DataTransferError\("((?:All (?:Data)?[Nn]odes failed|Failed to add a datanode|Insufficient blocks succeeded)'
+    r"[\w ]*)|(There are 0 datanode\(s\) running)"
+)
 
 T = TypeVar("T")
 
@@ -29,7 +37,8 @@ class TimedClient:
     """The calls of `hdfs_native.Client` that are used here; threads may call at once.
 
     A call that has not ended in time raises StoreAway, and goes on in a thread of its own: what it asks for may be done
-    later, as where a request was sent and its answer lost. A connection to the NameNode that fails is a StoreAway, too.
+    later, as where a request was sent and its answer lost. A connection to the NameNode that fails is a StoreAway, too,
+    and so is a file of which no DataNode gives, or takes, a block.
     """
 
     def __init__(self, client: Any, authority: str) -> None:
@@ -55,10 +64,10 @@ class TimedClient:
         return self._call(lambda: bool(self._client.delete(path, recursive)))
 
     def read(self, path: str) -> TimedReader:
-        return TimedReader(self._call(lambda: self._client.read(path)), self._call_data)
+        return TimedReader(self._call(lambda: self._client.read(path)), partial(self._call_data, path))
 
     def create(self, path: str, options: Any) -> TimedWriter:
-        return self._call(lambda: TimedWriter(self._client.create(path, options), self._call_data))
+        return self._call(lambda: TimedWriter(self._client.create(path, options), partial(self._call_data, path)))
 
     def _call(self, call: Callable[[], T]) -> T:
         """A call of the NameNode alone."""
@@ -74,7 +83,7 @@ class TimedClient:
         result: T = found
         return result
 
-    def _call_data(self, call: Callable[[], T]) -> T:
+    def _call_data(self, path: str, call: Callable[[], T]) -> T:
         """A call of DataNodes, maybe with some of the NameNode. Its errors say nothing of the NameNode."""
         try:
             found, fault = self._ended(call, CALL_SECONDS)
@@ -82,6 +91,11 @@ class TimedClient:
             advice = "Its NameNode, or a DataNode, is away: run this again later"
             raise StoreAway(f"{self._where} {e}. {advice}") from None
         if fault is not None:
+            if (said := _no_datanode(fault)) is not None:
+                raise StoreAway(
+                    f"{self._where}{path}: no DataNode serves it ({said}). Run this again later; if it stays, see what "
+                    f"`hdfs fsck {path}` says"
+                )
             raise fault
         result: T = found
         return result
@@ -114,6 +128,14 @@ class TimedClient:
         # What is tidied up on the way out need not wait as long again.
         self._answered = False
         return StoreAway(f"{self._where} {how}. {advice}")
+
+
+def _no_datanode(fault: BaseException) -> str | None:
+    """How an error of a call of DataNodes says that none was reached; None: it says something else."""
+    if type(fault) is OSError:  # of a connection; what a server answers has classes of its own
+        return str(fault)
+    found = _NO_DATANODE.search(str(fault))
+    return None if found is None else found[1] or found[2]
 
 
 class _TooLong(Exception):
