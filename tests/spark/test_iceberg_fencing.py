@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from headrace.config import load_spec
 from headrace.errors import IncompleteError, UserError
@@ -26,7 +27,7 @@ from tests.fence_support import holding
 from tests.storage_faults import Killed
 from tests.warehouses import Warehouses
 
-DS, NEXT = "2026-01-10", "2026-01-11"
+DS, NEXT, LAST = "2026-01-10", "2026-01-11", "2026-01-12"
 OLD, NEW = Fence("l", 1), Fence("l", 2)
 SCHEMA = "ds string, user_id bigint, item_id bigint, rank int, score float, model_version string"
 
@@ -332,6 +333,13 @@ def test_what_a_later_run_has_published_stays(spark: SparkSession, places: Wareh
     publish("next", 2, holding(3), NEXT)
     assert there() == [[(DS, "newest")], []]
     with opened(holding(3)) as target:
+        # A day whose run was killed before its record.
+        target.write_day(
+            spark.table(target.table).where("user_id = 0").withColumn("ds", F.to_date(F.lit(LAST))), LAST, "k"
+        )
+        assert target.rows_with("user_id", [0]).keys() == {DS, NEXT, LAST}
         assert target.erase("user_id", [0]) == ""
+        assert target.rows_with("user_id", [0]) == {}
+        assert (target.rows_by_day(), target.leftovers("user_id", [0])) == ({DS: 4, NEXT: 1}, 0)
         target.drop_days([DS])
         assert (target.days(), target.rows_by_day()) == ([NEXT], {NEXT: 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -17,14 +18,17 @@ from headrace.config import Spec, load_spec
 from headrace.housekeeping.forget.persons import Persons
 from headrace.housekeeping.forget.warehouse import warehouse_places
 from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
 from headrace.manifest import Output
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import Record
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import ParquetTarget
+from headrace.publish.tables.records import Records
+from headrace.publish.target import Publication
 from headrace.publish.warehouses import open_target
-from headrace.storage import Location, local
+from headrace.storage import LeaseLost, Location, local
 from headrace.workspace import Workspace
 from tests.forget_support import put_rows
 from tests.storage_faults import Killed, faulty
@@ -168,6 +172,51 @@ def test_a_delta_table_whose_erasure_was_killed_before_files_were_removed(
     assert list(places(spec, ws)) == []
     assert set(users_of(target.folder)) == {2, 3, 4, 5, 6}
     assert target.rows_by_day() == {DS: 4, NEXT: 1}
+
+
+@pytest.mark.parametrize("ends", ["refused", "killed before the commit", "killed after it"])
+def test_the_record_of_a_day_whose_erasure_did_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """It says what the table has wherever the commit was not made; the same call sets right what a killed one left."""
+    spec, ws, target = delta(tmp_path)
+    put_rows(target.folder, NEXT, scores(1, 6))
+    target.records.save(NEXT, Record("k", 2, "m", "s", []))
+    fault = LeaseLost("taken") if ends == "refused" else Killed()
+
+    def fail(*args: object) -> None:
+        raise fault
+
+    with monkeypatch.context() as m:
+        m.setattr(*((Records, "set_rows") if ends == "killed after it" else (Transaction, "rewrite")), fail)
+        with pytest.raises(type(fault)):
+            list(places(spec, ws))
+    if ends != "killed after it":
+        assert target.rows_by_day() == {DS: 4, NEXT: target.count(NEXT)} == {DS: 4, NEXT: 2}
+    assert target.published(NEXT) == Publication("k", 2, [])
+    assert len(list(places(spec, ws))) == 1
+    assert target.rows_by_day() == {DS: 4, NEXT: target.count(NEXT)} == {DS: 4, NEXT: 1}
+    assert list(places(spec, ws)) == []
+
+
+def test_a_version_that_people_have_brought_back_is_counted_without_them(tmp_path: Path) -> None:
+    """RESTORE names files that are gone."""
+    spec, ws, target = delta(tmp_path)
+    put_rows(target.folder, NEXT, scores(1, 6))
+    log = DeltaLog(target.folder)
+    assert log.version is not None
+    before = log.state(log.version, current=False)
+    assert before is not None
+    list(places(spec, ws))
+    restored = "".join(json.dumps({"add": add}) + "\n" for add in before.adds if NEXT in str(add["path"]))
+    assert log.version is not None
+    removed = log.state(log.version, current=False)
+    assert removed is not None
+    for add in removed.adds:
+        if NEXT in str(add["path"]):
+            restored += json.dumps({"remove": {"path": add["path"], "dataChange": True}}) + "\n"
+    (target.folder / "_delta_log" / f"{log.version + 1:020d}.json").put_text(restored)
+    assert (target.count(NEXT), target.rows_with("user_id", [1, 9])) == (1, {})
 
 
 def test_a_file_that_was_not_written_to_its_end_is_named(tmp_path: Path) -> None:

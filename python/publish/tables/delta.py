@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.lake.delta.erased import replaced, replacements
 from headrace.lake.delta.fenced_write import save_delta
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.erase import Change, erase
 from headrace.lake.redact import redact_log
@@ -85,10 +87,19 @@ class DeltaTarget(SparkTableTarget):
 
     def _files(self, ds: str) -> list[Path]:
         log = DeltaLog(self.folder)
-        state = None if log.version is None else log.state(log.version)
+        state = None if log.version is None else log.state(log.version, current=False)
         if state is None:
             return []
-        return sorted(f.path.local_path() for f in state.data_files(self.folder) if f.partition["ds"] == ds)
+        instead = replacements(self.folder)
+
+        def is_gone(path: str) -> bool:
+            # What has taken a file's place is the table's by a commit alone, which may have been refused. The files of
+            # a version that people have brought back are gone.
+            return path in instead and not file_path(self.folder, path).is_file()
+
+        adds = [replaced(add, instead) if is_gone(str(add["path"])) else add for add in state.adds]
+        files = replace(state, adds=adds).data_files(self.folder)
+        return sorted(f.path.local_path() for f in files if f.partition["ds"] == ds)
 
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
         return {ds: n for ds in self.days() if (n := rows_having(self._files(ds), column, keys))}
@@ -98,7 +109,7 @@ class DeltaTarget(SparkTableTarget):
         for table, change, values in self._erasures(column, keys):
             found = erase(table, change, "forget", False)
             count += found.removed + len(found.left) + redact_log(table, values, False)
-        return count
+        return count + len(self.records.changing())
 
     def _erasures(self, column: str, keys: Sequence[Key]) -> Iterator[tuple[Location, Change, Values]]:
         """Of both tables: what becomes of their rows, and what must not be in their logs."""
@@ -107,13 +118,11 @@ class DeltaTarget(SparkTableTarget):
             yield table, change, {column: exactly(frozenset(map(str, keys)))}
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
-        found = self.rows_with(column, keys)
-        # The records first: a rerun comes to the same numbers.
-        self.records.set_rows({ds: self.count(ds) - rows for ds, rows in found.items()})
         left = []
-        for table, change, values in self._erasures(column, keys):
-            left += erase(table, change, "forget", True, self.fence).left
-            redact_log(table, values, True, self.check_lease)
+        with self.erasing(column, keys):
+            for table, change, values in self._erasures(column, keys):
+                left += erase(table, change, "forget", True, self.fence).left
+                redact_log(table, values, True, self.check_lease)
         return "; ".join(left)
 
     def drop_days(self, days: Sequence[str]) -> None:

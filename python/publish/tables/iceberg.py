@@ -121,13 +121,10 @@ class IcebergTarget(SparkTableTarget):
 
     def leftovers(self, column: str, keys: Sequence[Key]) -> int:
         with self._spark() as spark:
-            return sum(one.files() for one in self._erasures(spark, column, keys))
+            return sum(one.files() for one in self._erasures(spark, column, keys)) + len(self.records.changing())
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
-        found = self.rows_with(column, keys)
-        with self._spark() as spark:
-            # The records first: a rerun comes to the same numbers.
-            self.records.set_rows({ds: self.count(ds) - rows for ds, rows in found.items()})
+        with self._spark() as spark, self.erasing(column, keys):
             left = [text for one in self._erasures(spark, column, keys) if (text := one.run())]
         if not left and (files := self.leftovers(column, keys)):
             left.append(

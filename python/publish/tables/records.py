@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,8 @@ from headrace.storage.fenced_file import put_fenced
 
 #: In a record, beside it: by lease, the token of who wrote it.
 _FENCES = "fences"
+#: In a record: that its day's rows change just now, and `rows` is of before.
+_CHANGES = "changes"
 
 
 class Records:
@@ -39,8 +41,16 @@ class Records:
 
     def rows_by_day(self) -> dict[str, int]:
         """Day -> rows."""
-        names = sorted(f.stem for f in self._folder.entries() if f.suffix == ".json") if self._folder.is_dir() else []
-        return {ds: found.rows for ds in names if (found := self.published(ds)) is not None}
+        return {ds: found.rows for ds in self._days() if (found := self.published(ds)) is not None}
+
+    def begin_change(self, days: Iterable[str]) -> None:
+        """Note that days' rows change now: `changing` names them until `set_rows` does, also after a kill."""
+        for ds in days:
+            self._put(ds, {**self._said(ds), _CHANGES: True})
+
+    def changing(self) -> list[str]:
+        """The days of which nobody has said yet how many rows they have after their change."""
+        return [ds for ds in self._days() if self._text(ds).get(_CHANGES)]
 
     def set_rows(self, rows: Mapping[str, int]) -> None:
         """How many rows days have by now."""
@@ -52,10 +62,16 @@ class Records:
         for ds in days:
             (self._folder / f"{ds}.json").remove()
 
-    def _said(self, ds: str) -> dict[str, Any]:
+    def _days(self) -> list[str]:
+        return sorted(f.stem for f in self._folder.entries() if f.suffix == ".json") if self._folder.is_dir() else []
+
+    def _text(self, ds: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self._folder / f"{ds}.json").read_text())
-        found.pop(_FENCES, None)
         return found
+
+    def _said(self, ds: str) -> dict[str, Any]:
+        """The record alone."""
+        return {name: value for name, value in self._text(ds).items() if name not in (_FENCES, _CHANGES)}
 
     def _put(self, ds: str, said: Mapping[str, Any]) -> None:
         fences = () if self._fence is None else (self._fence,)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.config import Spec
@@ -11,7 +12,7 @@ from headrace.errors import UserError
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import FilesTarget, Record
 from headrace.publish.tables.records import Records
-from headrace.publish.target import Publication
+from headrace.publish.target import Key, Publication
 from headrace.stage import RunLock
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -66,6 +67,20 @@ class SparkTableTarget(FilesTarget):
 
     def rows_by_day(self) -> dict[str, int]:
         return self.records.rows_by_day()
+
+    @contextmanager
+    def erasing(self, column: str, keys: Sequence[Key]) -> Iterator[None]:
+        """Around the removal of such rows: afterwards the days' records say how many rows are left.
+
+        Until then a record says what was published, and that its day's rows change. So it is right where the table's
+        commit is refused; where a process is killed after that commit the same call, made again, sets it right.
+        """
+        begun = set(self.records.changing())
+        # A day that a killed run has not recorded is erased as well.
+        found = set(self.rows_with(column, keys)) & set(self.days())
+        self.records.begin_change(sorted(found - begun))
+        yield
+        self.records.set_rows({ds: self.count(ds) for ds in sorted(found | begun)})
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
         if grants:
