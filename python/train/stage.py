@@ -160,6 +160,7 @@ class Train(Stage):
                 retries=spec.train.retries,
                 on_progress=_preload_at_the_end(ctx.ws) if ctx.registers else lambda tick: None,
                 phase_ends=phase_ends,
+                check_lease=ctx.check_lease,
             )
 
 

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from headrace.config import Model, Train
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
 from headrace.manifest import Manifest
-from headrace.storage import Location
+from headrace.storage import LeaseLost, Location
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
@@ -151,6 +151,23 @@ def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
     ranks = run(at(5), at(6), [RankResult(report=REPORT), RankResult(report=REPORT)])
     assert launch(job, SPARK, ranks=2, retries=9).steps == 7
     assert ranks.launches == 3
+
+
+def test_a_driver_that_lost_its_lease_lets_the_ranks_of_its_successor_be(job: Job, run: Callable[..., Ranks]) -> None:
+    """It was paused: its ranks have ended, and a further attempt would end those of who has the run now."""
+    launches = list[str]()
+
+    def check_lease() -> None:
+        launches.append(job.fence.read_text() if job.fence.is_file() else "")
+        if len(launches) == 2:
+            job.fence.put_text("the successor's")
+            raise LeaseLost("taken")
+
+    ranks = run([LOST, LOST], [RankResult(report=REPORT), RankResult(report=REPORT)])
+    with pytest.raises(LeaseLost, match="taken"):
+        launch(job, SPARK, ranks=2, retries=3, check_lease=check_lease)
+    assert ranks.launches == 1
+    assert job.fence.read_text() == "the successor's"
 
 
 def test_what_a_user_did_wrong_is_not_tried_again(job: Job, run: Callable[..., Ranks]) -> None:

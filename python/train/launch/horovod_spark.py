@@ -65,6 +65,7 @@ def launch(
     retries: int,
     on_progress: Callable[[ProgressEvent], None] = lambda tick: None,
     phase_ends: Mapping[str, float] | None = None,
+    check_lease: Callable[[], None] = lambda: None,
 ) -> Report:
     """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is attempted again.
 
@@ -77,8 +78,10 @@ def launch(
         retries: attempts after the first.
         on_progress: called with the chief's progress.
         phase_ends: when each phase of the start ended (headrace.train.launch.startup).
+        check_lease: called before each attempt, whose ranks end those of any other launch of the run; raises LeaseLost.
 
     Raises:
+        LeaseLost: another process has the run by now; its ranks go on.
         UserError: what a rank has to say to the user (not attempted again), or fewer slots than ranks.
         DiskFull: no room for a checkpoint or the model, in the last attempt.
         StoreFailed: the store of objects does not answer, in the last attempt.
@@ -89,6 +92,7 @@ def launch(
     _check_cores(spark, ranks)
     diverged_at: set[int] = set()
     for attempt in range(retries + 1):
+        check_lease()
         try:
             return _launch(
                 job, spark, ranks, on_progress, phase_ends if phase_ends and not attempt else {BEGIN: time.time()}
