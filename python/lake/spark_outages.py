@@ -14,6 +14,8 @@ from pyspark.errors import PySparkException
 from headrace.storage import StoreAway
 
 _OF_TASK = re.compile(r"headrace\.storage\.objects\.calls\.StoreAway: ([^\n]+)")
+#: The last line of a task's trace, which Java's follows: the number of the system's, and the file.
+_OF_FILE = re.compile(r"^\w*Error: \[Errno (\d+)\] ([^\n]*?)(?:: '([^'\n]+)')?\s*(?:^\s+at |\Z)", re.MULTILINE)
 #: The exception, the URI, and what Amazon's client says (once: it stands there twice).
 _OF_S3A = re.compile(
     r"\b(?:java\.net\.|org\.apache\.hadoop\.net\.|org\.apache\.hadoop\.fs\.s3a\.)"
@@ -29,6 +31,14 @@ _OF_HDFS = re.compile(
     r"\b(?:Call From \S+|No Route to Host from \s*\S+) to (\S+:\d+) failed on (?:connection|socket timeout) exception: "
     r"([^;\n]+)"
 )
+
+
+def file_error_of_spark(error: BaseException) -> OSError | None:
+    """The error of a file system with which a Python task has ended; None: it is another one."""
+    if not isinstance(error, (PySparkException, Py4JJavaError)):
+        return None
+    found = _OF_FILE.search(str(error))
+    return None if found is None else OSError(int(found[1]), found[2], found[3])
 
 
 def store_away_of_spark(error: BaseException) -> StoreAway | None:

@@ -7,6 +7,7 @@ import sys
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.storage import StoreAway, StoreError
+from headrace.storage.file_faults import told_of_file
 
 
 def told(error: Exception) -> tuple[str, int] | None:
@@ -22,7 +23,8 @@ def told(error: Exception) -> tuple[str, int] | None:
         return str(error), error.exit_code
     if isinstance(error, StoreError):
         return f"{error}. Run this again; if it stays, see what is there (docs/storage.md)", EXIT_FAILURE
-    return None
+    fault = error if isinstance(error, OSError) else _file_error_of_task(error)
+    return None if fault is None else told_of_file(fault)
 
 
 def store_away(error: BaseException) -> StoreAway | None:
@@ -41,6 +43,15 @@ def store_away(error: BaseException) -> StoreAway | None:
         seen.append(cause)
         cause = cause.__cause__ or (cause.__context__ if _tells_of_reading(cause) else None)
     return None
+
+
+def _file_error_of_task(error: BaseException) -> OSError | None:
+    """The error of a file with which a Python task of Spark has ended; None: it has ended otherwise."""
+    if "pyspark" not in sys.modules:
+        return None
+    from headrace.lake.spark_outages import file_error_of_spark
+
+    return file_error_of_spark(error)
 
 
 def _tells_of_reading(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from headrace.dataset.parquet import layout
@@ -30,6 +31,7 @@ from headrace.lake.sources import lines
 from headrace.lake.sources.delimited import header_of
 from headrace.lake.told_errors import told
 from headrace.models import mapped, saved_size
+from headrace.publish.tables import iceberg_expiry
 from headrace.storage import Location, StoreAway, local
 from headrace.storage.objects import calls
 from headrace.train.loop import evaluation
@@ -133,6 +135,33 @@ def test_an_older_version_of_a_table_that_is_compared(monkeypatch: pytest.Monkey
     assert compare("java.io.FileNotFoundException: a.parquet") == {"d": net_change(5, 0)}
     with pytest.raises(PySparkException) as raised:
         compare(S3A)
+    assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+
+
+def test_files_of_snapshots_that_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those that may not be deleted are named for people; where their store is away, nobody has anything to do."""
+
+    class Failed(Py4JJavaError):
+        def __init__(self, said: str) -> None:
+            self.said, self.java_exception = said, SimpleNamespace(getMessage=lambda: said)
+
+        def __str__(self) -> str:
+            return self.said
+
+    table: Any = SimpleNamespace(currentSnapshot=lambda: None, io=lambda: None)
+    monkeypatch.setattr(iceberg_expiry, "load_table", lambda spark, name: table)
+
+    class Expiry(iceberg_expiry.SnapshotExpiry):
+        def __init__(self, said: str) -> None:
+            super().__init__(None, "t", local(tmp_path / "record"))  # type: ignore[arg-type]
+            self.said = said
+
+        def _delete(self, io: Any, paths: Any) -> None:
+            raise Failed(self.said)
+
+    assert "t cannot be deleted (no permission): see that this host may" in Expiry("no permission").run()
+    with pytest.raises(Failed) as raised:
+        Expiry(S3A).run()
     assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 
+from headrace.lake.told_errors import store_away
 from headrace.redaction import redact
 from headrace.storage import Location
 
@@ -71,6 +72,8 @@ class SnapshotExpiry:
         try:
             self._delete(table.io(), self.pending())
         except Py4JJavaError as e:
+            if store_away(e) is not None:
+                raise
             said = redact(str(e.java_exception.getMessage()).split("\n", 1)[0])
             return (
                 f"files of old snapshots of {self._name} cannot be deleted ({said}): see that this host may delete "
