@@ -1,4 +1,9 @@
-"""A store that is away, by the words of Spark's own file systems: as Hadoop 3.4.1 was seen to say them."""
+"""A store that is away, by the words of Spark's own file systems.
+
+As Hadoop 3.4.1 and Google's connector 2.2.26 were seen to say them, S3A, abfs and gs against a server that answered 503
+and against a port where nobody listens. What HDFS says of DataNodes and of a NameNode that is not ready is by its
+documented exceptions.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +69,48 @@ def service(code: int) -> str:
             "java.net.ConnectException: Connection refused; For more details see:  http://wiki.apache.org/hadoop/x",
             "hdfs://localhost:8020 does not answer Spark (Connection refused). Run this again later",
         ),
+        (
+            'An error occurred while calling o61.parquet.\n: Operation failed: "Server Busy", 503, HEAD, '
+            "http://a.dfs.core.windows.net/box/a/b?upn=false&action=getStatus&timeout=90s, rId: rid-1\n\tat x",
+            "abfss://box@a.dfs.core.windows.net/a/b: the store is away (503 Server Busy in Spark). Run this again "
+            "later",
+        ),
+        (
+            'Job aborted: Operation failed: "Server Busy", 429, GET, https://a.dfs.core.windows.net/box?resource=x, '
+            'rId: rid-1, ServerBusy, "The server is busy."\n\tat x',
+            "abfss://box@a.dfs.core.windows.net: the store is away (429 Server Busy in Spark). Run this again later",
+        ),
+        (
+            "An error occurred while calling o61.parquet.\n: Status code: -1 error code: null error message: "
+            "java.net.ConnectException: Connection refusedjava.net.ConnectException: Connection refused\n"
+            "\tat org.apache.hadoop.fs.azurebfs.services.AbfsRestOperation.execute(AbfsRestOperation.java:394)",
+            "abfss: the store is away (Connection refused in Spark). Run this again later",
+        ),
+        (
+            ": java.io.IOException: Error accessing gs://bucket/a/b. reason=503 Service Unavailable\n"
+            'GET http://127.0.0.1:43255/storage/v1/b/bucket/o/a%2Fb?fields=bucket\n{\n  "code" : 503,\n\tat x',
+            "gs://bucket/a/b: the store is away (503 Service Unavailable in Spark). Run this again later",
+        ),
+        (
+            ": java.io.IOException: Error accessing gs://bucket/a/b. reason=Connection refused\n\tat x",
+            "gs://bucket/a/b: the store is away (Connection refused in Spark). Run this again later",
+        ),
+        (
+            "Job aborted: org.apache.hadoop.hdfs.BlockMissingException: Could not obtain block: B file=/a\n\tat x",
+            "HDFS serves Spark no blocks, or is not ready (Could not obtain block: B file=/a). Run this again later",
+        ),
+        (
+            ": org.apache.hadoop.ipc.RemoteException(org.apache.hadoop.hdfs.server.namenode.SafeModeException): Cannot "
+            "create file/a. Name node is in safe mode.\n\tat x",
+            "HDFS serves Spark no blocks, or is not ready (Cannot create file/a. Name node is in safe mode.). Run this "
+            "again later",
+        ),
+        (
+            "java.io.IOException): File /a could only be written to 0 of the 1 minReplication nodes. There are 2 "
+            "datanode(s) running and 2 node(s) are excluded in this operation.",
+            "HDFS serves Spark no blocks, or is not ready (There are 2 datanode(s) running and 2 node(s) are "
+            "excluded). Run this again later",
+        ),
     ],
 )
 def test_a_store_that_is_away(text: str, said: str) -> None:
@@ -76,6 +123,17 @@ def test_a_store_that_is_away(text: str, said: str) -> None:
         ": org.apache.hadoop.fs.s3a.AWSClientIOException: open on s3a://b/a: no credentials were found",
         f": java.io.FileNotFoundException: getFileStatus on s3a://b/a: {service(404)}",
         ": java.nio.file.AccessDeniedException: s3a://b/a: getFileStatus on s3a://b/a: 403",
+        ': Operation failed: "This request is not authorized", 403, HEAD, https://a.dfs.core.windows.net/b?x, rId: 1',
+        ': Operation failed: "Not Implemented", 501, HEAD, https://a.dfs.core.windows.net/b?x, rId: 1',
+        ": Status code: -1 error code: null error message: Auth failure: HTTP Error 401; url='https://login'\n\tat "
+        "org.apache.hadoop.fs.azurebfs.services.AbfsRestOperation",
+        # Of another library.
+        ": Status code: -1 error code: null error message: java.net.ConnectException: Connection refused\n\tat x",
+        ": java.io.IOException: Error accessing gs://bucket/a/b. reason=403 Forbidden\nGET http://127.0.0.1/503 x",
+        ": java.io.IOException: Error getting access token from metadata server at: 'http://169.254.169.254/x'",
+        # Full.
+        "java.io.IOException): File /a could only be written to 0 of the 1 minReplication nodes. There are 2 "
+        "datanode(s) running and no node(s) are excluded in this operation.",
         # A warehouse, or another executor.
         ": org.postgresql.util.PSQLException: Connection to db:5432 refused\nCaused by: java.net.ConnectException: x",
         ": java.io.IOException: Failed to connect to host/10.0.0.1:7337\nCaused by: java.net.ConnectException: x",
