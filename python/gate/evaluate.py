@@ -19,7 +19,6 @@ from headrace.features.functions.arrays import one_batch
 from headrace.features.layout.split import SPLIT
 from headrace.gate.policies import RawActions
 from headrace.gate.predictions import CollectedRows, OpenModel, score_counts
-from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
@@ -120,8 +119,7 @@ def evaluate(
             yield pa.record_batch([pa.array([json.dumps(found)])], names=["found"])
         report_peak_memory(peak)
 
-    with worker_errors():
-        (row,) = numbered.mapInArrow(run, "found string", barrier=True).collect()
+    (row,) = numbered.mapInArrow(run, "found string", barrier=True).collect()
     told = json.loads(row[0])
     results = [
         ModelResult(
@@ -239,8 +237,7 @@ def batch_seconds(
         seconds = [_median_seconds(batch, OpenModel.load(folder, maps)) for folder in models]
         yield pa.record_batch([pa.array(seconds, pa.float64())], names=["seconds"])
 
-    with worker_errors():
-        return [float(r[0]) for r in numbered.mapInArrow(run, "seconds double").collect()]
+    return [float(r[0]) for r in numbered.mapInArrow(run, "seconds double").collect()]
 
 
 def _median_seconds(batch: pa.RecordBatch, model: OpenModel, clock: Callable[[], float] = time.perf_counter) -> float:

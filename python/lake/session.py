@@ -21,6 +21,7 @@ from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
 from headrace.lake import driver_memory
 from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
+from headrace.lake.told_errors import own_errors
 from headrace.resources import REMOTE, Spent
 from headrace.udfs.library import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
@@ -29,6 +30,8 @@ from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, 
 _TIME_ZONE = "spark.sql.session.timeZone"
 #: With them a file that a store does not give at the moment has no rows, and the job goes well.
 _PASSING_OVER = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+#: Without it what a task's error was raised for, a store that is away maybe, does not reach the driver.
+_WHOLE_TRACES = {"spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false"}
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
 #: What its classes' names begin with, which properties give to catalogs and extensions.
 _ICEBERG = "org.apache.iceberg."
@@ -102,7 +105,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         given[ACCESSED] = ",".join(dict.fromkeys([*props[ACCESSED].split(","), *given[ACCESSED].split(",")]))
     # A class path of the user's goes behind ours, which Delta and the stores are on.
     given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
-    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | given
+    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | given
     if props[_TIME_ZONE] != "UTC":
         raise UserError(
             f"spark.properties: {_TIME_ZONE} is '{props[_TIME_ZONE]}', and the lake's timestamps and days are of UTC: "
@@ -208,6 +211,8 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     """A session for one stage, stopped at the end; within `shared_session` that one, and where one is already active,
     that: used and left running, in UTC and with no file passed over until the stage is done.
 
+    An error that ends the block is one of headrace's own where Spark has wrapped one (headrace.lake.told_errors).
+
     Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
     file); started from Python, they take effect here.
     """
@@ -215,12 +220,14 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     if active is None:
         spark = _start(conf, ws, name)
         try:
-            yield spark
+            with own_errors():
+                yield spark
         finally:
             _stop(spark)
         return
     active.sparkContext.setJobDescription(name)
-    with spark_settings(active, {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false")):
+    settings = {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES
+    with spark_settings(active, settings), own_errors():
         yield active
 
 

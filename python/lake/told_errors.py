@@ -1,9 +1,16 @@
 """How an error that ends a program is told: in one message with an exit code, or, where nobody can say what to do about
-it, by its trace."""
+it, by its trace.
+
+Spark wraps the errors of its Python tasks and of its file systems in its own. They are made headrace's own again in one
+place, `own_error`, for all who ask: stages, by `headrace.lake.session.session`, in which each of them uses Spark; what
+ends a program (`told`); ranks of a training.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.storage import StoreAway, StoreError
@@ -11,20 +18,41 @@ from headrace.storage.file_faults import told_of_file
 
 
 def told(error: Exception) -> tuple[str, int] | None:
-    """The message and the exit code of an error; None: it is to be shown with its trace.
+    """The message and the exit code of an error; None: it is to be shown with its trace."""
+    own = own_error(error)
+    if isinstance(own, StoreAway):
+        return str(own), EXIT_INCOMPLETE
+    if isinstance(own, StoreError):
+        return f"{own}. Run this again; if it stays, see what is there (docs/storage.md)", EXIT_FAILURE
+    if own is not None:
+        return str(own), own.exit_code
+    raised = _unwrapped(error)
+    return told_of_file(raised) if isinstance(raised, OSError) else None
+
+
+def own_error(error: BaseException) -> UserError | StoreError | None:
+    """An error as headrace's own: it is one, or a Python task of Spark has ended with one, or Spark's file system says
+    of a store what one of headrace's does. None: nobody knows what to do about it.
 
     A store that is away is told as that, whatever has become of it on its way up: who cannot read a file mostly says
-    that the file is damaged or missing, and Spark wraps what its tasks and its own file systems say.
+    that the file is damaged or missing.
     """
-    is_other = isinstance(error, UserError) and error.exit_code != EXIT_USER_ERROR
-    if not is_other and (away := store_away(error)) is not None:
-        return str(away), EXIT_INCOMPLETE
-    if isinstance(error, UserError):
-        return str(error), error.exit_code
-    if isinstance(error, StoreError):
-        return f"{error}. Run this again; if it stays, see what is there (docs/storage.md)", EXIT_FAILURE
-    fault = error if isinstance(error, OSError) else _file_error_of_task(error)
-    return None if fault is None else told_of_file(fault)
+    raised = _unwrapped(error)
+    own = raised if isinstance(raised, (UserError, StoreError)) else None
+    if isinstance(own, UserError) and own.exit_code != EXIT_USER_ERROR:
+        return own
+    return store_away(error) or own
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Within, an error of Spark's that is one of headrace's own (`own_error`) is raised as that."""
+    try:
+        yield
+    except Exception as e:
+        if not _is_of_spark(e) or (own := own_error(e)) is None:
+            raise
+        raise own from None
 
 
 def store_away(error: BaseException) -> StoreAway | None:
@@ -33,33 +61,40 @@ def store_away(error: BaseException) -> StoreAway | None:
     seen = list[BaseException]()
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
-        if isinstance(cause, StoreAway):
-            return cause
-        if "pyspark" in sys.modules:  # otherwise it is no error of Spark's
-            from headrace.lake.spark_outages import store_away_of_spark
-
-            if (away := store_away_of_spark(cause)) is not None:
-                return away
         seen.append(cause)
+        raised = _unwrapped(cause)
+        if isinstance(raised, StoreAway):
+            return raised
+        if raised is not cause and (away := store_away(raised)) is not None:
+            return away
         cause = cause.__cause__ or (cause.__context__ if _tells_of_reading(cause) else None)
     return None
 
 
-def _file_error_of_task(error: BaseException) -> OSError | None:
-    """The error of a file with which a Python task of Spark has ended; None: it has ended otherwise."""
-    if "pyspark" not in sys.modules:
-        return None
-    from headrace.lake.spark_outages import file_error_of_spark
+def _unwrapped(error: BaseException) -> BaseException:
+    """What an error of Spark's says; else the error."""
+    if not _is_of_spark(error):
+        return error
+    from headrace.lake.spark_errors import error_in_spark
 
-    return file_error_of_spark(error)
+    return error_in_spark(error) or error
+
+
+def _is_of_spark(error: BaseException) -> bool:
+    """Whether the JVM has raised it, or PySpark itself."""
+    return isinstance(error, _kinds_of_spark())
+
+
+def _kinds_of_spark() -> tuple[type[BaseException], ...]:
+    if (spark := sys.modules.get("pyspark.errors")) is None:  # then it is none of them
+        return ()
+    return (spark.PySparkException, sys.modules["py4j.protocol"].Py4JJavaError)
 
 
 def _tells_of_reading(error: BaseException) -> bool:
     """Whether an error may say, in its own words, that something could not be read: another one, raised while a store
     was away, is a fault of the program that wants its trace."""
-    kinds: tuple[type[BaseException], ...] = (UserError, OSError)
+    kinds: tuple[type[BaseException], ...] = (UserError, OSError, *_kinds_of_spark())
     if (arrow := sys.modules.get("pyarrow")) is not None:
         kinds += (arrow.ArrowException,)
-    if (spark := sys.modules.get("pyspark.errors")) is not None:
-        kinds += (spark.PySparkException, sys.modules["py4j.protocol"].Py4JJavaError)
     return isinstance(error, kinds)

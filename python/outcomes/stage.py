@@ -13,7 +13,6 @@ from headrace.errors import RefusedError, UserError
 from headrace.features.build.events import pinned_table
 from headrace.lake.delta.frame import read_version
 from headrace.lake.session import session
-from headrace.lake.worker_errors import worker_errors
 from headrace.manifest import Input, Manifest, Output
 from headrace.outcomes.alerts import judge
 from headrace.outcomes.delays import Delays, age_of, final_rate
@@ -173,8 +172,7 @@ def _measured(ctx: Context, rows: DataFrame) -> pa.Table:
     def of_day(rows: pa.Table) -> pa.Table:  # Spark counts the parameters, and of a callable object `self`, too
         return measure(rows)
 
-    with worker_errors():
-        return measured([rows.groupBy("served_ds").applyInArrow(of_day, schema).toArrow().cast(SCHEMA)])
+    return measured([rows.groupBy("served_ds").applyInArrow(of_day, schema).toArrow().cast(SCHEMA)])
 
 
 def _by_age(rows: DataFrame, name: str) -> dict[str, dict[int, int]]:

@@ -28,7 +28,6 @@ from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
 from headrace.lake.assigned_gpu import gpu_profile
 from headrace.lake.delta.frame import read_version
-from headrace.lake.worker_errors import worker_errors
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.models.predictor import model_digest
 from headrace.score.day_table import rows_of_day, verify_day, write_day
@@ -125,9 +124,8 @@ def _why_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | N
             yield pa.RecordBatch.from_pydict({"alone": [scores_stand_alone(task, named)]})
 
     profile = gpu_profile(spark) if task.gpu else None
-    with worker_errors():
-        if all(row[0] for row in few.mapInArrow(looked_at, "alone boolean", profile=profile).collect()):
-            return None
+    if all(row[0] for row in few.mapInArrow(looked_at, "alone boolean", profile=profile).collect()):
+        return None
     return "the model's score of a pair depends on the pairs beside it"
 
 

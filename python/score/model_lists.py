@@ -18,7 +18,6 @@ from headrace.features.table_ops.external import ExternalReader
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.assigned_gpu import gpu_profile
-from headrace.lake.worker_errors import worker_errors
 from headrace.models.predictor import maps_of
 from headrace.score.arms import ModelOfRun
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
@@ -201,8 +200,7 @@ def _candidates(model: ModelOfRun, run: RunInputs, users: DataFrame) -> Iterator
     context = SourceContext(ctx, spark, run.active, users, items, reader, model.chosen, folder, run.maps)
     # Users come with lists of their items.
     with bounded_batches(spark), ExitStack() as made:
-        with worker_errors():  # of the making alone
-            found = made.enter_context(candidates_of_users(context))
+        found = made.enter_context(candidates_of_users(context))
         reader.check_unchanged()
         yield found
 

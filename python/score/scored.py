@@ -18,7 +18,6 @@ from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.assigned_gpu import gpu_profile
-from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory
 from headrace.score.incremental import UsersToScore
 from headrace.score.joined.held import HeldRows
@@ -122,7 +121,7 @@ def scored_rows(
         frame = frame.unionByName(kept.select(*[col(c) for c in frame.columns]))
     # Rows of tables come in long messages.
     bounded = bounded_batches(spark) if task.joined else nullcontext()
-    with progress(counter, max(1, pairs)), worker_errors(), bounded:
+    with progress(counter, max(1, pairs)), bounded:
         yield frame
     shared.unpersist()
 

@@ -17,7 +17,6 @@ from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.arrow_batches import bounded_batches
-from headrace.lake.worker_errors import worker_errors
 from headrace.models.predictor import Predictor, maps_of
 from headrace.score.entities import Active
 from headrace.score.joined.choice import joined_tables
@@ -106,7 +105,7 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     missing = [c for c in fitted.input_columns if c not in rows.columns and c not in context]
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
     # The folder is the outer block: it appears when what the rows were made of has been seen to be unchanged.
-    with target.new_folder() as building, _with_columns(ctx, spark, rows, missing, source) as whole, worker_errors():
+    with target.new_folder() as building, _with_columns(ctx, spark, rows, missing, source) as whole:
         mapped = ctx.ws.on_hosts(maps) if ctx.spec.spark.own_scratch else maps
         task = _Rows(folder, threads, score.output, mapped, joined, tuple(whole.columns), kept, context)
         fields = [StructField(f"c{i}", f.dataType) for i, f in enumerate(rows.schema.fields)]

@@ -120,9 +120,8 @@ def test_a_store_that_is_away(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        ": org.apache.hadoop.fs.s3a.AWSClientIOException: open on s3a://b/a: no credentials were found",
+        ": org.apache.hadoop.fs.s3a.AWSClientIOException: open on s3a://b/a: something else",
         f": java.io.FileNotFoundException: getFileStatus on s3a://b/a: {service(404)}",
-        ": java.nio.file.AccessDeniedException: s3a://b/a: getFileStatus on s3a://b/a: 403",
         ': Operation failed: "This request is not authorized", 403, HEAD, https://a.dfs.core.windows.net/b?x, rId: 1',
         ': Operation failed: "Not Implemented", 501, HEAD, https://a.dfs.core.windows.net/b?x, rId: 1',
         ": Status code: -1 error code: null error message: Auth failure: HTTP Error 401; url='https://login'\n\tat "
@@ -134,6 +133,8 @@ def test_a_store_that_is_away(text: str, said: str) -> None:
         # Full.
         "java.io.IOException): File /a could only be written to 0 of the 1 minReplication nodes. There are 2 "
         "datanode(s) running and no node(s) are excluded in this operation.",
+        # Of a file.
+        ": java.nio.file.AccessDeniedException: /mnt/a",
         # A warehouse, or another executor.
         ": org.postgresql.util.PSQLException: Connection to db:5432 refused\nCaused by: java.net.ConnectException: x",
         ": java.io.IOException: Failed to connect to host/10.0.0.1:7337\nCaused by: java.net.ConnectException: x",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import socket
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -13,14 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 
 from headrace.commands import export, export_triton
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.export.triton.options import Options
 from headrace.housekeeping.forget import scan
 from headrace.jobs import run_stage
-from headrace.lake.worker_errors import worker_errors
 from headrace.storage import StoreAway, local, location
 from headrace.storage.hdfs import rpc, timed
 from headrace.storage.hdfs.client import connect
@@ -188,16 +185,6 @@ def test_exports_say_that_the_store_is_away(tmp_path: Path, monkeypatch: pytest.
     pytest.importorskip("onnx")
     with pytest.raises(StoreAway, match=r"^is away$"):
         export_triton.export_triton(ws, "clicks", "1", to, "fp32", Options())
-
-
-def test_what_a_task_of_spark_says_of_it() -> None:
-    try:
-        raise StoreAway("hdfs://name has not answered for 30 s. Its NameNode is away")
-    except StoreAway:
-        trace = traceback.format_exc()
-    with pytest.raises(StoreAway, match=r"^hdfs://name has not answered for 30 s\. Its NameNode is away$"):
-        with worker_errors():
-            raise PySparkException(f"Job aborted due to stage failure:\n{trace}\n\tat org.apache.spark")
 
 
 class Sleeping:

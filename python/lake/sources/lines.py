@@ -27,7 +27,7 @@ from headrace.lake.landing import LandingDay, LandingFile, following, midnight
 from headrace.lake.session import spark_settings
 from headrace.lake.sources.compression import COMPRESSIONS, READ_BY_SPARK, ending
 from headrace.lake.sources.text_lines import DAMAGED, QuotedFields, ReadLines
-from headrace.lake.told_errors import store_away
+from headrace.lake.told_errors import own_error
 from headrace.storage import Location
 
 #: Place of a row within its partition: see monotonically_increasing_id in Spark's documentation.
@@ -175,7 +175,7 @@ def one_file_a_task(spark: SparkSession) -> AbstractContextManager[None]:
 
 @contextmanager
 def damaged_file_named(batch: LandingBatch) -> Iterator[None]:
-    """Within, a job that fails on a file that cannot be read raises FileDamaged, but for a store that is away.
+    """Within, a job that fails on a file that cannot be read raises FileDamaged, but for errors of its store.
 
     Spark's task loggers are off meanwhile: they print a trace for what becomes one message (anything else is raised
     with all that they would have said).
@@ -184,7 +184,7 @@ def damaged_file_named(batch: LandingBatch) -> Iterator[None]:
         try:
             yield
         except (Py4JJavaError, PySparkException) as e:
-            if store_away(e) is not None:
+            if own_error(e) is not None:  # a store is away, or refuses: nothing is known of the file
                 raise
             message = str(e)
             found = _FAILED.search(message) or _DAMAGED.search(message)

@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 
 from headrace.config import Score
 from headrace.errors import UserError, nearest
-from headrace.lake.worker_errors import worker_errors
 
 
 def condition(frame: DataFrame, expression: str, where: str) -> Column:
@@ -57,10 +56,10 @@ def expression_errors(score: Score) -> Iterator[None]:
     """What Spark says of a value that an expression of the section cannot take is said of that expression.
 
     Raises:
-        UserError: such a value, such as a divisor of 0 or a text that is no number; or of a task.
+        UserError: such a value, such as a divisor of 0 or a text that is no number.
     """
     try:
-        with _unlogged(), worker_errors():
+        with _unlogged():
             yield
     except PySparkException as e:
         for context in e.getQueryContext():

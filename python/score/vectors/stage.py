@@ -20,7 +20,6 @@ from headrace.errors import UserError
 from headrace.features.build.events import pinned_table
 from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.session import session
-from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
@@ -146,7 +145,7 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
             )
             table = _table(ctx, side)
             # Rows of tables come in long messages.
-            with worker_errors(), bounded_batches(spark) if joined else nullcontext():
+            with bounded_batches(spark) if joined else nullcontext():
                 version = write_day(found, table, ctx, f"{side}_vectors")
             shared.unpersist()
             rows[f"{side}s"] = rows_of_day(table, version, ctx.ds)

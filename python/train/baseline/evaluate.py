@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from headrace import config
 from headrace.dataset.parquet.layout import open_split
-from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.models.predictor import Predictor
 from headrace.schema import DatasetSchema
@@ -146,8 +145,7 @@ def evaluate(
         report_peak_memory(peak)
 
     frame = spark.range(0, workers, 1, workers).mapInArrow(run, "evaluation string", barrier=True)
-    with worker_errors():
-        (row,) = frame.collect()
+    (row,) = frame.collect()
     return {split: Evaluation(**of) for split, of in json.loads(row[0]).items()}, peak.value
 
 

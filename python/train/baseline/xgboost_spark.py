@@ -21,7 +21,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Trees
 from headrace.errors import UserError
-from headrace.lake.worker_errors import worker_errors
 from headrace.models.xgboost_model import matrix_features
 from headrace.schema import Kind
 from headrace.train.baseline.inputs import TreeInputs
@@ -169,8 +168,7 @@ def fit(
     estimator = getattr(xgboost.spark, _ESTIMATORS[conf.objective])(
         **parameters, callbacks=[Progress(conf.rounds, metric, name)]
     )
-    with worker_errors():
-        model = estimator.fit(_frame(spark, rows, workers, seed))
+    model = estimator.fit(_frame(spark, rows, workers, seed))
     booster, history = model.get_booster(), model.training_summary
     training = [float(v) for v in history.train_objective_history[metric]]
     validation = [float(v) for v in (history.validation_objective_history or {}).get(metric, [])]

@@ -13,7 +13,6 @@ from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 from headrace.config import Score, VectorSource
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
-from headrace.lake.worker_errors import worker_errors
 from headrace.score.candidates.source import BLOCKED, FETCH, SourceContext
 from headrace.score.candidates.vectors.item_vectors import ItemVectors
 from headrace.score.candidates.vectors.ivf import IvfIndex
@@ -84,48 +83,46 @@ class VectorItems:
     @cached_property
     def _items(self) -> ItemVectors:
         score = self._score
-        with worker_errors():
-            return ItemVectors.write(
-                self._context.spark,
-                self._context.items,
-                ITEM_ROW,
-                (score.item.key, *score.item.columns),
-                self._vectors("item"),
-                self._context.run_folder / f"vectors-{self._where}",
-            )
+        return ItemVectors.write(
+            self._context.spark,
+            self._context.items,
+            ITEM_ROW,
+            (score.item.key, *score.item.columns),
+            self._vectors("item"),
+            self._context.run_folder / f"vectors-{self._where}",
+        )
 
     def _with_index(self, exact: Searched) -> Searched:
         """The index, with as many probes as its recall needs."""
         spark, items = self._context.spark, exact.items
         # The task is alone: it has what all tasks of its executor would have.
         cores = int(spark.sparkContext.getConf().get("spark.executor.cores") or spark.sparkContext.defaultParallelism)
-        with worker_errors():
-            (built,) = (
-                spark.range(0, 1, 1, 1)
-                .mapInArrow(BuildIndex(items, cores), "file string, cells int, bytes long, seconds double")
-                .collect()
-            )
-            file = items.folder.parent / built["file"]
-            index = IvfIndex(items, file, built["cells"])
-            log.info(
-                "%s: an index of %s items in %s cells, %.0f MiB, in %.1f s",
-                self._where,
-                f"{items.rows:,}",
-                f"{index.cells:,}",
-                built["bytes"] / 2**20,
-                built["seconds"],
-            )
-            key = col(self._score.user.key)
-            sample = self._context.users.orderBy(F.xxhash64(key), key).limit(_SAMPLE_USERS)
-            numbered = sample.toDF(*[f"c{i}" for i in range(len(sample.columns))])
-            vectors = self._vectors("user")
-            measured = MeasureRecall(
-                vectors, Searched(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
-            )
-            schema = "users int, probes int, recall double, seconds double, exact_seconds double"
-            alone = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
-            made = map_vectors(spark, vectors, numbered.coalesce(1), sample.columns, lambda: alone, measured, schema)
-            (found,) = made.collect()
+        (built,) = (
+            spark.range(0, 1, 1, 1)
+            .mapInArrow(BuildIndex(items, cores), "file string, cells int, bytes long, seconds double")
+            .collect()
+        )
+        file = items.folder.parent / built["file"]
+        index = IvfIndex(items, file, built["cells"])
+        log.info(
+            "%s: an index of %s items in %s cells, %.0f MiB, in %.1f s",
+            self._where,
+            f"{items.rows:,}",
+            f"{index.cells:,}",
+            built["bytes"] / 2**20,
+            built["seconds"],
+        )
+        key = col(self._score.user.key)
+        sample = self._context.users.orderBy(F.xxhash64(key), key).limit(_SAMPLE_USERS)
+        numbered = sample.toDF(*[f"c{i}" for i in range(len(sample.columns))])
+        vectors = self._vectors("user")
+        measured = MeasureRecall(
+            vectors, Searched(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
+        )
+        schema = "users int, probes int, recall double, seconds double, exact_seconds double"
+        alone = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
+        made = map_vectors(spark, vectors, numbered.coalesce(1), sample.columns, lambda: alone, measured, schema)
+        (found,) = made.collect()
         if found["recall"] is None:
             # So few users are known that few will be searched for.
             log.info(

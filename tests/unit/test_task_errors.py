@@ -1,0 +1,140 @@
+"""Errors of Spark's Python tasks become the ones that were raised, by the text that reaches the driver."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import pytest
+from pyspark.errors import PySparkException
+
+from headrace.errors import (
+    EXIT_BUSY,
+    EXIT_FAILURE,
+    EXIT_INCOMPLETE,
+    EXIT_REFUSED,
+    EXIT_USER_ERROR,
+    BusyError,
+    RefusedError,
+    UserError,
+)
+from headrace.features.vocabulary.delta_table import CodesOvertaken
+from headrace.lake.told_errors import own_error, own_errors, told
+from headrace.storage import LeaseLost, StoreAway, StoreError
+from headrace.train.result import Diverged
+
+_AT = (
+    "\n\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)\n"
+)
+
+
+def of_task(work: Callable[[], object]) -> str:
+    """How a task's trace comes to the driver."""
+    try:
+        work()
+    except Exception:
+        return traceback.format_exc()
+    raise AssertionError("nothing was raised")
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def job(trace: str) -> PySparkException:
+    """A job that has failed with it, which says it twice: the first with what has become of the stage."""
+    return PySparkException(
+        "An error occurred while calling o1.save.\n: org.apache.spark.SparkException: Job aborted due to stage "
+        "failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 4) (host "
+        f"executor 1): org.apache.spark.api.python.PythonException: {trace}{_AT}\nDriver stacktrace:{_AT}"
+        f"Caused by: org.apache.spark.api.python.PythonException: {trace}{_AT}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("'price' is null in 3 rows"), EXIT_USER_ERROR),
+        (UserError("two lines:\n\n  of one message"), EXIT_USER_ERROR),
+        (StoreAway("s3://b/a: the store is away"), EXIT_INCOMPLETE),
+        (LeaseLost("it was taken over"), EXIT_BUSY),
+        (BusyError("another is at work"), EXIT_BUSY),
+        (RefusedError("its audit"), EXIT_REFUSED),
+        (CodesOvertaken("fit again"), EXIT_USER_ERROR),
+    ],
+)
+def test_an_error_of_a_task_is_itself(error: UserError | StoreAway, code: int) -> None:
+    trace = of_task(raising(error))
+    found = own_error(job(trace))
+    assert type(found) is type(error)
+    assert told(job(trace)) == (str(error), code)
+    # As Spark SQL has it, without Java's part.
+    assert told(PySparkException(f"\n  An exception was thrown from the Python worker.\n{trace}")) == (str(error), code)
+    # With spark.sql.execution.pyspark.udf.hideTraceback.enabled.
+    alone = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
+    assert told(job(alone)) == (str(error), code)
+
+
+def test_a_store_that_does_not_do_as_asked() -> None:
+    message, code = told(job(of_task(raising(StoreError("s3://b/a: 400 Bad Request"))))) or ("", 0)
+    assert message.startswith("s3://b/a: 400 Bad Request. Run this again;")
+    assert code == EXIT_FAILURE
+
+
+def test_one_that_is_made_of_more_than_its_message() -> None:
+    assert told(job(of_task(raising(Diverged("the loss is nan", 5))))) == ("the loss is nan", EXIT_USER_ERROR)
+
+
+def test_that_a_store_is_away_is_told_whatever_became_of_it() -> None:
+    def damaged() -> None:
+        try:
+            raise StoreAway("s3://b/a: the store is away")
+        except OSError as e:
+            raise UserError("a is damaged") from e
+
+    def torn() -> None:
+        try:
+            raise StoreAway("s3://b/a: the store is away")
+        except StoreAway:
+            raise OSError("torn")  # noqa: B904
+
+    for work in (damaged, torn):
+        assert told(job(of_task(work))) == ("s3://b/a: the store is away", EXIT_INCOMPLETE)
+
+
+def test_a_fault_of_a_task_is_shown_with_its_trace() -> None:
+    def while_handled() -> None:
+        try:
+            raise UserError("a is damaged")
+        except UserError:
+            raise TypeError("of ours")  # noqa: B904
+
+    def while_away() -> None:
+        try:
+            raise StoreAway("s3://b/a: the store is away")
+        except StoreAway:
+            raise TypeError("of ours")  # noqa: B904
+
+    def quoting() -> None:
+        raise ValueError("headrace.errors.UserError: not raised\nheadrace.errors.UserError: nor this")
+
+    for work in (while_handled, while_away, quoting, raising(KeyError("x"))):
+        assert told(job(of_task(work))) is None
+    assert told(PySparkException("headrace.errors.UserError: of a text that is no trace")) is None
+    assert told(job("Traceback (most recent call last):\nheadrace.errors.NoSuch: x\n")) is None
+
+
+def test_a_block_raises_it_as_itself() -> None:
+    error = job(of_task(raising(LeaseLost("it was taken over"))))
+    with pytest.raises(LeaseLost, match=r"^it was taken over$"), own_errors():
+        raise error
+    unknown = job(of_task(raising(KeyError("x"))))
+    with pytest.raises(PySparkException) as raised, own_errors():
+        raise unknown
+    assert raised.value is unknown
+    # What is not Spark's is not touched: that a store was away it may say by what it was raised for.
+    with pytest.raises(OSError, match="torn"), own_errors():
+        raise OSError("torn") from StoreAway("s3://b/a: the store is away")
