@@ -155,6 +155,23 @@ def test_what_no_later_try_mends_is_another_error(gone: None, status: int, monke
     assert type(raised.value) is calls.StoreError
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "^the store refuses s3://bucket/key: .* 401 Unauthorized. Credentials are those of"),
+        (403, "^the store refuses s3://bucket/key: .* 403 Forbidden. Credentials are those of"),
+        (404, "^s3://bucket/key: there is no such bucket$"),
+    ],
+)
+def test_a_listing_that_is_refused_is_the_users_to_mend(
+    gone: None, status: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Busy, "status", status)
+    for ask in (calls.list_below, calls.list_level):
+        with pytest.raises(UserError, match=said):
+            ask(clients.open_bucket("s3", "bucket"), "key")
+
+
 def test_a_certificate_that_is_not_trusted_is_another_error(
     gone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -39,6 +39,8 @@ _NEVER = re.compile(r"builder error|InvalidCertificate\(|invalid peer certificat
 _METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.google\.internal)[/: ]")
 #: How it says that nobody listens there: that a connection was made and no answer came, it says without.
 _NOT_CONNECTED, _TIMEOUT = "ConnectError(", "kind: Timeout"
+#: What it has no errors of its own for where it lists: that it may not, and that there is no such bucket.
+_REFUSED, _NO_BUCKET = re.compile(r"non-2xx status code: 40[13]\b"), re.compile(r"non-2xx status code: 404\b")
 #: What of its first line is no news to anybody: how it was told to try, and a server's page about an error.
 _NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+ *|:(?: <.*)?$")
 #: Why there was no answer, in the lines behind the first one.
@@ -322,6 +324,10 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
                 f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
                 f"its own ({said}). {_CREDENTIALS}"
             ) from None
+        if _REFUSED.search(said):
+            raise UserError(f"the store refuses {place}: {_NOISE.sub('', said)}. {_CREDENTIALS}") from None
+        if _NO_BUCKET.search(said):
+            raise UserError(f"{place}: there is no such bucket") from None
         if _AWAY.search(said) and not _NEVER.search(str(e)):
             raise _away(place, said, str(e)) from None
         raise StoreError(f"{place}: {said}") from None
