@@ -17,6 +17,7 @@ from headrace.cli.root import app
         "headrace init '/data/clicks/*/*.jsonl' -o clicks.yaml --label clicked",
         "headrace init census.data --label income --positive '>50K'",
         "headrace init /lake/events",
+        "headrace init s3://bucket/events",
     )
 )
 def init(
@@ -24,7 +25,7 @@ def init(
         str,
         typer.Argument(
             metavar="TABLE_OR_PATH",
-            help="A file, a folder, a glob in quotes, or the folder of a Delta or Iceberg table.",
+            help="A file, a folder, a glob in quotes, or the folder of a table, which may be in a store (s3://...).",
         ),
     ],
     target: Annotated[

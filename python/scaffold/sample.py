@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -15,6 +15,8 @@ from headrace.errors import UserError
 from headrace.lake.sources.compression import COMPRESSIONS, without_ending
 from headrace.scaffold.table_sample import TableRows, delta_rows, folder_rows, iceberg_rows
 from headrace.scaffold.text_sample import csv_rows, json_rows, sample_bytes
+from headrace.storage import Location, is_uri, local, local_folder, location_of
+from headrace.storage.store import Info
 
 Format = Literal["csv", "jsonl", "parquet", "orc", "avro"]
 
@@ -61,24 +63,24 @@ class Sample:
 
 
 def take_sample(text: str) -> Sample:
-    """Look at a file, a folder, a glob, a Delta or an Iceberg table.
+    """Look at a file, a folder, a glob, a Delta or an Iceberg table; of stores at tables and folders of data files.
 
     Raises:
         UserError: nothing is there, several formats are mixed, or it cannot be read.
     """
-    path = Path(text).expanduser().absolute()
-    if (path / "_delta_log").is_dir():
-        files: Sequence[Path] = sorted((path / "_delta_log").glob("*.json"))
-        return _of_table(path, "delta", delta_rows(path), files, "Delta table")
-    if files := sorted((path / "metadata").glob("*.metadata.json")):
-        return _of_table(path, "iceberg", iceberg_rows(path), files, "Iceberg table")
+    if is_uri(text) and (place := location_of(text, "PATH")).scheme != "file":
+        return _in_store(place.as_plain())
+    path = local_folder(text, "PATH").expanduser().absolute()
+    if (found := _table(local(path))) is not None:
+        return found
     files = _files(path, text)
     format_ = _format(files, text)
     size = sum(f.stat().st_size for f in files)
     shown = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
     if format_ != "csv" and format_ != "jsonl":
         root = path if path.is_dir() else path.parent
-        return _of_table(path, format_, folder_rows(files, root, format_), files, shown)
+        rows = folder_rows([local(f) for f in files], local(root), format_)
+        return _of_table(local(path), format_, rows, _modified(files), shown)
     pattern, newest = _by_day(path, files)
     source: dict[str, Any] = {"format": format_, "path": pattern}
     chunks = sample_bytes(files)
@@ -96,15 +98,47 @@ def take_sample(text: str) -> Sample:
     return Sample(rows, source, total, whole, shown, notes, _name(path), _modified(files), (), newest)
 
 
-def _of_table(path: Path, format_: str, found: TableRows, files: Sequence[Path], shown: str) -> Sample:
+def _table(place: Location) -> Sample | None:
+    """Of a Delta or Iceberg table; None where it is none."""
+    if found := (place / "_delta_log").infos():
+        return _of_table(place, "delta", delta_rows(place), _newest(found), "Delta table")
+    if found := {name: info for name, info in (place / "metadata").infos().items() if name.endswith(".metadata.json")}:
+        return _of_table(place, "iceberg", iceberg_rows(place), _newest(found), "Iceberg table")
+    return None
+
+
+def _in_store(place: Location) -> Sample:
+    if (table := _table(place)) is not None:
+        return table
+    infos = {n: i for n, i in place.infos().items() if _ending(PurePosixPath(n)) is not None and not _hidden(n)}
+    if not infos:
+        raise UserError(f"{place}: there is no Delta or Iceberg table, and no file that ends in {', '.join(_ENDINGS)}")
+    format_ = _format([PurePosixPath(name) for name in infos], str(place))
+    if format_ == "csv" or format_ == "jsonl":
+        raise UserError(f"{place}: of files of text `headrace init` looks at those on a disk alone: copy some to one")
+    files = [place / name for name in sorted(infos)]
+    size = sum(info.size for info in infos.values())
+    shown = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
+    return _of_table(place, format_, folder_rows(files, place, format_), _newest(infos), shown)
+
+
+def _of_table(path: Location, format_: str, found: TableRows, modified: str, shown: str) -> Sample:
     source = {"format": format_, "path": str(path)}
-    about = (found.notes, _name(path), _modified(files), found.partitions)
+    about = (found.notes, _name(path), modified, found.partitions)
     return Sample(found.rows, source, found.total, found.whole, shown, *about)
+
+
+def _newest(files: Mapping[str, Info]) -> str:
+    return _date(max(info.modified_ns for info in files.values()) / 1e9)
 
 
 def _files(path: Path, text: str) -> list[Path]:
     if path.is_dir():
-        found = [p for p in sorted(path.rglob("*")) if p.is_file() and _ending(p) is not None and not _hidden(p, path)]
+        found = [
+            p
+            for p in sorted(path.rglob("*"))
+            if p.is_file() and _ending(p) is not None and not _hidden(p.relative_to(path))
+        ]
         if not found:
             raise UserError(
                 f"{text}: no Delta log, no metadata of Iceberg, and no files that end in {', '.join(_ENDINGS)} "
@@ -122,16 +156,16 @@ def _files(path: Path, text: str) -> list[Path]:
     return found
 
 
-def _hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith(("_", ".")) for part in file.relative_to(root).parts)
+def _hidden(name: str | PurePath) -> bool:
+    return any(part.startswith(("_", ".")) for part in PurePath(name).parts)
 
 
-def _ending(file: Path) -> Format | None:
+def _ending(file: PurePath) -> Format | None:
     name = without_ending(file.name.lower())
     return next((f for ending, f in _ENDINGS.items() if name.endswith(ending)), None)
 
 
-def _format(files: Sequence[Path], text: str) -> Format:
+def _format(files: Sequence[PurePath], text: str) -> Format:
     formats = {_ending(f) for f in files}
     if formats == {None} or not formats:
         raise UserError(
@@ -178,7 +212,7 @@ def _common(paths: set[str]) -> str:
     return str(Path(*made))
 
 
-def _name(path: Path) -> str:
+def _name(path: Path | Location) -> str:
     """A pipeline's name from a path."""
     stem = path.name.split(".")[0] if not path.is_dir() else path.name
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
@@ -186,8 +220,11 @@ def _name(path: Path) -> str:
 
 
 def _modified(files: Sequence[Path]) -> str:
-    newest = max(f.stat().st_mtime for f in files)
-    return datetime.fromtimestamp(newest, UTC).date().isoformat()
+    return _date(max(f.stat().st_mtime for f in files))
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 def _bytes(size: int) -> str:

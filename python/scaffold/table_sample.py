@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from headrace.lake.iceberg.manifests import snapshot_files
 from headrace.lake.iceberg.metadata import newest_metadata
 from headrace.scaffold.file_rows import FileFormat, file_rows
 from headrace.scaffold.stored_names import StoredNames
-from headrace.storage import local
+from headrace.storage import Location
 
 #: Rows that are looked at, and the files that they are from.
 SAMPLE_ROWS, SAMPLE_FILES = 200_000, 8
@@ -40,39 +40,37 @@ class TableRows:
 
 @dataclass(frozen=True)
 class _File:
-    path: Path
+    path: Location
     format: FileFormat
     partition: Mapping[str, str | None]
 
 
-def folder_rows(files: Sequence[Path], root: Path, format_: FileFormat) -> TableRows:
+def folder_rows(files: Sequence[Location], root: Location, format_: FileFormat) -> TableRows:
     """Rows of a folder of data files; `key=value` folders are columns of text.
 
     Raises:
         UserError: a file is none.
     """
-    return _rows([_File(f, format_, _hive(f.relative_to(root).parent)) for f in files])
+    return _rows([_File(f, format_, _hive(PurePosixPath(f.below(root)).parent)) for f in files])
 
 
-def delta_rows(folder: Path) -> TableRows:
+def delta_rows(folder: Location) -> TableRows:
     """Rows of the newest version of a Delta table, from its log's files.
 
     Raises:
         UserError: a table that headrace does not read, or an empty one.
     """
-    log = DeltaLog(local(folder))
+    log = DeltaLog(folder)
     version = log.version
     state = None if version is None else log.state(version)
     if state is None or not state.adds:
         raise UserError(f"{folder}: its newest version has no files to look at")
-    check_listable(local(folder), state.protocol)
+    check_listable(folder, state.protocol)
     names = StoredNames.of_delta(json.loads(state.metadata["schemaString"]))
-    files = state.data_files(local(folder))
+    files = state.data_files(folder)
     given = [
         _File(
-            f.path.local_path(),
-            "parquet",
-            {names.columns[k].name if k in names.columns else k: v for k, v in f.partition.items()},
+            f.path, "parquet", {names.columns[k].name if k in names.columns else k: v for k, v in f.partition.items()}
         )
         for f in files
     ]
@@ -81,13 +79,13 @@ def delta_rows(folder: Path) -> TableRows:
     return _with_deleted(found, sum(f.deleted for f in files))
 
 
-def iceberg_rows(folder: Path) -> TableRows:
+def iceberg_rows(folder: Location) -> TableRows:
     """Rows of the newest snapshot of an Iceberg table, from its manifests' files.
 
     Raises:
         UserError: a table that headrace does not read, one that its catalog alone knows, or an empty one.
     """
-    metadata = newest_metadata(local(folder / "metadata"))
+    metadata = newest_metadata(folder / "metadata")
     files = [] if metadata.current is None else snapshot_files(metadata, metadata.current)
     if metadata.current is None or not files:
         raise UserError(f"{folder}: its newest snapshot has no files to look at")
@@ -96,7 +94,7 @@ def iceberg_rows(folder: Path) -> TableRows:
     given = []
     for f in sorted(files, key=lambda f: str(sorted(f.partition.items()))):
         partition = {of_id[k]: None if v is None else str(v) for k, v in f.partition.items() if k in of_id}
-        given.append(_File(f.path.local_path(), f.format, partition))  # type: ignore[arg-type]
+        given.append(_File(f.path, f.format, partition))  # type: ignore[arg-type]
     found = _rows(given, StoredNames.of_iceberg(schema).rename)
     return _with_deleted(found, None if any(f.deletes for f in files) else 0)
 
@@ -117,7 +115,7 @@ def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None 
         chosen = [files[round(i * step)] for i in range(SAMPLE_FILES)]
     tables, total = [], 0
     for file in chosen:
-        table, rows_of_file = file_rows(file.path, file.format, SAMPLE_ROWS // len(chosen))
+        table, rows_of_file = file_rows(file.path.local_path(), file.format, SAMPLE_ROWS // len(chosen))
         total += rows_of_file
         if rename is not None:
             table = rename(table)
@@ -136,6 +134,6 @@ def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None 
     return TableRows(rows, round(total * len(files) / len(chosen)), whole, tuple(names))
 
 
-def _hive(folder: Path) -> dict[str, str | None]:
+def _hive(folder: PurePosixPath) -> dict[str, str | None]:
     pairs: list[Any] = [part.split("=", 1) for part in folder.parts if "=" in part]
     return {key: None if value == "__HIVE_DEFAULT_PARTITION__" else value for key, value in pairs}

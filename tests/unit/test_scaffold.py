@@ -6,9 +6,10 @@ import gzip
 import json
 from datetime import date
 from decimal import Decimal
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import deltalake
 import fastavro
 import numpy as np
 import pandas as pd
@@ -27,7 +28,9 @@ from headrace.config.source import LandingSource
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
 from headrace.scaffold.roles import Named
+from headrace.storage import Location, local
 from tests.scaffold_support import clicks
+from tests.storage_homes import memory_home
 
 
 def written(path: Path | str, target: Path, **named: str) -> Spec:
@@ -155,6 +158,39 @@ def test_parquet_with_partitions_by_day(tmp_path: Path) -> None:
     }
     assert types(spec)["clicked"] == "bigint", "as the files have it"
     assert "day" not in types(spec)
+
+
+@pytest.mark.parametrize("form", ["delta", "parquet"])
+def test_a_table_in_a_store_is_seen_as_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """Of whose files those that are looked at are fetched, and no others."""
+    memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
+    table, folder = as_arrow(clicks()), tmp_path / "tables" / "events"
+    for k in range(10):
+        rows = table.slice(k * 400, 400).append_column("day", pa.array([f"2026-03-{k + 1:02d}"] * 400))
+        if form == "delta":
+            deltalake.write_deltalake(str(folder), rows, mode="append", partition_by=["day"])
+        else:
+            pq.write_to_dataset(rows, folder, partition_cols=["day"], basename_template="{i}.parquet")
+    there = Location(PurePosixPath("/bucket/events"), "s3")
+    there.copy_from(local(folder))
+    mine, theirs = written(folder, tmp_path / "mine.yaml"), written("s3a://bucket/events", tmp_path / "theirs.yaml")
+    assert theirs.source.model_dump() == mine.source.model_dump() | {"path": "s3://bucket/events"}
+    assert theirs.source.model_dump(include={"format", "day"})["format"] == form
+    assert (theirs.table, theirs.features, theirs.score) == (mine.table, mine.features, mine.score)
+    assert theirs.pipeline == "events"
+    assert len([p for p in (tmp_path / "cache" / "files").rglob("*") if p.suffix == ".parquet"]) == 8
+    (there / "notes.csv").put_text("a,b\n1,2\n")
+    for path, message in (
+        ("s3://bucket/none", "s3://bucket/none: there is no Delta or Iceberg table, and no file that ends in"),
+        ("s3://me:word@bucket/events", "PATH: a secret does not belong in a URI"),
+    ):
+        with pytest.raises(UserError, match=message):
+            written(path, tmp_path / "none.yaml")
+    for file in there.files():
+        if file.suffix != ".csv":
+            file.remove()
+    with pytest.raises(UserError, match="of files of text `headrace init` looks at those on a disk alone"):
+        written("s3://bucket/events", tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize("form", ["orc", "avro"])
