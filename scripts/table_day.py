@@ -2,6 +2,7 @@
 
     python -m scripts.table_day                        # all kinds
     python -m scripts.table_day delta-rs parquet --rows-per-day 20000
+    python -m scripts.table_day delta-rs delta-spark parquet init --store s3://bucket/tables    # read from there
 
 A generated click log is loaded once; each writer then makes a table of its rows, and `headrace run` makes a day of that
 table in a pipeline of its own: a copy of the shipped one with another section `source`, or as `headrace init` writes it
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Manifest
+from headrace.storage import local, location_of
 from headrace.workspace import Workspace
 from scripts.commands import headrace
 
@@ -154,10 +156,13 @@ def main() -> None:
     parser.add_argument("--rows-per-day", type=int, default=20_000, metavar="N", help="rows of the log a day, 4 days")
     parser.add_argument("--home", type=Path, metavar="FOLDER", help="kept at the end; else a folder that is removed")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the pipelines")
+    parser.add_argument("--store", metavar="URI", help="a folder of a store: tables are copied to it, and read there")
     words = parser.parse_args()
     kinds = words.kinds or list(WRITERS)
     if unknown := set(kinds) - WRITERS.keys():
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(WRITERS)}")
+    if words.store and "iceberg" in kinds:
+        parser.error("--store: an Iceberg table names its files by their paths, and cannot be copied")
     home = words.home or Path(tempfile.mkdtemp(prefix="headrace-tables-"))
     settings = [part for one in words.set for part in ("--set", one)]
     try:
@@ -171,6 +176,11 @@ def main() -> None:
             # In a process of its own: the jars of a session are those of a process's first one.
             with ProcessPoolExecutor(1, get_context("spawn")) as alone:
                 written = alone.submit(WRITERS[kind], rows, home / "tables" / kind).result()
+            if words.store:
+                place = location_of(words.store, "--store") / kind
+                place.remove()
+                place.copy_from(local(home / "tables" / kind))
+                written = replace(written, source=written.source | {"path": str(place)})
             print(run(home, kind, written, settings), flush=True)
     finally:
         headrace("warehouse", "stop", "--home", str(home), check=False)

@@ -17,13 +17,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.session import iceberg_jars
 from headrace.lake.source_tables.snapshot import FILE, LINE
 from headrace.manifest import Manifest
 from headrace.storage import Location, local, location
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace, checkout, s3_dir
 from tests.s3_server import BUCKET, S3Server, s3_server
-from tests.source_table_support import COLUMNS, D3, DDL, dataset, frame, ingest, make_rows, make_spec
+from tests.source_table_support import COLUMNS, D3, DDL, dataset, expected, frame, ingest, make_rows, make_spec
+from tests.spark.s3_source_side import CATALOG
 
 ROWS = 300
 
@@ -112,6 +114,9 @@ def test_tables_in_s3_are_those_on_a_disk(spark: SparkSession, bucket: Location,
         ingest(mine, ws, D3)
         dataset(mine, ws, D3)
         theirs[str(tmp_path / "s3" / name)] = at(case, bucket / "others")
+    named = {"table": f"{CATALOG}.db.events", "day": {"partition": "dt"}}
+    if iceberg_jars():
+        theirs[str(tmp_path / "s3" / "iceberg")] = {"source": named}
     command = [sys.executable, "-m", "tests.spark.s3_source_side", json.dumps(theirs)]
     environ = {k: v for k, v in os.environ.items() if k != "HEADRACE_CACHE"}
     done = subprocess.run(command, cwd=checkout(), env=environ, capture_output=True, text=True, check=False)
@@ -125,3 +130,14 @@ def test_tables_in_s3_are_those_on_a_disk(spark: SparkSession, bucket: Location,
         assert taken.outputs[0].name == f"s3://{BUCKET}/others/{name}"
     # The Arrow engine read copies of the Parquet files, which are where the workspace keeps what may vanish.
     assert any((tmp_path / "s3" / "parquet" / "cache" / "files").iterdir())
+    if iceberg_jars():
+        ws = Workspace(tmp_path / "s3" / "iceberg")
+        made = made_by(ws)
+        (bad,) = made.pop("left out")
+        assert "dt=2026-03-03" in bad
+        assert "click: 7 is outside [0, 1]" in bad
+        place = Manifest.load(ws.manifest("shop", D3, "ingest")).facts["table"]["place"]
+        assert place["path"] == f"s3://{BUCKET}/catalog/db/events"
+        for split, wanted in expected(make_rows(ROWS).drop([5])).items():
+            found = [t["id"].to_pylist() for name, t in made.items() if name.startswith(split)]
+            assert sorted(i for part in found for i in part) == wanted
