@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError
-from headrace.storage.objects.clients import endpoint_of, region_of
+from headrace.storage.objects.clients import HADOOP, endpoint_of, region_of
 from headrace.workspace import Workspace, s3_dir
 
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
@@ -64,9 +64,11 @@ def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -
     places = (ws.lake, ws.store, *ws.others)
     if systems := [f"hdfs://{place.path.parts[1]}" for place in places if place.scheme == "hdfs"]:
         found[ACCESSED] = ",".join(dict.fromkeys(systems))
-    if ws.store.scheme == "hdfs":
-        # What YARN brings to its containers: else in the file system of paths without a scheme.
-        found["spark.yarn.stagingDir"] = str(ws.store / ".spark-staging")
+    if ws.store.scheme != "file":
+        # What YARN brings to its containers: else in the file system of paths without a scheme. Its nodes fetch it by
+        # their own Hadoop, which knows nothing of the properties here.
+        staging = str(ws.store / ".spark-staging").removeprefix(ws.store.scheme)
+        found["spark.yarn.stagingDir"] = HADOOP.get(ws.store.scheme, ws.store.scheme) + staging
     if not has_s3a:
         return found
     found |= {

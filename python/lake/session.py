@@ -47,6 +47,8 @@ _LOCAL = {
     "spark.sql.shuffle.partitions": "4",
 }
 
+#: Properties with commas between values, to which users add theirs.
+_LISTS = {ACCESSED, "spark.jars"}
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 #: What Python workers are forked from. (A cluster's executors may have this package only once a task has brought it.)
 _DAEMON = "headrace.lake.worker_daemon"
@@ -71,8 +73,9 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
         driver_memory.PROPERTY: str(conf.driver_python_mib),
+        # Executors get them from the driver: this host's paths need not be on theirs.
         # Iceberg's is on no class path of the class archive's: it is far larger than all of the others together.
-        "spark.jars": ",".join([*jars, *map(str, [*udf_jars(rapids), *_iceberg_jars(conf.properties)])]),
+        "spark.jars": ",".join([*jars, *stores, *map(str, [*udf_jars(rapids), *_iceberg_jars(conf.properties)])]),
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
         f"-Dderby.system.home={shlex.quote(str(ws.spark_local))}",
@@ -82,8 +85,6 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         "spark.pyspark.driver.python": sys.executable,
     }
     props |= store_properties(ws, os.environ, bool(stores))
-    if stores:
-        props["spark.executor.extraClassPath"] = ":".join(stores)
     if conf.is_local:
         props["spark.local.dir"] = str(ws.spark_local / "local")
         props["spark.driver.extraJavaOptions"] += f" {_LATE_C2}"
@@ -101,8 +102,9 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
             # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
             props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
     given = dict(conf.properties)
-    if ACCESSED in given and ACCESSED in props:  # others besides: of a table that is read in place, say
-        given[ACCESSED] = ",".join(dict.fromkeys([*props[ACCESSED].split(","), *given[ACCESSED].split(",")]))
+    # Others besides: of a table that is read in place, say.
+    for key in (_LISTS & given.keys()) & props.keys():
+        given[key] = ",".join(dict.fromkeys([*props[key].split(","), *given[key].split(",")]))
     # A class path of the user's goes behind ours, which Delta and the stores are on.
     given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
     props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | given
@@ -158,7 +160,7 @@ def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]
     return {
         "spark.jars": f"{props['spark.jars']},{jar}",
         "spark.driver.extraClassPath": f"{props['spark.driver.extraClassPath']}:{jar}",
-        "spark.executor.extraClassPath": ":".join(p for p in (props.get("spark.executor.extraClassPath"), jar) if p),
+        "spark.executor.extraClassPath": jar,
         "spark.executor.resource.gpu.discoveryScript": str(discovery),
     }
 

@@ -1,4 +1,4 @@
-"""Two tasks of a cluster with an archive: `python packed_side.py MASTER ARCHIVE HOME`."""
+"""Tasks of a cluster with an archive and a lake in S3: `python packed_side.py MASTER ARCHIVE HOME LAKE`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def of_executor(numbers: Iterator[int]) -> Iterator[dict[str, object]]:
     yield {"hashes": hashes, "python": python, "headrace": headrace.__file__, "library": str(level)}
 
 
-def main(master: str, archive: str, home: str) -> None:
-    """Print what two tasks said, as JSON."""
+def main(master: str, archive: str, home: str, lake: str) -> None:
+    """Print what two tasks in Python said, and the numbers that the executors' JVMs wrote to the lake and read there,
+    as JSON."""
     properties = {
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
@@ -37,9 +38,13 @@ def main(master: str, archive: str, home: str) -> None:
     }
     conf = Spark(master=master, properties=properties)
     os.environ.update(environment(conf))
-    with session(conf, Workspace(Path(home)), "packed") as spark:
+    ws = Workspace(Path(home), lake_uri=lake)
+    with session(conf, ws, "packed") as spark:
         said = spark.sparkContext.parallelize(range(6), 2).mapPartitions(of_executor).collect()
-    print(json.dumps(said))
+        numbers = (ws.lake / "numbers").uri
+        spark.range(6).coalesce(1).write.parquet(numbers)
+        read = sorted(row.id for row in spark.read.schema("id long").parquet(numbers).collect())
+    print(json.dumps({"tasks": said, "numbers": read}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers
 from headrace.workspace import checkout
 from tests.dags.standalone import standalone
+from tests.s3_server import BUCKET, s3_server
 from tests.support import SMALL
 
 #: What features need stays; so the archive is a tenth of the whole.
@@ -110,15 +111,23 @@ def test_the_archive_runs_where_nothing_else_is(archive: Path, tmp_path: Path) -
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def test_executors_with_nothing_else_run_tasks_with_the_archives_libraries(archive: Path, tmp_path: Path) -> None:
-    """A worker of Spark that sees Spark, Java and a Python without packages."""
-    with standalone(tmp_path, worker=hidden()) as place:
-        side = Path(__file__).with_name("packed_side.py")
-        said = json.loads(run([sys.executable, side, place.url, archive, tmp_path / "home"]).splitlines()[-1])
+def test_executors_with_nothing_else_run_tasks_with_the_archives_libraries(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of Spark that sees Spark, Java, a Python without packages, and a lake in S3."""
+    without = hidden()
+    with s3_server(tmp_path) as s3:
+        for name, value in s3.environ.items():
+            monkeypatch.setenv(name, value)
+        with standalone(tmp_path, worker=without) as place:
+            side = [sys.executable, Path(__file__).with_name("packed_side.py")]
+            words = [place.url, archive, tmp_path / "home", f"s3://{BUCKET}/lake"]
+            said = json.loads(run([*side, *words]).splitlines()[-1])
+    assert said["numbers"] == list(range(6))
     packages = "environment/lib/python3.11/site-packages/headrace"
     own = native.built("libheadrace_dataset.so").relative_to(checkout())
     hashes = xxhash64_integers(np.arange(6)).tolist()
-    for part, answer in zip((hashes[:3], hashes[3:]), said, strict=True):
+    for part, answer in zip((hashes[:3], hashes[3:]), said["tasks"], strict=True):
         assert answer["hashes"] == part
         assert answer["python"] == "environment/bin/python"
         assert answer["headrace"].endswith(f"/{packages}/__init__.py")

@@ -244,7 +244,7 @@ def test_a_class_path_of_ones_own_goes_behind_the_one_that_delta_is_on(ws: Works
     ours = written({})["spark.driver.extraClassPath"]
     assert "delta-spark" in ours
     assert written(given)["spark.driver.extraClassPath"] == f"{ours}:/driver.jar"
-    # Without a store of objects there is nothing of ours for executors.
+    # Executors get what is ours by `spark.jars`.
     assert written(given)["spark.executor.extraClassPath"] == "/executor.jar"
 
 

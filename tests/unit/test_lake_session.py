@@ -84,6 +84,52 @@ def test_tables_of_a_catalog_may_be_in_s3(tmp_path: Path, monkeypatch: pytest.Mo
     assert s3 not in properties(Spark(), Workspace(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("store", "staging"),
+    [
+        ("s3://bucket/store", "s3a://bucket/store/.spark-staging"),
+        ("gs://bucket/store", "gs://bucket/store/.spark-staging"),
+        ("abfss://box@account.dfs.core.windows.net/s", "abfss://box@account.dfs.core.windows.net/s/.spark-staging"),
+    ],
+)
+def test_what_yarn_brings_to_its_containers_is_where_all_hosts_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, staging: str
+) -> None:
+    """Not in the folder of this host that `spark.hadoop.fs.defaultFS` would make of it; the user's own counts more."""
+    key = "spark.yarn.stagingDir"
+    monkeypatch.setattr(object_stores, "s3_dir", lambda: s3_jars(tmp_path / "s3"))
+    ws = Workspace(tmp_path / "home", store_uri=store)
+    assert properties(Spark(master="yarn"), ws)[key] == staging
+    assert (
+        properties(Spark(master="yarn", properties={key: "hdfs://namenode:8020/tmp"}), ws)[key]
+        == "hdfs://namenode:8020/tmp"
+    )
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://head:7077", "yarn"])
+def test_executors_get_the_file_system_for_s3_from_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    """They need not have the folder of this host that it is in."""
+    monkeypatch.setattr(object_stores, "s3_dir", lambda: s3_jars(tmp_path / "s3"))
+    jar = str(tmp_path / "s3" / "hadoop-aws.jar")
+    found = properties(Spark(master=master), Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
+    assert jar in found["spark.jars"].split(",")
+    assert jar in found["spark.driver.extraClassPath"].split(":")
+    assert "spark.executor.extraClassPath" not in found
+    assert jar not in properties(Spark(master=master), Workspace(tmp_path / "home"))["spark.jars"]
+    # The user's own, such as the connector of another store, come besides.
+    own = Spark(master=master, properties={"spark.jars": "/gcs-connector.jar"})
+    both = properties(own, Workspace(tmp_path / "home", lake_uri="s3://bucket/lake"))
+    assert both["spark.jars"] == f"{found['spark.jars']},/gcs-connector.jar"
+
+
+def s3_jars(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "hadoop-aws.jar").touch()
+    return folder
+
+
 def test_spark_gets_kerberos_tokens_for_the_lake_and_the_store(tmp_path: Path) -> None:
     """The store alone is known to it as YARN's staging folder, and the default file system is no HDFS."""
     key = "spark.kerberos.access.hadoopFileSystems"
