@@ -14,6 +14,7 @@ from headrace.errors import UserError
 from headrace.stages import LEASES
 from headrace.storage import Location, is_uri, local, local_folder, location_of
 from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
+from headrace.storage.objects.copies import SCRATCH
 from headrace.storage.objects.copies import VARIABLE as CACHE
 from headrace.storage.uri import server_fault
 
@@ -59,6 +60,9 @@ class Workspace:
     registry_server: str | None = None
     #: URIs of what is read besides lake and store: of tables and files of others.
     reads: tuple[str, ...] = ()
+    #: `scratch` of this host alone, by its environment (HEADRACE_SCRATCH), where the pipeline names no folder
+    #: (`scratch_folder`, which is that of every host); None: `home`.
+    host_scratch: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(os.path.abspath(self.home)))
@@ -70,9 +74,8 @@ class Workspace:
     @staticmethod
     def at(home: Path, environ: Mapping[str, str]) -> Workspace:
         """That of a process, by its environment: HEADRACE_LAKE, HEADRACE_STORE, HEADRACE_SCRATCH, HEADRACE_REGISTRY."""
-        names = ("LAKE", "STORE", "SCRATCH", "REGISTRY")
-        lake, store, scratch, registry = (environ.get(f"HEADRACE_{name}") or None for name in names)
-        return Workspace(home, lake, store, scratch, registry)
+        lake, store, registry = (environ.get(f"HEADRACE_{name}") or None for name in ("LAKE", "STORE", "REGISTRY"))
+        return Workspace(home, lake, store, None, registry, host_scratch=environ.get(SCRATCH) or None)
 
     def of(self, spec: Roots) -> Workspace:
         """The same with a pipeline's own roots, where it has some."""
@@ -83,6 +86,7 @@ class Workspace:
             spec.scratch or self.scratch_folder,
             spec.registry or self.registry_server,
             spec.reads,
+            self.host_scratch,
         )
 
     @property
@@ -100,7 +104,9 @@ class Workspace:
 
     @property
     def _scratch_root(self) -> Location:
-        return local(local_folder(self.scratch_folder, "scratch")) if self.scratch_folder else local(self.home)
+        if self.scratch_folder:
+            return local(local_folder(self.scratch_folder, "scratch"))
+        return local(local_folder(self.host_scratch, SCRATCH)) if self.host_scratch else local(self.home)
 
     @property
     def is_local(self) -> bool:

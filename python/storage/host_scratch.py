@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.storage.location import Location, local
+from headrace.storage.objects.copies import SCRATCH
 from headrace.storage.once import made_once
 
 #: What a run has for itself: its folder beside those that outlive it begins so.
@@ -31,7 +32,7 @@ class HostScratch:
 
     def here(self) -> Location:
         """The folder on this host."""
-        named = os.environ.get("HEADRACE_SCRATCH")
+        named = os.environ.get(SCRATCH)
         of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
         root = self.folder or local(named or of_spark or tempfile.gettempdir())
         return (root if self.durable else root.transient()) / self.below

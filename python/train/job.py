@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace import config
 from headrace.manifest import Manifest, fingerprint
 from headrace.storage import Location
+from headrace.storage.objects.copies import SCRATCH
 from headrace.train.day_decay import DayDecay
 from headrace.workspace import Workspace
 
@@ -19,13 +20,13 @@ from headrace.workspace import Workspace
 class Job(BaseModel):
     """One training run, the same for all ranks.
 
-    The workspace must be visible to every rank at the same path.
+    Lake and store must be visible to every rank at the same place.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     home: Path
-    #: The workspace's other roots, where they are not `home`.
+    #: The workspace's other roots, where they are not `home`. `scratch`: as the pipeline has it, on every host.
     lake: str | None = None
     store: str | None = None
     scratch: str | None = None
@@ -66,7 +67,7 @@ class Job(BaseModel):
 
     @property
     def ws(self) -> Workspace:
-        return Workspace(self.home).of(self)
+        return Workspace(self.home, host_scratch=os.environ.get(SCRATCH) or None).of(self)
 
     @property
     def folder(self) -> Location:

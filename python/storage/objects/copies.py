@@ -24,8 +24,10 @@ from headrace.storage import flock, system
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import ChangedInPlace, Stored
 
+#: The environment variable that names this host's scratch folder.
+SCRATCH = "HEADRACE_SCRATCH"
 #: The environment variable that names the folder; a workspace sets it to its scratch. On other hosts, whose processes
-#: know of none, it is of that of their HEADRACE_SCRATCH.
+#: know of none, it is of that of their SCRATCH.
 VARIABLE = "HEADRACE_CACHE"
 #: The environment variable that says how much copies may take, in GiB; else as much as the disk has.
 LIMIT = "HEADRACE_CACHE_GIB"
@@ -43,7 +45,7 @@ _FILES, _FOLDERS = _COPIES = ("files", "folders")
 
 def folder() -> Path:
     """Where this host's copies and files on their way to a store are."""
-    given, scratch = os.environ.get(VARIABLE), os.environ.get("HEADRACE_SCRATCH")
+    given, scratch = os.environ.get(VARIABLE), os.environ.get(SCRATCH)
     if given or scratch:
         return Path(given or f"{scratch}/cache")
     return Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"

@@ -28,6 +28,7 @@ def rank_main(job_json: str) -> str:
     phase_ends = {"ranks": process_began()}
     job = Job.model_validate_json(job_json)
     threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
+    place_copies(job)
     # Read by the libraries when they are first imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
 
@@ -102,6 +103,13 @@ def rank_main(job_json: str) -> str:
 
 
 def _rank_error(rank: int, e: UserError | StoreError) -> RankError:
+def place_copies(job: Job) -> None:
+    """Have this process's copies of a store's files below scratch; where that would be below the driver's home, and
+    this host has none: as in Spark's other tasks."""
+    if job.scratch is None and not os.access(job.home, os.W_OK):
+        os.environ.setdefault(copies.VARIABLE, str(copies.folder()))
+
+
     if (away := store_away(e)) is not None:
         return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
     if isinstance(e, StoreError):

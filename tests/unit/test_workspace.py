@@ -1,0 +1,78 @@
+"""Where a process has its scratch, and its copies of a store's files: on the driver's host, and on others."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.config import load_spec
+from headrace.manifest import Manifest
+from headrace.storage import local
+from headrace.storage.objects import copies
+from headrace.train.job import Job
+from headrace.train.launch.worker import place_copies
+from headrace.workspace import Workspace
+from tests.train_support import job_of
+
+STORE = "s3://bucket/folder"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """HEADRACE_SCRATCH of this process, of which no workspace has said yet where its copies are."""
+    monkeypatch.setenv(copies.VARIABLE, "for the test's end to remove what workspaces set")
+    monkeypatch.delenv(copies.VARIABLE)
+    monkeypatch.setenv(copies.SCRATCH, str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
+
+
+@pytest.fixture
+def job(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> Job:
+    """Of a driver whose home is on another host."""
+    features = make_dataset(Workspace(tmp_path / "made"), train=40, valid=40)
+    return job_of(Workspace(tmp_path / "elsewhere" / "home"), features, "k", store=STORE)
+
+
+def test_the_drivers_own_scratch_is_not_that_of_other_hosts(tmp_path: Path, scratch: Path) -> None:
+    """A pipeline names one for all hosts; the environment that of the host whose it is."""
+    ws = Workspace.at(tmp_path / "home", {"HEADRACE_LAKE": STORE, "HEADRACE_SCRATCH": str(scratch)})
+    assert ws.encoded("clicks") == local(scratch).transient() / "encoded" / "clicks"
+    assert copies.folder() == scratch / "cache"
+    assert (ws.scratch_folder, ws.on_hosts(ws.encoded("clicks")).folder) == (None, None)
+    named = ws.of(load_spec("clicks", [f"scratch={tmp_path / 'disk'}"]))
+    assert named.encoded("clicks") == local(tmp_path / "disk").transient() / "encoded" / "clicks"
+    assert named.on_hosts(named.encoded("clicks")).folder == local(tmp_path / "disk")
+    # Without both it is all below the home.
+    assert Workspace.at(tmp_path / "home", {}).scratch == local(tmp_path / "home").transient()
+
+
+def test_a_rank_has_its_copies_where_its_host_says(job: Job, scratch: Path) -> None:
+    place_copies(job)
+    assert job.ws.scratch == local(scratch).transient()
+    assert copies.folder() == scratch / "cache"
+
+
+def test_a_rank_has_its_copies_where_the_pipeline_says(job: Job, scratch: Path) -> None:
+    job = job.model_copy(update={"scratch": str(scratch.with_name("disk"))})
+    place_copies(job)
+    assert job.ws.store.scheme == "s3"
+    assert copies.folder() == scratch.with_name("disk") / "cache"
+
+
+def test_a_rank_of_a_host_that_says_nothing_writes_nothing_below_the_drivers_home(
+    job: Job, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(copies.SCRATCH)
+    place_copies(job)
+    assert job.ws.store.scheme == "s3"
+    assert copies.folder() == Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
+    # On the driver's host, and where its home is shared, it does as the driver.
+    monkeypatch.delenv(copies.VARIABLE)
+    job.home.mkdir(parents=True)
+    place_copies(job)
+    assert job.ws.store.scheme == "s3"
+    assert copies.folder() == job.home / "cache"
