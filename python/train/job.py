@@ -94,11 +94,12 @@ class Job(BaseModel):
     @property
     def error_file(self) -> Location:
         """Where a rank leaves an error for the user."""
-        return self.folder / "rank-error.json"
+        return self.ranks_folder / "error.json"
 
     @property
     def ranks_folder(self) -> Location:
-        """Where each rank writes its heartbeat (headrace.train.callbacks.watchdog); a folder for each launch."""
+        """Where each rank writes its heartbeat (headrace.train.callbacks.watchdog), and what ended it; a folder for
+        each launch."""
         return self.folder.transient() / f"ranks-{self.token}"
 
     @property
@@ -144,12 +145,17 @@ class Job(BaseModel):
         loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
         return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether a newer launch of the same run has begun."""
+        return bool(self.token) and self.fence.read_text() != self.token
+
     def check_fence(self) -> None:
         """End this process where a newer launch of the same run has begun.
 
         A driver that is killed may leave ranks behind for a few seconds; they must not write beside their successors.
         """
-        if self.token and self.fence.read_text() != self.token:
+        if self.is_overtaken:
             os._exit(1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
+from headrace.storage import LeaseLost
 
 
 class Report(BaseModel):
@@ -65,6 +66,8 @@ class RankError(BaseModel):
     store_failed: bool = False
     #: Of those of a store: it was away.
     store_away: bool = False
+    #: Another run has been at work on the same.
+    lease_lost: bool = False
 
     def exception(self) -> UserError:
         """As the driver raises it."""
@@ -72,6 +75,8 @@ class RankError(BaseModel):
             return Diverged(self.message, self.diverged_at)
         if self.store_failed:
             return StoreWasAway(self.message) if self.store_away else StoreFailed(self.message)
+        if self.lease_lost:
+            return LeaseLost(self.message)
         return DiskFull(self.message) if self.full_disk else UserError(self.message)
 
 

@@ -22,7 +22,7 @@ from horovod.spark.task.task_service import SparkTaskService
 from pyspark.sql import SparkSession
 
 from headrace.config import Model, Train
-from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
+from headrace.errors import EXIT_BUSY, EXIT_FAILURE, EXIT_INCOMPLETE, UserError
 from headrace.manifest import Manifest
 from headrace.storage import LeaseLost, Location
 from headrace.storage.objects import copies
@@ -30,6 +30,7 @@ from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
 from headrace.train.launch import slots as slots_module
+from headrace.train.launch import worker
 from headrace.train.launch.horovod_spark import launch
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import PHASES, driver_phase_ends, end_phase, phase_seconds, show
@@ -175,6 +176,33 @@ def test_what_a_user_did_wrong_is_not_tried_again(job: Job, run: Callable[..., R
     with pytest.raises(UserError, match=r"part-0001\.parquet is damaged"):
         launch(job, SPARK, ranks=2, retries=3)
     assert ranks.launches == 1
+
+
+def test_a_rank_that_found_another_run_at_work_has_nothing_to_mend(job: Job, run: Callable[..., Ranks]) -> None:
+    """A further attempt would end that one's ranks; whoever runs the stage may try it again later."""
+    told = worker._rank_error(0, LeaseLost("step-00000005: another run has removed what this one wrote there"))
+    ranks = run([RankResult(error=told), LOST])
+    with pytest.raises(LeaseLost, match="step-00000005: another run has removed") as raised:
+        launch(job, SPARK, ranks=2, retries=3)
+    assert ranks.launches == 1
+    assert raised.value.exit_code == EXIT_BUSY
+
+
+def test_a_driver_that_was_overtaken_removes_nothing_that_the_other_launch_writes(
+    job: Job, run: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run()
+    theirs = (job.checkpoints / ".step-00000005.shared.partial").local_path()
+
+    def overtaken(*args: Any, **kwargs: Any) -> list[str]:
+        job.fence.put_text("another")
+        theirs.mkdir(parents=True)
+        raise RuntimeError("Exit code: 1")
+
+    monkeypatch.setattr("horovod.spark.run", overtaken)
+    with pytest.raises(RuntimeError, match="Exit code: 1"):
+        launch(job, SPARK, ranks=2, retries=0)
+    assert theirs.is_dir()
 
 
 def test_ranks_that_all_lost_another_are_a_failure(job: Job, run: Callable[..., Ranks]) -> None:

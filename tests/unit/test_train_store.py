@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headrace.embeddings.checkpoint.shared_directory import TOKEN
 from headrace.manifest import Manifest
 from headrace.storage import Location, location
 from headrace.storage.objects import calls
@@ -162,6 +164,34 @@ def test_what_ranks_of_a_lost_launch_upload_late_is_in_no_later_checkpoint(
         files = (job.checkpoints / f"step-{step:08d}").files()
         assert all(file.read_bytes() != b"late" for file in files)
     assert_same_weights(job, local)
+
+
+@pytest.mark.parametrize("where", ["store", "files"])
+def test_a_chief_that_was_paused_empties_no_place_that_the_next_launch_fills(
+    where: str, jobs: Callable[..., tuple[Job, Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes up right before the checkpoint whose files the other launch is writing."""
+    job = jobs("k")[0 if where == "store" else 1].model_copy(update={"token": "first"})
+    job.fence.put_text(job.token)
+    step, token = job.checkpoints / "step-00000008", "second" if where == "store" else TOKEN
+    real = checkpoint.CheckpointWriter._check_finite
+
+    def paused(writer: Any, model: Any, dense: Any, number: int) -> None:
+        real(writer, model, dense, number)
+        if number == 8:
+            job.fence.put_text("second")
+            (step.begin(token) / "file").put_text("theirs")
+
+    def ended(code: int) -> None:
+        raise Killed
+
+    monkeypatch.setattr(checkpoint.CheckpointWriter, "_check_finite", paused)
+    monkeypatch.setattr(os, "_exit", ended)
+    with pytest.raises(Killed):
+        train_local(job)
+    step.commit(token)
+    assert (step / "file").read_text() == "theirs"
+    assert list_steps(job.checkpoints) == [8, 4]
 
 
 @pytest.mark.parametrize("part", ["checkpoint.json", "dense.safetensors", "embeddings"])

@@ -67,7 +67,8 @@ class CheckpointWriter:
             collective: the ranks; they share the file system, or the store.
             config: fingerprint of what must not change between a run and its continuation.
             keep: the newest so many stay.
-            check_fence: called by the chief before the rename; raises where another launch has taken over.
+            check_fence: called by the chief before it empties a checkpoint's place and before the rename; raises where
+                another launch has taken over.
             token: of this launch. In a store of objects it names the place of a checkpoint's files, so that ranks that
                 an earlier launch left behind, and that go on uploading, write none of this one's; empty: there are
                 no such ranks.
@@ -95,6 +96,9 @@ class CheckpointWriter:
     def _save(self, model: Model, dense: DenseOptimizer, progress: Progress, keep_step: int | None) -> None:
         self._finish()
         self._check_finite(model, dense, progress.step)
+        if self._collective.world.is_chief:
+            # The place of this step may be the one that the other launch is filling.
+            self._check_fence()
         final = self._folder / step_name(progress.step)
         tensors = {f"model/{k}": v for k, v in model.dense_state().items()}
         tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}

@@ -81,7 +81,7 @@ def launch(
         check_lease: called before each attempt, whose ranks end those of any other launch of the run; raises LeaseLost.
 
     Raises:
-        LeaseLost: another process has the run by now; its ranks go on.
+        LeaseLost: another process has the run by now, by what `check_lease` or a rank has found; its ranks go on.
         UserError: what a rank has to say to the user (not attempted again), or fewer slots than ranks.
         DiskFull: no room for a checkpoint or the model, in the last attempt.
         StoreFailed: the store of objects does not answer, in the last attempt.
@@ -135,7 +135,7 @@ def _launch(
         raise
     # ranks.log stays.
     old = [p for p in job.folder.entries() if p.name.startswith(("progress-", "ranks-"))]
-    for left in (job.error_file, *old):
+    for left in old:
         left.remove_quietly()
     job.ranks_folder.make_dir()
     local = _is_local(spark)
@@ -226,12 +226,16 @@ def _ranks_log(job: Job) -> Path:
 
 @contextmanager
 def _clean_partial_files(job: Job) -> Iterator[None]:
-    """Remove what the ranks of an attempt that failed were writing: it takes the room that the next one needs."""
+    """Remove what the ranks of an attempt that failed were writing: it takes the room that the next one needs.
+
+    Where a newer launch has begun, what is there may be what its ranks write.
+    """
     try:
         yield
     except BaseException:
-        job.checkpoints.discard_unfinished()
-        job.folder.discard_unfinished()
+        if not job.is_overtaken:
+            job.checkpoints.discard_unfinished()
+            job.folder.discard_unfinished()
         raise
 
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from headrace import logs
 from headrace.errors import UserError
 from headrace.lake.told_errors import store_away
+from headrace.storage import LeaseLost
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
@@ -27,8 +28,8 @@ def rank_main(job_json: str) -> str:
     """Train as one Horovod rank. Text in, text out: Job and RankResult as JSON."""
     phase_ends = {"ranks": process_began()}
     job = Job.model_validate_json(job_json)
-    threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
     place_copies(job)
+    threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
     # Read by the libraries when they are first imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
 
@@ -102,7 +103,6 @@ def rank_main(job_json: str) -> str:
     return result.model_copy(update={"phase_ends": phase_ends}).model_dump_json()
 
 
-def _rank_error(rank: int, e: UserError | StoreError) -> RankError:
 def place_copies(job: Job) -> None:
     """Have this process's copies of a store's files below scratch; where that would be below the driver's home, and
     this host has none: as in Spark's other tasks."""
@@ -110,8 +110,11 @@ def place_copies(job: Job) -> None:
         os.environ.setdefault(copies.VARIABLE, str(copies.folder()))
 
 
+def _rank_error(rank: int, e: UserError | StoreError) -> RankError:
     if (away := store_away(e)) is not None:
         return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
     if isinstance(e, StoreError):
         return RankError(rank=rank, message=f"the store does not answer as it should: {e}", store_failed=True)
+    if isinstance(e, LeaseLost):
+        return RankError(rank=rank, message=str(e), lease_lost=True)
     return RankError(rank=rank, message=str(e), diverged_at=e.step if isinstance(e, Diverged) else None)
