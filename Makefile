@@ -172,7 +172,7 @@ rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
 onnx: $(STAMPS)/onnx
 serve: $(STAMPS)/serve
-wheel: env
+wheel: env s3
 	@$(STEP) "build the wheel: build/dist" scripts/wheel.sh build/dist
 export-parity: onnx
 	@$(PYTHON) -m bench.export_parity

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Build headrace's wheel from a checkout in which `make env` has run.
+# Build headrace's wheel from a checkout in which `make env` has run; for lakes in S3 also `make s3` (`make wheel` does
+# both).
 #
 # Usage: scripts/wheel.sh FOLDER [PYTHON]
 #   FOLDER   where it goes

@@ -20,7 +20,8 @@ from rich.text import Text
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir
+from headrace.lake.object_stores import how_to_get_s3
+from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
 
 #: missing: a day cannot run. optional: it can, without this. warning: it can, with less room than is wise.
 State = Literal["ok", "missing", "optional", "warning"]
@@ -62,6 +63,7 @@ def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
     checks: list[Callable[[], Iterator[Finding]]] = [python, java, pins, spark, iceberg, native, horovod, shared_memory]
     for check in checks:
         yield from check()
+    yield from s3(ws.of(load_spec(pipeline)) if pipeline else ws)
     yield from disk(ws)
     yield from gpu()
     try:
@@ -184,6 +186,17 @@ def iceberg() -> Iterator[Finding]:
         yield Finding("Iceberg's jar", "ok", ", ".join(found))
     else:
         yield Finding("Iceberg's jar", "optional", "not here", "`make iceberg` (47 MB), for tables of Iceberg's")
+
+
+def s3(ws: Workspace) -> Iterator[Finding]:
+    """Spark's file system for S3: for a lake, a store or a source there."""
+    what = "Spark's S3A"
+    if found := [p.name for p in s3_dir().glob("*.jar")]:
+        yield Finding(what, "ok", f"{len(found)} jars in {s3_dir()}")
+    elif "s3" in ws.schemes:
+        yield Finding(what, "missing", f"not in {s3_dir()}, and lake, store or a source is in S3", how_to_get_s3())
+    else:
+        yield Finding(what, "optional", "not here", f"{how_to_get_s3()} (9 MB), for lakes in S3")
 
 
 def native() -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError
 from headrace.storage.objects.clients import HADOOP, endpoint_of, region_of
-from headrace.workspace import Workspace, s3_dir
+from headrace.workspace import Workspace, checkout, installation, s3_dir
 
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 #: The property that says what opens `s3://...`.
@@ -48,8 +48,15 @@ def store_jars(ws: Workspace, given: Mapping[str, str]) -> list[Path]:
     jars = sorted(s3_dir().glob("*.jar"))
     if not jars and "s3" in ws.schemes:
         what = "lake or store" if "s3" in (ws.lake.scheme, ws.store.scheme) else "what the pipeline reads"
-        raise UserError(f"{what} is in S3, and Spark's file system for it is not in {s3_dir()}: run `make s3`")
+        raise UserError(f"{what} is in S3, and Spark's file system for it is not in {s3_dir()}: {how_to_get_s3()}")
     return jars
+
+
+def how_to_get_s3() -> str:
+    """What to do where Spark's file system for S3 is not here. Nothing can be made where a wheel is installed."""
+    if installation() == checkout():
+        return "run `make s3`"
+    return "this wheel was made without it; install one that `make wheel` makes of a checkout"
 
 
 def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -> dict[str, str]:

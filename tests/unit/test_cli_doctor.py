@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.commands import doctor
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.lake import object_stores
 from headrace.workspace import Workspace, installation
 from tests.cli_support import Yard, make_yard
 
@@ -79,6 +83,38 @@ def test_doctor_fails_only_for_what_is_needed(
     assert result.exit_code == code
     assert "do that" in result.output
     assert ("missing: this" in result.output) == (code == 1)
+
+
+def test_the_file_system_for_s3_is_needed_where_lake_or_store_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the environment, or by the pipeline; what to do is another thing where a wheel is installed."""
+    for module in (doctor, object_stores):
+        monkeypatch.setattr(module, "s3_dir", lambda: tmp_path / "s3")
+    for check in ("python", "java", "pins", "spark", "iceberg", "native", "horovod", "shared_memory", "gpu"):
+        monkeypatch.setattr(doctor, check, lambda: iter(()))
+    for check in ("disk", "warehouse"):
+        monkeypatch.setattr(doctor, check, lambda *_: iter(()))
+    own = tmp_path / "own.yaml"
+    clicks = (installation() / "conf" / "pipelines" / "clicks.yaml").read_text()
+    own.write_text(f"store: s3://bucket/store\n{clicks}")
+    here = Workspace(tmp_path / "home")
+
+    def state(ws: Workspace, pipeline: str | None = None) -> tuple[str, str]:
+        (found,) = doctor.examine(ws, pipeline)
+        return found.state, found.todo
+
+    assert state(here) == state(here, "clicks") == ("optional", "run `make s3` (9 MB), for lakes in S3")
+    assert state(Workspace.at(tmp_path, {"HEADRACE_LAKE": "s3://bucket/lake"})) == ("missing", "run `make s3`")
+    assert state(here, str(own)) == ("missing", "run `make s3`")
+    monkeypatch.setattr(object_stores, "installation", lambda: tmp_path / "site-packages" / "headrace" / "share")
+    wheel = "this wheel was made without it; install one that `make wheel` makes of a checkout"
+    assert state(here, str(own)) == ("missing", wheel)
+    with pytest.raises(UserError, match=f"{re.escape(wheel)}$"):
+        object_stores.store_jars(here.of(load_spec(str(own))), {})
+    (tmp_path / "s3").mkdir()
+    (tmp_path / "s3" / "hadoop-aws-3.4.1.jar").touch()
+    assert state(here, str(own)) == ("ok", "")
 
 
 def test_doctor_tries_the_warehouse_of_a_pipeline(ws: Workspace, tmp_path: Path) -> None:
