@@ -25,5 +25,5 @@ def pack(file: Location, left_out: Sequence[str]) -> None:
         out.print(f"without {what}, which {who} needs", markup=False)
     size = f"{file.size() / _MIB:,.0f} MiB, {packed.unpacked / _MIB:,.0f} unpacked"
     out.print(f"{file}: {packed.packages} packages, {packed.files:,} files, {size}", markup=False, soft_wrap=True)
-    properties = f"{{spark.archives: {file}#environment, spark.pyspark.python: environment/bin/python}}"
+    properties = f"{{spark.archives: {file}#environment, spark.pyspark.python: ./environment/bin/python}}"
     out.print(f"spark.properties: {properties}", markup=False, soft_wrap=True)

@@ -7,20 +7,23 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.commands import pack as command
 from headrace.errors import UserError
 from headrace.jobs.pack import contents
+from headrace.jobs.pack.archive import Packed
 from headrace.jobs.pack.distributions import choose, installed
-from headrace.storage import local
-from headrace.workspace import installation
+from headrace.storage import Location, local
+from headrace.workspace import checkout, installation
 
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _NAMES = [f"p{n}" for n in range(6)]
@@ -138,6 +141,26 @@ def test_an_archive_has_what_it_is_given_and_the_same_gives_the_same_bytes(tmp_p
         }
         assert by_name["b/run.sh"].mtime == 1e9
         assert {m.linkname for m in by_name.values() if m.issym()} == {"python"}
+
+
+def test_the_command_says_how_spark_is_told_of_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the page does, from which people copy it."""
+
+    def write(out: Location, left_out: Sequence[str]) -> Packed:
+        out.put_text("")
+        return Packed(packages=1, files=1, unpacked=0, missed=())
+
+    monkeypatch.setattr(command, "write", write)
+    archive = tmp_path / "environment.tar.gz"
+    command.pack(local(archive), [])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("spark.properties: ")
+    properties = yaml.safe_load(last.removeprefix("spark.properties: "))
+    page = (checkout() / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert properties["spark.archives"] == f"{archive}#environment"
+    assert f"    spark.pyspark.python: {properties['spark.pyspark.python']}\n" in page
 
 
 @pytest.fixture
