@@ -22,7 +22,9 @@ def client_library(kind: str, section: str = "publish.warehouse") -> Iterator[No
 
 
 @contextmanager
-def failures(error: type[Exception], of: str, label: str, *, transactions: bool = True) -> Iterator[None]:
+def failures(
+    error: type[Exception] | tuple[type[Exception], ...], of: str, label: str, *, transactions: bool = True
+) -> Iterator[None]:
     """For the block in which a warehouse is open.
 
     Args:

@@ -21,6 +21,7 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 from headrace.storage.lease import Fence, Lease, LeaseLost
 from headrace.storage.location import Location, local, location_of, missing
 from headrace.storage.objects.calls import StoreAway, StoreError
+from headrace.storage.objects.copies import folder as copies_folder
 from headrace.storage.objects.copies import release as release_copy
 from headrace.storage.uri import is_uri, local_folder, uri_fault
 
@@ -31,6 +32,7 @@ __all__ = [
     "Location",
     "StoreAway",
     "StoreError",
+    "copies_folder",
     "is_uri",
     "local",
     "local_folder",

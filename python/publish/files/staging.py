@@ -1,4 +1,4 @@
-"""A day's scores as Parquet files below the workspace's home: written by Spark's executors, audited by Spark's SQL."""
+"""A day's scores as Parquet files in the lake's staging folder: written by executors, audited by Spark's SQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.lake.delta.log import DeltaLog
 from headrace.publish.target import PublishedDay
-from headrace.storage import Location
+from headrace.storage import Location, copies_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,6 +112,11 @@ def staged_files(
         spark.catalog.dropTempView(previous)
         if not staged.kept:
             place.remove()
+
+
+def files_folder(folder: Location) -> Path:
+    """Where on this host the `files` of days are that are staged below a folder: there, or among the store's copies."""
+    return folder.local_path() if folder.scheme == "file" else copies_folder()
 
 
 def keep(staged: StagedFiles) -> None:

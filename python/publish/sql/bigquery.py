@@ -125,6 +125,7 @@ def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
     """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's."""
     with client_library("bigquery"):
         from google.api_core.exceptions import GoogleAPIError
+        from google.auth.exceptions import GoogleAuthError
         from google.cloud import bigquery
     assert spec.publish is not None
     conf = spec.publish.warehouse
@@ -138,5 +139,5 @@ def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
             client.close()
 
     label = f"{conf.schema_name}.{table_name(spec)}"
-    with failures(GoogleAPIError, f"BigQuery for {spec.pipeline}", label):
+    with failures((GoogleAPIError, GoogleAuthError), f"BigQuery for {spec.pipeline}", label):
         yield SqlTarget(spec, ws, "bigquery", label, conf.catalog or "bigquery", BigQueryClient, connect, lock)

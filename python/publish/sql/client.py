@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from headrace.publish.sql.cleanup import cleaned_up
+
 #: Spark's `simpleString` -> the type of databases that say it with the standard's words.
 ANSI_TYPES: Mapping[str, str] = {
     "bigint": "BIGINT",
@@ -98,8 +100,8 @@ class SqlClient(ABC):
             yield
             self.run("COMMIT")
         except BaseException:
-            self.run("ROLLBACK")
-            raise
+            with cleaned_up(lambda: self.run("ROLLBACK"), "ROLLBACK failed: it is done when the connection is closed"):
+                raise
 
     def highest_token(self, fences: str, where: str, lease: str) -> int:
         """That of a table's holders of a lease; 0: there was none. Arguments as of `check_token`."""

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
+from headrace.publish.files.staging import files_folder
 from headrace.publish.opening import client_library, failures
 from headrace.publish.passwords import password_of
+from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
@@ -64,14 +66,18 @@ class DatabricksClient(SqlClient):
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
         place = load_folder(self._stage)
         names = [f"{place}/{file.name}" for file in files]
-        try:
+        sent: list[str] = []
+
+        def remove() -> None:
+            for name in sent:
+                self.run(f"REMOVE {literal(name)}")
+
+        with cleaned_up(remove, f"files are left in {place}: remove them"):
             for file, name in zip(files, names, strict=True):
+                sent.append(name)
                 self.run(f"PUT {literal(str(file))} INTO {literal(name)} OVERWRITE")
             if files:
                 self.run(f"COPY INTO {table} FROM {literal(place)} FILEFORMAT = PARQUET")
-        finally:
-            for name in names:
-                self.run(f"REMOVE {literal(name)}")
 
     def create_staging(self, staging: str, table: str, columns: Sequence[str]) -> list[str]:
         # With all columns of the table in its order: REPLACE WHERE takes no list of them.
@@ -128,7 +134,8 @@ def open_databricks(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
         with sql.connect(
             server_hostname=conf.host,
             access_token=password_of(conf),
-            staging_allowed_local_path=str(ws.home),
+            # PUT reads no other file of this host, whatever a statement says.
+            staging_allowed_local_path=str(files_folder(ws.staging(spec.pipeline))),
             **dict(conf.options),
         ) as connection:
             yield DatabricksClient(connection, conf.catalog, conf.schema_name, stage)

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from headrace.config import Spec
 from headrace.publish.opening import client_library, failures
 from headrace.publish.passwords import password_of
+from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.s3_faults import s3_fault
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
@@ -22,7 +24,16 @@ _ROLE = "iam_role"
 
 
 class RedshiftClient(SqlClient):
-    """A connection of redshift-connector; `s3` makes a client of boto3, which that library brings."""
+    """A connection of redshift-connector.
+
+    Args:
+        connection: it, open.
+        s3: makes a client of boto3, which that library brings.
+        schema: of the tables.
+        stage: `s3://bucket/folder`.
+        role: COPY's, or `default`.
+        s3_errors: what `s3` and its client raise.
+    """
 
     types: ClassVar[Mapping[str, str]] = {
         "bigint": "BIGINT",
@@ -40,8 +51,17 @@ class RedshiftClient(SqlClient):
     text_type = "VARCHAR(65535)"
     has_keys = False
 
-    def __init__(self, connection: Any, s3: Callable[[], Any], schema: str, stage: str, role: str) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        s3: Callable[[], Any],
+        schema: str,
+        stage: str,
+        role: str,
+        s3_errors: tuple[type[Exception], ...] = (),
+    ) -> None:
         self._connection, self._s3, self._schema, self._stage, self._role = connection, s3, schema, stage, role
+        self._s3_errors = s3_errors
 
     @property
     def schema(self) -> tuple[str, ...]:
@@ -57,15 +77,22 @@ class RedshiftClient(SqlClient):
         place = load_folder(self._stage)
         bucket, _, folder = place.removeprefix("s3://").partition("/")
         keys = [f"{folder}/{file.name}" for file in files]
-        s3 = self._s3()
         role = "default" if self._role == "default" else literal(self._role)
+        sent: list[str] = []
         try:
-            for file, key in zip(files, keys, strict=True):
-                s3.upload_file(str(file), bucket, key)
-            self.run(f"COPY {table} FROM {literal(f'{place}/')} IAM_ROLE {role} FORMAT AS PARQUET")
-        finally:
-            for key in keys:
-                s3.delete_object(Bucket=bucket, Key=key)
+            s3 = self._s3()
+
+            def remove() -> None:
+                for key in sent:
+                    s3.delete_object(Bucket=bucket, Key=key)
+
+            with cleaned_up(remove, f"files are left in {place}: remove them"):
+                for file, key in zip(files, keys, strict=True):
+                    sent.append(key)
+                    s3.upload_file(str(file), bucket, key)
+                self.run(f"COPY {table} FROM {literal(f'{place}/')} IAM_ROLE {role} FORMAT AS PARQUET")
+        except self._s3_errors as e:
+            raise s3_fault(e, place) from None
 
     def columns(self, name: str) -> list[str]:
         rows = self.run(
@@ -92,6 +119,8 @@ def open_redshift(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
     with client_library("redshift"):
         import boto3
         import redshift_connector
+        from boto3.exceptions import S3UploadFailedError
+        from botocore.exceptions import BotoCoreError, ClientError
     assert spec.publish is not None
     conf = spec.publish.warehouse
     assert conf.stage is not None, "config refuses the kind without it"
@@ -111,7 +140,8 @@ def open_redshift(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
         connection.autocommit = True
         with connection:
             role = conf.options.get(_ROLE, "default")
-            yield RedshiftClient(connection, lambda: boto3.client("s3"), conf.schema_name, stage, role)
+            errors = BotoCoreError, ClientError, S3UploadFailedError
+            yield RedshiftClient(connection, lambda: boto3.client("s3"), conf.schema_name, stage, role, errors)
 
     label, address = f"{conf.schema_name}.{table_name(spec)}", f"{conf.user}@{conf.host}"
     with failures(redshift_connector.Error, f"Redshift at {conf.host} for {spec.pipeline}", label):

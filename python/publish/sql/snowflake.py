@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.publish.opening import client_library, failures
 from headrace.publish.passwords import password_of
+from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import ANSI_TYPES, SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
@@ -42,12 +43,15 @@ class SnowflakeClient(SqlClient):
         head, dot, name = table.rpartition('."')
         own = f'@{head}.%"{name}' if dot else f"@%{table}"
         place = load_folder(self._stage or own)
-        for file in files:
-            self.run(f"PUT {literal(file.as_uri())} {literal(place)} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
-        self.run(
-            f"COPY INTO {table} FROM {literal(place)} FILE_FORMAT = (TYPE = PARQUET) "
-            f"MATCH_BY_COLUMN_NAME = CASE_SENSITIVE ON_ERROR = ABORT_STATEMENT PURGE = TRUE"
-        )
+        # What COPY does not purge goes with the table's own stage, but not with another one.
+        remove = cleaned_up(lambda: self.run(f"REMOVE {literal(place)}"), f"files are left in {place}: remove them")
+        with remove if self._stage else nullcontext():
+            for file in files:
+                self.run(f"PUT {literal(file.as_uri())} {literal(place)} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
+            self.run(
+                f"COPY INTO {table} FROM {literal(place)} FILE_FORMAT = (TYPE = PARQUET) "
+                f"MATCH_BY_COLUMN_NAME = CASE_SENSITIVE ON_ERROR = ABORT_STATEMENT PURGE = TRUE"
+            )
 
     def columns(self, name: str) -> list[str]:
         rows = self.run(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.errors import UserError
+from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient
 
 #: Rows sent by one call of the driver.
@@ -77,8 +78,8 @@ class SqlAlchemyClient(SqlClient):
             yield
             self._connection.commit()
         except BaseException:
-            self._connection.rollback()
-            raise
+            with cleaned_up(self._connection.rollback, "ROLLBACK failed: it is done when the connection is closed"):
+                raise
         finally:
             self._in_transaction = False
 

@@ -16,6 +16,7 @@ from headrace.errors import UserError
 from headrace.publish.columns import SCORES
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.files.target import FilesTarget, Record
+from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient, TokenOvertaken
 from headrace.publish.target import Key, Publication, lease_lost
 from headrace.stage import RunLock
@@ -132,7 +133,8 @@ class SqlTarget(FilesTarget):
             quoted = [client.quote(c) for c in columns]
             for statement in client.create_staging(staging, table, quoted):
                 client.run(statement)
-            try:
+            left = f"{self.label}: the table {name} is left; the next run of {staged.ds} drops it"
+            with cleaned_up(lambda: client.run(client.drop_table(staging)), left):
                 client.load(staging, columns, staged.files)
                 loaded = int(client.run(f"SELECT count(*) FROM {staging}")[0][0])
                 if loaded != staged.rows:
@@ -149,8 +151,6 @@ class SqlTarget(FilesTarget):
                     # Again: the record may have taken the place of a later run's.
                     if not client.transactions:
                         self._check_replaced(client, staged.ds)
-            finally:
-                client.run(client.drop_table(staging))
 
     def _claim(self, client: SqlClient) -> None:
         """Note this run's token for the table, in statements of their own. Raises LeaseLost after a later run's."""
