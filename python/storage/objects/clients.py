@@ -1,8 +1,8 @@
 """Connections to buckets. Credentials are found by the cloud's own chain, in each process, and are never handed on.
 
-S3: the environment (AWS_ACCESS_KEY_ID, ...), a web identity's token, the container's or the machine's role, and the
-profile of AWS_PROFILE in the shared credentials file. GCS: GOOGLE_APPLICATION_CREDENTIALS, the machine's account.
-Azure: AZURE_STORAGE_..., a managed or workload identity. An endpoint of another vendor's S3: AWS_ENDPOINT_URL.
+S3: the environment (AWS_ACCESS_KEY_ID, ...), a web identity's token, the keys of a profile (AWS_PROFILE, or
+`default`), the container's or the machine's role. GCS: GOOGLE_APPLICATION_CREDENTIALS, the machine's account. Azure:
+AZURE_STORAGE_..., a managed or workload identity. An endpoint of another vendor's S3: AWS_ENDPOINT_URL.
 
 A store that is away or busy (an answer of 5xx, a connection that is refused or lost) is asked again for RETRY_SECONDS.
 The library's own ten tries are over after two or three seconds: its waits, each drawn between the first one and twice
@@ -11,14 +11,13 @@ the one before, hardly grow.
 
 from __future__ import annotations
 
-import configparser
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
+from headrace.storage.objects.aws_profile import profile_keys
 
 #: By the scheme of a Location: that of Hadoop's file systems for Spark. `s3a`, `gcs`, `az`, ... are read as these.
 HADOOP = {"s3": "s3a", "gs": "gs", "abfss": "abfss"}
@@ -39,7 +38,7 @@ def open_bucket(scheme: str, bucket: str) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     if scheme == "s3":
-        given: dict[str, Any] = {**_profile(os.environ), **_endpoint(os.environ)}
+        given: dict[str, Any] = {**profile_keys(os.environ), **_endpoint(os.environ)}
         return S3Store(bucket, **given, **retries())
     if scheme == "gs":
         return GCSStore(bucket, **retries())
@@ -79,26 +78,3 @@ def _endpoint(environ: Mapping[str, str]) -> dict[str, Any]:
     if region := region_of(environ):
         found["region"] = region
     return found
-
-
-def _profile(environ: Mapping[str, str]) -> dict[str, str]:
-    """The keys of a profile in the shared credentials file, where no other way is given: the library reads none."""
-    others = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
-    if any(environ.get(name) for name in (*others, "AWS_CONTAINER_CREDENTIALS_FULL_URI")):
-        return {}
-    file = Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
-    read = configparser.ConfigParser(interpolation=None)
-    try:
-        read.read(file, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):
-        # The parser's own message quotes the line.
-        raise UserError(f"{file} is no file of AWS profiles") from None
-    name = environ.get("AWS_PROFILE") or "default"
-    if not read.has_section(name):
-        return {}
-    keys = {
-        "access_key_id": "aws_access_key_id",
-        "secret_access_key": "aws_secret_access_key",
-        "session_token": "aws_session_token",
-    }
-    return {ours: value for ours, theirs in keys.items() if (value := read.get(name, theirs, fallback=None))}

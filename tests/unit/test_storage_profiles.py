@@ -1,0 +1,108 @@
+"""Profiles of AWS's shared files: whose keys are taken, in the order of AWS's own chain, and what is told of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import UserError
+from headrace.storage.objects.aws_profile import profile_keys
+
+CREDENTIALS = """
+[default]
+aws_access_key_id = of-default
+aws_secret_access_key = hunter2
+[team]
+aws_access_key_id = of-team
+aws_secret_access_key = hunter2
+aws_session_token = t
+[half]
+aws_access_key_id = of-half
+"""
+CONFIG = """
+[default]
+region = eu-central-1
+[profile team]
+aws_access_key_id = older
+[profile config]
+aws_access_key_id = of-config
+aws_secret_access_key = hunter2
+s3 =
+    addressing_style = path
+[profile role]
+role_arn = arn:aws:iam::1:role/x
+source_profile = team
+aws_access_key_id = own
+aws_secret_access_key = hunter2
+[profile sso]
+sso_session = ours
+[profile process]
+credential_process = /bin/keys
+[profile region]
+region = eu-central-1
+[team2]
+aws_access_key_id = a section of no profile
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "credentials").write_text(CREDENTIALS)
+    (tmp_path / "config").write_text(CONFIG)
+    return {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"), "AWS_CONFIG_FILE": str(tmp_path / "config")}
+
+
+@pytest.mark.parametrize(
+    ("environ", "key"),
+    [
+        ({}, "of-default"),
+        ({"AWS_PROFILE": "team"}, "of-team"),
+        ({"AWS_PROFILE": "config"}, "of-config"),
+        # Behind a profile in AWS's chain.
+        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.2"}, "of-default"),
+        ({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x", "AWS_PROFILE": "team"}, "of-team"),
+        # Before it.
+        ({"AWS_ACCESS_KEY_ID": "k", "AWS_PROFILE": "nobody"}, None),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/t", "AWS_PROFILE": "team"}, None),
+    ],
+)
+def test_whose_keys_are_taken(files: dict[str, str], environ: dict[str, str], key: str | None) -> None:
+    found = profile_keys(files | environ)
+    assert found.get("access_key_id") == key
+    assert ("session_token" in found) == (key == "of-team")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "taem",
+            "AWS_PROFILE names the profile 'taem', which is not in .*config and .*credentials; did you mean 'team'",
+        ),
+        ("team2", "names the profile 'team2', which is not in"),
+        ("role", "'role' .* gets its credentials by role_arn: .* export-credentials --profile role"),
+        ("sso", "by sso_session"),
+        ("process", "by credential_process"),
+        ("region", "'region' .* lacks aws_access_key_id or aws_secret_access_key"),
+        ("half", "'half' .* lacks"),
+    ],
+)
+def test_a_profile_that_cannot_be_read_is_named(files: dict[str, str], name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as e:
+        profile_keys(files | {"AWS_PROFILE": name, "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.2"})
+    assert "hunter2" not in str(e.value)
+
+
+def test_a_default_profile_may_be_missing_or_have_no_keys_but_not_others(files: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "credentials").unlink()
+    assert profile_keys(files) == {}
+    (tmp_path / "config").write_text("[default]\nsso_start_url = https://x\n")
+    with pytest.raises(UserError, match=r"'default' .* by sso_start_url"):
+        profile_keys(files)
+    (tmp_path / "config").unlink()
+    assert profile_keys(files) == {}
+    (tmp_path / "config").write_text("aws_secret_access_key hunter2\n")
+    with pytest.raises(UserError, match="config is no file of AWS profiles") as e:
+        profile_keys(files)
+    assert "hunter2" not in str(e.value)
