@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headrace.config.section import PathText, Section
-from headrace.redaction import is_secret
+from headrace.redaction import holds_secret, is_secret
 
 
 class Warehouse(Section):
@@ -83,6 +83,17 @@ class Warehouse(Section):
             raise ValueError(f"kind {self.kind} needs the key '{needed}'")
         if self.url is not None and _has_secret(self.url):
             raise ValueError("url has a password in it: leave it out and name password_env or password_file")
+        return self
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Warehouse:
+        given = {**{f"options.{key}": value for key, value in self.options.items()}, "stage": self.stage}
+        for key, value in given.items():
+            if holds_secret(key, value) or key.lower() == "options.pwd":
+                raise ValueError(
+                    f"{key}: a secret does not belong in a pipeline's file: name password_env or password_file, or an "
+                    f"option that names a file"
+                )
         return self
 
     @model_serializer(mode="wrap")

@@ -39,12 +39,15 @@ def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
     if scheme not in SCHEMES:
         raise UserError(f"{where}: headrace knows no store of {found[1]}: (known: file, {', '.join(SCHEMES)})")
     parts = urlsplit(f"{scheme}://{text.partition(':')[2].lstrip('/')}")
-    # Of Azure the container is before the @.
-    if "@" in (re.sub(r"^[^:@]*@", "", parts.netloc) if scheme == "abfss" else parts.netloc):
-        raise UserError(f"{where}: a secret does not belong in a URI: leave out what is before the @")
-    if not parts.netloc or parts.query or parts.fragment or ".." in parts.path.split("/"):
-        authority = "HOST:PORT" if scheme == "hdfs" else "BUCKET"
-        raise UserError(f"{where}: write {scheme}://{authority}/FOLDER")
+    before, at, host = parts.netloc.rpartition("@")
+    # Of Azure, the container stands there, and nothing else.
+    if at and (scheme != "abfss" or ":" in before or "@" in before):
+        secret = "the password" if scheme == "abfss" else "what is before the @"
+        raise UserError(f"{where}: a secret does not belong in a URI: leave out {secret}")
+    is_place = bool(host) and (bool(before) or scheme != "abfss")
+    if not is_place or parts.query or parts.fragment or ".." in parts.path.split("/"):
+        authorities = {"hdfs": "HOST:PORT", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
+        raise UserError(f"{where}: write {scheme}://{authorities.get(scheme, 'BUCKET')}/FOLDER")
     return scheme, PurePosixPath("/", parts.netloc, *(p for p in parts.path.split("/") if p))
 
 

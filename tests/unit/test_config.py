@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from headrace.config import (
     Spark,
     Spec,
     TableSource,
+    Warehouse,
     build_spec,
     load_overlay,
     load_spec,
@@ -185,6 +187,28 @@ def test_values_of_properties_hold_no_secret(key: str, value: str, secret: bool)
     assert key in fault["msg"]
     assert "hunter2" not in fault["msg"]
     assert ("`env:VARIABLE`" in fault["msg"]) == key.startswith("spark.sql.catalog.")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"options": {"private_key_passphrase": "hunter2"}},
+        {"options": {"private_key_file_pwd": "hunter2"}},
+        {"options": {"pwd": "hunter2"}},
+        {"options": {"proxy": "http://me:hunter2@proxy:80"}},
+        {"stage": "s3://me:hunter2@bucket/in"},
+    ],
+)
+def test_no_secret_of_a_warehouse_is_in_a_spec(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="password_env or password_file") as e:
+        Warehouse(kind="snowflake", **given)
+    (fault,) = e.value.errors()
+    assert "hunter2" not in fault["msg"]
+
+
+def test_options_that_name_files_pass() -> None:
+    options = {"account": "a", "private_key_file": "/run/key.p8", "token_file_path": "/run/token", "role": "loader"}
+    assert Warehouse(kind="snowflake", options=options, stage="@files/in").options == options
 
 
 @pytest.mark.parametrize("override", ["train.epochs.a=hunter2", "pipeline.x=hunter2", "a.b={hunter2"])

@@ -6,13 +6,14 @@ import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from headrace.errors import UserError
 from headrace.storage import Location, local, local_folder, system, uri_fault
 from headrace.storage.lease import Held
+from headrace.storage.uri import parse_uri
 
 
 @pytest.fixture
@@ -220,6 +221,28 @@ def test_folders(text: str, path: str) -> None:
 def test_other_stores_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--home"):
         local_folder(text, "--home")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("s3://me:hunter2@bucket/a", "leave out what is before the @"),
+        ("abfss://me:hunter2@account.dfs.core.windows.net/a", "leave out the password"),
+        ("abfss://box:hunter2@me@account.dfs.core.windows.net/a", "leave out the password"),
+        ("abfss://account.dfs.core.windows.net/a", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"),
+        ("abfss://box@account.dfs.core.windows.net/a?sig=hunter2", "write abfss://CONTAINER@ACCOUNT"),
+        ("gs://bucket/a?x=1", "write gs://BUCKET/FOLDER"),
+    ],
+)
+def test_uris_hold_no_secret(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as e:
+        parse_uri(text, "lake")
+    assert "hunter2" not in str(e.value)
+
+
+def test_the_container_of_azure_is_no_secret() -> None:
+    path = PurePosixPath("/box@account.dfs.core.windows.net/a/b")
+    assert parse_uri("abfs://box@account.dfs.core.windows.net/a/b", "lake") == ("abfss", path)
 
 
 def test_a_path_is_no_uri() -> None:

@@ -93,7 +93,8 @@ def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> It
         given: dict[str, Any] = {"user": conf.user, "database": conf.database, "schema": conf.schema_name}
         password = password_of(conf)
         if password is not None:
-            given["password"] = password
+            # Of a user who comes with a key, it is that of the key's file.
+            given["private_key_file_pwd" if "private_key_file" in conf.options else "password"] = password
         with snowflake.connect(**given | dict(conf.options), autocommit=True) as connection:
             yield SnowflakeClient(connection, conf.database, conf.schema_name, conf.stage)
 
