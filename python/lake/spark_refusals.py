@@ -1,7 +1,8 @@
-"""That a store refuses what Spark asks, as Spark's own file systems tell it: those for S3 and for HDFS.
+"""That a store refuses what Spark asks, as Spark's own file systems tell it.
 
 Messages are those of Hadoop 3.4.1: `S3AUtils.translateException` of hadoop-aws, to which 401, 403 and credentials that
-are not found are an AccessDeniedException, and what a NameNode answers.
+are not found are an AccessDeniedException, what a NameNode answers, and `AbfsRestOperationException` of hadoop-azure;
+and of Google's connector, by 2.2.26.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ _CERTIFICATE = re.compile(
 #: What was asked, of which object.
 _CALL = re.compile(r"^\w[^\n]*? on s3a?://([^\n]*?): (.*)$")
 _HDFS_DENIED = re.compile(r"\borg\.apache\.hadoop\.security\.AccessControlException: ([^\n]+)")
+#: The account's host, the container, the path, and what it was answered; as where it is told to come later.
+_ABFS_DENIED = re.compile(
+    r'\bOperation failed: "([^"\n]*)", (40[13]), [A-Z]+, https?://([^/\s]+)/([^/?\s]+)([^?,\s]*)[^\n]*\brId: '
+)
+#: Of who gives tokens for it, in a trace of this file system's: 400 and 401 are of a client or a secret that is wrong.
+_ABFS_NO_TOKEN = re.compile(r"\berror message: Auth failure: (HTTP Error 40[013])\b")
+_AZURE = "org.apache.hadoop.fs.azurebfs."
+_GCS_DENIED = re.compile(r"\bError [a-z]+ '?gs://([^\s']+?)'?\. reason=(40[13] [^\n]*)")
 _CLASS = re.compile(r"^(?:[\w$]+\.)+\w+Exception: ")
 #: What the store says, its code of HTTP and its name for that; "null" where it says nothing, as to HEAD.
 _ANSWER = re.compile(r"^(.*?)(?:(?:^|: )null)? \(Service: [^,)]+, Status Code: (\d+)[^)]*\)(?::(\w+))?")
@@ -58,6 +67,13 @@ def refusal_of_spark(text: str) -> UserError | StoreError | None:
             f"for which executors get tokens (docs/storage.md); it must be allowed to read, write, rename and delete "
             f"there"
         )
+    if (azure := _ABFS_DENIED.search(text)) is not None:
+        said, code, host, container, path = azure.groups()
+        return UserError(f"the store refuses Spark abfss://{container}@{host}{path}: {code} {said}. {_CREDENTIALS}")
+    if _AZURE in text and (no_token := _ABFS_NO_TOKEN.search(text)) is not None:
+        return UserError(f"Azure gives Spark no token for abfss: {no_token[1]}. {_CREDENTIALS}")
+    if (google := _GCS_DENIED.search(text)) is not None:
+        return UserError(f"the store refuses Spark gs://{google[1]}: {google[2].rstrip('.')}. {_CREDENTIALS}")
     return None
 
 

@@ -122,13 +122,11 @@ def test_a_store_that_is_away(text: str, said: str) -> None:
     [
         ": org.apache.hadoop.fs.s3a.AWSClientIOException: open on s3a://b/a: something else",
         f": java.io.FileNotFoundException: getFileStatus on s3a://b/a: {service(404)}",
-        ': Operation failed: "This request is not authorized", 403, HEAD, https://a.dfs.core.windows.net/b?x, rId: 1',
         ': Operation failed: "Not Implemented", 501, HEAD, https://a.dfs.core.windows.net/b?x, rId: 1',
-        ": Status code: -1 error code: null error message: Auth failure: HTTP Error 401; url='https://login'\n\tat "
-        "org.apache.hadoop.fs.azurebfs.services.AbfsRestOperation",
         # Of another library.
+        ": Status code: -1 error code: null error message: Auth failure: HTTP Error 401; url='https://login'\n\tat x",
+        ": java.io.IOException: Error accessing gs://bucket/a/b. reason=404 Not Found\nGET http://127.0.0.1/403 x",
         ": Status code: -1 error code: null error message: java.net.ConnectException: Connection refused\n\tat x",
-        ": java.io.IOException: Error accessing gs://bucket/a/b. reason=403 Forbidden\nGET http://127.0.0.1/503 x",
         ": java.io.IOException: Error getting access token from metadata server at: 'http://169.254.169.254/x'",
         # Full.
         "java.io.IOException): File /a could only be written to 0 of the 1 minReplication nodes. There are 2 "

@@ -1,4 +1,8 @@
-"""A store that refuses Spark, by the words of Spark's own file systems: as Hadoop 3.4.1 was seen to say them."""
+"""A store that refuses Spark, by the words of Spark's own file systems.
+
+Those of S3A are as Hadoop 3.4.1 was seen to say them; of abfs and gs the form of what they say of outages was, with
+other codes.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +67,21 @@ _NO_CREDENTIALS = (
             'HDFS refuses Spark: Permission denied: user=x, access=WRITE, inode="/lake":hdfs:supergroup:drwxr-xr-x. '
             "The user is HADOOP_USER_NAME, or with Kerberos that of kinit's ticket, for which executors get tokens "
             "(docs/storage.md); it must be allowed to read, write, rename and delete there",
+        ),
+        (
+            f'{_CALLING}java.nio.file.AccessDeniedException: Operation failed: "This request is not authorized", 403, '
+            f"HEAD, https://a.dfs.core.windows.net/box/a/b?upn=false, rId: 1{_STACK}",
+            "the store refuses Spark abfss://box@a.dfs.core.windows.net/a/b: 403 This request is not authorized. "
+            f"{_ACCESS}",
+        ),
+        (
+            f"{_CALLING}Status code: -1 error code: null error message: Auth failure: HTTP Error 401; url='https://"
+            "login'\n\tat org.apache.hadoop.fs.azurebfs.services.AbfsRestOperation",
+            f"Azure gives Spark no token for abfss: HTTP Error 401. {_ACCESS}",
+        ),
+        (
+            f"{_CALLING}java.io.IOException: Error accessing gs://bucket/a/b. reason=403 Forbidden\nGET http://x{_STACK}",
+            f"the store refuses Spark gs://bucket/a/b: 403 Forbidden. {_ACCESS}",
         ),
     ],
 )

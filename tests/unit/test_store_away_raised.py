@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from headrace.dataset.parquet import layout
 from headrace.drift import stage as drift
 from headrace.embeddings.checkpoint import saved_rows
-from headrace.errors import EXIT_INCOMPLETE, UserError
+from headrace.errors import EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.export.triton.two_stage import Catalogue
 from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
@@ -213,6 +213,9 @@ def test_a_landing_file_that_spark_reads(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(PySparkException) as raised, lines.damaged_file_named(batch):
         raise PySparkException(f"{text}java.net.SocketTimeoutException: read on s3://b/a.csv.gz: Read timed out")
     assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+    with pytest.raises(PySparkException) as raised, lines.damaged_file_named(batch):
+        raise PySparkException(f"{text}java.nio.file.AccessDeniedException: s3a://b/a.csv.gz: open on s3a://b/a: 403")
+    assert (told(raised.value) or ("", 0))[1] == EXIT_USER_ERROR
     with pytest.raises(lines.FileDamaged), lines.damaged_file_named(batch):
         raise PySparkException(f"{text}java.io.EOFException: Unexpected end of input stream")
 

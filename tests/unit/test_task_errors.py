@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -19,6 +20,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.features.vocabulary.delta_table import CodesOvertaken
+from headrace.jobs import run_stage
 from headrace.lake.told_errors import own_error, own_errors, told
 from headrace.storage import LeaseLost, StoreAway, StoreError
 from headrace.train.result import Diverged
@@ -138,3 +140,20 @@ def test_a_block_raises_it_as_itself() -> None:
     # What is not Spark's is not touched: that a store was away it may say by what it was raised for.
     with pytest.raises(OSError, match="torn"), own_errors():
         raise OSError("torn") from StoreAway("s3://b/a: the store is away")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UserError("'price' is null"), EXIT_USER_ERROR), (LeaseLost("it was taken over"), EXIT_BUSY)]
+)
+def test_the_program_of_a_stage_ends_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: UserError, code: int
+) -> None:
+    def fail(*args: object, **named: object) -> None:
+        raise job(of_task(raising(error)))
+
+    monkeypatch.setattr(run_stage, "run_stage", fail)
+    monkeypatch.setattr(run_stage, "when_parent_ends", lambda end: None)
+    with pytest.raises(SystemExit) as ended:
+        run_stage.main(["report", "clicks", "--ds", "2026-01-08", "--home", str(tmp_path)])
+    assert ended.value.code == code
+    assert capfd.readouterr().err == f"error: {error}\n"
