@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.config import Chain, build_spec
+from headrace.config import Chain, TableSource, build_spec
 from headrace.features.build.lake_files import fit_files
 from headrace.features.engines.arrow import aggregate_task, dictionary, lake_file
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
@@ -39,6 +40,9 @@ from headrace.features.vocabulary.mapped_lookup import MappedLookup
 from headrace.features.vocabulary.table_writer import write_table
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.source_tables import parquet_files
+from headrace.lake.source_tables.folder import FolderSnapshot
+from headrace.lake.source_tables.parquet_files import shorten_batches
 from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch
@@ -290,6 +294,36 @@ def test_counts_for_spark_have_small_row_groups(tmp_path: Path, monkeypatch: pyt
     assert pq.read_table(file).equals(counts)
     footer = pq.read_metadata(file)  # type: ignore[arg-type]
     assert [footer.row_group(i).num_rows for i in range(footer.num_row_groups)] == [3] * 6 + [2]
+
+
+class _Conf(dict[str, Any]):
+    """A session's, of which only the properties are looked at."""
+
+    set = dict.__setitem__
+
+
+def test_spark_reads_few_rows_at_once_of_long_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader puts 4,096 values into one array of 2 GiB at most."""
+    key = "spark.sql.parquet.columnarReaderBatchSize"
+
+    def asked(texts: Sequence[str], **set_before: str) -> dict[str, Any]:
+        path = tmp_path / "table"
+        path.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"id": range(len(texts)), "body": texts}), path / "f.parquet", compression="none")
+        conf, source = _Conf(set_before), TableSource(format="parquet", path=str(path))
+        spark = SimpleNamespace(conf=conf)
+        shorten_batches(spark, FolderSnapshot(source, local(path), "parquet").files)  # type: ignore[arg-type]
+        return dict(conf)
+
+    monkeypatch.setattr(parquet_files, "_LARGE_COLUMN", 100_000)
+    long = [f"{i:02}" * 1_000 for i in range(60)]
+    assert asked(long) == {}  # the file is small
+    monkeypatch.setattr(parquet_files, "_LARGE_FILE", 0)
+    assert asked(long) == {key: 64}
+    assert asked(long, **{key: "512"}) == {key: "512"}
+    assert asked(long[:40]) == {}
+    assert asked(long[:9] * 100) == {}  # the file has each once
+    assert asked([f"{i:05}" * 20 for i in range(3_000)]) == {}
 
 
 def test_a_file_of_carried_text_is_one_row_group_of_sparks(tmp_path: Path) -> None:

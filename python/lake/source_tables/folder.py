@@ -17,7 +17,7 @@ from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.lake.session import spark_settings
 from headrace.lake.source_tables.days import Bounds, days_of_file
-from headrace.lake.source_tables.parquet_files import escaped, footer
+from headrace.lake.source_tables.parquet_files import escaped, footer, shorten_batches
 from headrace.lake.source_tables.snapshot import (
     FILE,
     LINE,
@@ -88,6 +88,7 @@ class FolderSnapshot(FileSnapshot):
                 raise UserError(f"source: {self.source.shown} cannot be read: {_first_line(e)}") from e
         if self.format != "parquet":
             return frame
+        shorten_batches(spark, files)
         place = F.col("_metadata.file_path"), F.col("_metadata.row_index")
         return frame.select("*", relative_file(self.folder, place[0]).alias(FILE), place[1].alias(LINE))
 

@@ -16,6 +16,12 @@ from headrace.lake.source_tables.snapshot import FILE, LINE, READERS, TableFile,
 from headrace.lake.sources.frame import quoted
 from headrace.storage import Location, StoreError
 
+#: Smaller files have no row group of which as many bytes of text are likely.
+_LARGE_FILE = 64 << 20
+#: Bytes of a column in a row group, and of a value in the mean, with which batches are short.
+_LARGE_COLUMN, _LONG_VALUE = 256 << 20, 1 << 10
+_BATCH_ROWS = "spark.sql.parquet.columnarReaderBatchSize"
+_FEW_ROWS = 64
 _GLOB_CHARACTERS = re.compile(r"([\[\]{}*?\\])")
 
 
@@ -51,6 +57,34 @@ def _opens(path: Location) -> bool:
     return True
 
 
+def shorten_batches(spark: SparkSession, files: Sequence[TableFile]) -> None:
+    """Have Spark's reader take few rows at once, from now on, where files have much text in long values.
+
+    It takes 4,096, whose texts must be less than 2 GiB and fit the heap together. What a user has set stays. (Spark
+    takes the number from the session when it runs a plan, and has no option for it.)
+    """
+    if spark.conf.get(_BATCH_ROWS, None) is not None:
+        return
+    large = [f.path for f in files if f.size > _LARGE_FILE]
+    with ThreadPoolExecutor(READERS) as pool:
+        if any(pool.map(_has_long_values, large)):
+            spark.conf.set(_BATCH_ROWS, _FEW_ROWS)
+
+
+def _has_long_values(path: Location) -> bool:
+    try:
+        found = footer(path)
+    except StoreError:
+        raise
+    except (pa.ArrowException, OSError):
+        return False  # of a newer writer than our Arrow, or no Parquet, of which Spark tells
+    columns = (found.row_group(g).column(c) for g in range(found.num_row_groups) for c in range(found.num_columns))
+    return any(
+        c.physical_type == "BYTE_ARRAY" and c.total_uncompressed_size > max(_LARGE_COLUMN, _LONG_VALUE * c.num_values)
+        for c in columns
+    )
+
+
 def read_parquet(
     spark: SparkSession, root: Location, files: Sequence[TableFile], schema: T.StructType, partitioned: Collection[str]
 ) -> DataFrame:
@@ -70,6 +104,7 @@ def read_parquet(
     names = quoted([f.name for f in schema.fields])
     if not files:
         return spark.createDataFrame([], T.StructType([*schema.fields, *_PLACE.fields])).select(*names, FILE, LINE)
+    shorten_batches(spark, files)
     frame = (
         spark.read.schema(stored)
         .parquet(*escaped(files))
