@@ -42,8 +42,8 @@ def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
     before, at, host = parts.netloc.rpartition("@")
     # Of Azure, the container stands there, and nothing else.
     if at and (scheme != "abfss" or ":" in before or "@" in before):
-        secret = "the password" if scheme == "abfss" else "what is before the @"
-        raise UserError(f"{where}: a secret does not belong in a URI: leave out {secret}")
+        kept = ", but for the container" if scheme == "abfss" else ""
+        raise UserError(f"{where}: a secret does not belong in a URI: leave out what is before the @{kept}")
     is_place = bool(host) and (bool(before) or scheme != "abfss")
     if not is_place or parts.query or parts.fragment or ".." in parts.path.split("/"):
         authorities = {"hdfs": "HOST:PORT", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}

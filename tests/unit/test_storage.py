@@ -227,8 +227,11 @@ def test_other_stores_are_refused(text: str) -> None:
     ("text", "message"),
     [
         ("s3://me:hunter2@bucket/a", "leave out what is before the @"),
-        ("abfss://me:hunter2@account.dfs.core.windows.net/a", "leave out the password"),
-        ("abfss://box:hunter2@me@account.dfs.core.windows.net/a", "leave out the password"),
+        ("abfss://me:hunter2@account.dfs.core.windows.net/a", "leave out what is before the @, but for the container"),
+        (
+            "abfss://box:hunter2@me@account.dfs.core.windows.net/a",
+            "leave out what is before the @, but for the container",
+        ),
         ("abfss://account.dfs.core.windows.net/a", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"),
         ("abfss://box@account.dfs.core.windows.net/a?sig=hunter2", "write abfss://CONTAINER@ACCOUNT"),
         ("gs://bucket/a?x=1", "write gs://BUCKET/FOLDER"),
