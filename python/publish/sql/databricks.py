@@ -72,7 +72,7 @@ class DatabricksClient(SqlClient):
             for name in sent:
                 self.run(f"REMOVE {literal(name)}")
 
-        with cleaned_up(remove, f"files are left in {place}: remove them"):
+        with cleaned_up(remove, f"files may be left in {place}: remove them"):
             for file, name in zip(files, names, strict=True):
                 sent.append(name)
                 self.run(f"PUT {literal(str(file))} INTO {literal(name)} OVERWRITE")

@@ -86,7 +86,7 @@ class RedshiftClient(SqlClient):
                 for key in sent:
                     s3.delete_object(Bucket=bucket, Key=key)
 
-            with cleaned_up(remove, f"files are left in {place}: remove them"):
+            with cleaned_up(remove, f"files may be left in {place}: remove them"):
                 for file, key in zip(files, keys, strict=True):
                     sent.append(key)
                     s3.upload_file(str(file), bucket, key)

@@ -44,7 +44,7 @@ class SnowflakeClient(SqlClient):
         own = f'@{head}.%"{name}' if dot else f"@%{table}"
         place = load_folder(self._stage or own)
         # What COPY does not purge goes with the table's own stage, but not with another one.
-        remove = cleaned_up(lambda: self.run(f"REMOVE {literal(place)}"), f"files are left in {place}: remove them")
+        remove = cleaned_up(lambda: self.run(f"REMOVE {literal(place)}"), f"files may be left in {place}: remove them")
         with remove if self._stage else nullcontext():
             for file in files:
                 self.run(f"PUT {literal(file.as_uri())} {literal(place)} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
