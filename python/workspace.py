@@ -58,7 +58,7 @@ class Workspace:
     scratch_folder: str | None = None
     #: A tracking server of MLflow, http://HOST:PORT; None: an SQLite file below `home`.
     registry_server: str | None = None
-    #: URIs of what is read besides lake and store: of tables and files of others.
+    #: URIs of what is read besides lake and store: of tables and files of others, which may be patterns.
     reads: tuple[str, ...] = ()
     #: `scratch` of this host alone, by its environment (HEADRACE_SCRATCH), where the pipeline names no folder
     #: (`scratch_folder`, which is that of every host); None: `home`.
@@ -121,7 +121,7 @@ class Workspace:
     @property
     def others(self) -> tuple[Location, ...]:
         """What is read besides lake and store."""
-        return tuple(location_of(uri).as_plain() for uri in self.reads)
+        return tuple(location_of(uri, glob=True).as_plain() for uri in self.reads)
 
     def read_places(self, path: str) -> tuple[Location, ...]:
         """Where what a pipeline's path names may lie; the first that is there counts.

@@ -22,7 +22,7 @@ from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.lake.session import iceberg_jars, session, spark_settings
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.workspace import Workspace, checkout
+from headrace.workspace import Workspace, checkout, s3_dir
 from tests.hadoop_servers import Hdfs, hdfs
 from tests.spark_settings import GENERATED, INTERPRETED
 from tests.support import DAY, NEXT_DAY, Run, headrace
@@ -137,7 +137,9 @@ def spark(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     Stages find it active and use it. It interprets its expressions: where these are what is tested, see
     `generated_code`; applications that tests start generate code, too.
     """
-    ws = Workspace(tmp_path_factory.mktemp("spark-home"))
+    # With the file system for S3 where its jars are: no bucket is known to it yet.
+    reads = ("s3://bucket/folder",) if any(s3_dir().glob("*.jar")) else ()
+    ws = Workspace(tmp_path_factory.mktemp("spark-home"), reads=reads)
     properties = INTERPRETED | (ICEBERG_BY_PATH if iceberg_jars() else {})
     with session(Spark(master="local[2]", driver_memory="2g", properties=properties), ws, "tests") as found:
         yield found

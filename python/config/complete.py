@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, field_validator, model_validator
 
-from headrace.config.section import PathText, Section
+from headrace.config.section import LocationText, Section
 from headrace.schema import path_steps
 
 #: In place of a duration: the end of the day, whatever its length.
@@ -47,8 +47,8 @@ class Watermark(Section):
 class ControlFile(Section):
     """A file that says how many rows the day has."""
 
-    #: With {ds} in it; relative to the workspace's home unless absolute.
-    path: PathText
+    #: With {ds} in it; below the workspace's lake unless absolute or a URI.
+    path: LocationText
     #: The number's place in a JSON object: `counts.rows`. Without `key` and `column` the file is the number alone.
     key: str | None = None
     #: The number is the sum of this column of a CSV file with a header.
@@ -73,8 +73,8 @@ class Complete(Section):
 
     #: A file of this name is in the day's folder (that of `source.path`, up to its first wildcard): _SUCCESS.
     success_file: str | None = None
-    #: This file is there, with {ds} in its name; relative to the workspace's home unless absolute.
-    marker: PathText | None = None
+    #: This file is there, with {ds} in its name; below the workspace's lake unless absolute or a URI.
+    marker: LocationText | None = None
     #: A column whose values have come so far.
     #: A time column of the day's rows has come so far.
     watermark: Watermark | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -24,20 +25,22 @@ def _path(text: str) -> str:
     return text
 
 
-#: The path, or glob, of files on file systems.
+#: A path on a file system.
 PathText = Annotated[str, AfterValidator(_path)]
 
 
-def _place(text: str) -> str:
+def _place(text: str, glob: bool = False) -> str:
     try:
-        parse_uri(text, "place")
+        parse_uri(text, "place", glob)
     except UserError as e:
-        raise ValueError(str(e).removeprefix("place: ")) from None
+        raise ValueError(re.sub("^place:? ", "", str(e))) from None
     return text
 
 
 #: A place in a store, as a path or a URI (headrace.storage.uri.parse_uri), without credentials.
 LocationText = Annotated[str, AfterValidator(_place)]
+#: A pattern of `glob` that matches places in a store, as a path or a URI.
+PatternText = Annotated[str, AfterValidator(partial(_place, glob=True))]
 
 
 def _server(text: str) -> str:

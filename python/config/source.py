@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from headrace.config.complete import Complete
-from headrace.config.section import LocationText, PathText, Section
+from headrace.config.section import LocationText, PatternText, Section
 from headrace.errors import nearest
 from headrace.schema import EpochUnit
 
@@ -58,19 +58,30 @@ class AnySource(Section):
         """Whether each day brings rows of its own; else a run's day holds all of the source."""
         raise NotImplementedError
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The paths and URIs that it names: of what it reads, and of what says that a day is complete."""
+        complete = self.complete
+        named = (complete.marker, complete.control.path if complete.control else None) if complete else ()
+        return tuple(text for text in (self._path, *named) if text is not None)
+
+    @property
+    def _path(self) -> str | None:
+        raise NotImplementedError
+
 
 class LandingSource(AnySource):
     """Landing files.
 
-    `path` is a glob, relative to the workspace's home unless absolute. With `{ds}` in it, each day has its own files
+    `path` is a glob, below the workspace's lake unless absolute or a URI. With `{ds}` in it, each day has its own files
     (a day's run also catches up on earlier days not yet loaded); without, the files are one snapshot, loaded as the
     run's ds.
     """
 
     #: How the files are written.
     format: LandingFormat
-    #: A glob; {ds} in it stands for the day.
-    path: PathText
+    #: A glob, as a path or a URI; {ds} in it stands for the day.
+    path: PatternText
     #: csv only: the character between two fields.
     separator: str = ","
     #: csv only: whether the first line of each file has the names of the columns; else they are the declared
@@ -111,6 +122,10 @@ class LandingSource(AnySource):
     @property
     def daily(self) -> bool:
         return "{ds}" in self.path
+
+    @property
+    def _path(self) -> str | None:
+        return self.path
 
     @property
     def has_own_times(self) -> bool:
@@ -217,6 +232,10 @@ class TableSource(AnySource):
     @property
     def daily(self) -> bool:
         return self.day is not None
+
+    @property
+    def _path(self) -> str | None:
+        return self.path
 
     @property
     def is_files(self) -> bool:

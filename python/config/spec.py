@@ -39,7 +39,7 @@ from headrace.config.score import Score
 from headrace.config.search_checks import check_search
 from headrace.config.second_stage import SecondStage
 from headrace.config.section import NAME, LocationText, PathText, Section, ServerText, parse_ds
-from headrace.config.source import LandingSource, Source, TableSource
+from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
 from headrace.config.table import Table
 from headrace.config.train import Train
@@ -133,7 +133,7 @@ class Spec(Section):
     def reads(self) -> tuple[str, ...]:
         """URIs of what its stages read besides lake and store."""
         sources = [self.source, *(named.source for named in self.sources.values())]
-        paths: list[Any] = [source.path for source in sources if isinstance(source, TableSource)]
+        paths: list[Any] = [place for source in sources for place in source.places]
         paths += [op.params.get("path") for op in self.features.prepare]
         if self.score:
             candidates = self.score.candidates.sources.values() if self.score.candidates else ()

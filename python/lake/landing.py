@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import os
+import posixpath
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from pathlib import Path
+from pathlib import PurePosixPath
 from zoneinfo import ZoneInfo
 
 from headrace.config import AnySource, LandingSource, TableSource
 from headrace.errors import UserError
-from headrace.storage import Location, StoreError, location_of
+from headrace.storage import Location, StoreError, is_uri, local, location_of
 from headrace.workspace import Workspace, installation
 
 #: Files that a writer has not finished, or that no reader of a lake takes for data.
@@ -27,13 +27,15 @@ _TRUTH = "truth"
 class LandingFile:
     """One file as it was when it was listed."""
 
-    #: Relative to the workspace's home where it lies below it, else absolute.
+    #: Relative to the workspace's lake where it lies below it, else its absolute path or its URI.
     name: str
     path: Location
     #: Bytes.
     size: int
     #: Modification time, nanoseconds since the epoch.
     mtime_ns: int
+    #: The store's name of its content, where it gives one; see `headrace.storage.store.Info`.
+    tag: str = ""
 
     def sha256(self) -> str:
         """SHA-256 of the content, hexadecimal. Reads the file, once a process.
@@ -42,7 +44,7 @@ class LandingFile:
             UserError: it cannot be read.
         """
         try:
-            return _sha256(self.path, self.size, self.mtime_ns)
+            return _sha256(self.path, self.size, self.mtime_ns, self.tag)
         except StoreError:  # nothing is known of the file
             raise
         except OSError as e:
@@ -60,6 +62,8 @@ class LandingFile:
             return False
         except PermissionError as e:
             raise self._unreadable(e) from None
+        if self.tag:  # a listing may tell the time more exactly than a look at the file
+            return (now.size, now.tag) == (self.size, self.tag)
         return (now.size, now.modified_ns) == (self.size, self.mtime_ns)
 
     def _unreadable(self, e: OSError) -> UserError:
@@ -79,23 +83,23 @@ class LandingDay:
         return sum(f.size for f in self.files)
 
 
-def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[str, ...]:
+def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[Location, ...]:
     """The absolute globs that are tried for `ds`, in order; the first that matches anything wins.
 
-    A relative path is meant below the workspace's home; a shipped pipeline's may also be relative to the installation.
+    A relative path is meant below the workspace's lake; a shipped pipeline's may also be relative to the installation.
     """
     path = source.path.replace("{ds}", ds)
-    if Path(path).is_absolute():
-        return (path,)
-    return tuple(os.path.normpath(f"{glob.escape(str(base))}/{path}") for base in _bases(ws))
+    if _is_absolute(path):
+        return (_readable(location_of(path, "source.path", glob=True), ws),)
+    return tuple(_escaped(base).following(path) for base in _bases(ws))
 
 
-def places(path: str, ws: Workspace, ds: str) -> tuple[str, ...]:
+def places(path: str, ws: Workspace, ds: str) -> tuple[Location, ...]:
     """The absolute places where a single file of the spec (a marker) may lie, as the globs of `patterns` do."""
     path = path.replace("{ds}", ds)
-    if Path(path).is_absolute():
-        return (os.path.normpath(path),)
-    return tuple(os.path.normpath(f"{base}/{path}") for base in _bases(ws))
+    if _is_absolute(path):
+        return (_readable(location_of(path, "source.complete"), ws),)
+    return tuple(base.following(path) for base in _bases(ws))
 
 
 def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ...]:
@@ -103,7 +107,7 @@ def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ..
     of files the day's partition, or all of the table where it is one snapshot.
     """
     if isinstance(source, LandingSource):
-        return tuple(_static_base(location_of(pattern)) for pattern in patterns(source, ws, ds))
+        return tuple(_static_base(pattern) for pattern in patterns(source, ws, ds))
     assert isinstance(source, TableSource)
     assert source.path is not None, "checked by the spec"
     folders = ws.read_places(source.path)
@@ -118,7 +122,7 @@ def find(source: LandingSource, ws: Workspace, ds: str) -> LandingDay:
     complete = source.complete
     named = [complete.marker, complete.control.path if complete.control else None] if complete else []
     # Beside the files, perhaps: what says that they are complete is no data.
-    not_data = {location_of(place) for path in named if path for place in places(path, ws, ds)}
+    not_data = {place for path in named if path for place in places(path, ws, ds)}
     for pattern in patterns(source, ws, ds):
         files = tuple(f for f in _matches(pattern, ws) if f.path not in not_data)
         if files:
@@ -143,13 +147,27 @@ def following(ds: str, days: int = 1) -> str:
     return (date.fromisoformat(ds) + timedelta(days=days)).isoformat()
 
 
-def _bases(ws: Workspace) -> tuple[Location | Path, ...]:
-    return (ws.lake, installation())
+def _bases(ws: Workspace) -> tuple[Location, ...]:
+    return (ws.lake, local(installation()))
+
+
+def _is_absolute(path: str) -> bool:
+    return is_uri(path) or posixpath.isabs(path)
+
+
+def _readable(place: Location, ws: Workspace) -> Location:
+    """A place that a URI or an absolute path names: somebody else's, but for those in the workspace."""
+    return place if place.is_below(ws.lake) or place.is_below(ws.store) else place.as_plain()
+
+
+def _escaped(base: Location) -> Location:
+    """The pattern that matches a place alone."""
+    return replace(base, path=PurePosixPath(glob.escape(str(base.path))))
 
 
 @lru_cache(maxsize=1 << 16)
-def _sha256(path: Location, size: int, mtime_ns: int) -> str:
-    """Of the file as it was with this size and time."""
+def _sha256(path: Location, size: int, mtime_ns: int, tag: str) -> str:
+    """Of the file as it was with this size, time and tag."""
     digest = hashlib.sha256()
     with path.open() as f:
         while block := f.read(1 << 20):
@@ -157,17 +175,15 @@ def _sha256(path: Location, size: int, mtime_ns: int) -> str:
     return digest.hexdigest()
 
 
-def _matches(pattern: str, ws: Workspace) -> tuple[LandingFile, ...]:
-    base = _static_base(location_of(pattern))
+def _matches(pattern: Location, ws: Workspace) -> tuple[LandingFile, ...]:
+    base = _static_base(pattern)
     found = []
-    for path in location_of(pattern).glob():
+    for path, info in pattern.glob_files().items():
         inside = path.path.relative_to(base.path).parts
         if _TRUTH in inside[:-1] or any(part.startswith(_NOT_DATA_PREFIXES) for part in inside):
             continue
-        if path.name.endswith(_NOT_DATA_SUFFIXES) or not path.is_file():
-            continue
-        info = path.info()
-        found.append(LandingFile(ws.name_of(path), path, info.size, info.modified_ns))
+        if not path.name.endswith(_NOT_DATA_SUFFIXES):
+            found.append(LandingFile(ws.name_of(path), path, info.size, info.modified_ns, info.tag))
     return tuple(sorted(found, key=lambda f: f.name))
 
 

@@ -7,7 +7,7 @@
     location   a place in a store, which is all that other packages see
     lease      who is at work on a pipeline
     once       folders that many processes want and one makes; host_scratch: folders of each host's own
-    uri        which folder `--home` and paths in a spec mean
+    uri        which place `--home`, paths and URIs in a spec mean
 
 A store is added by a class beside `local.py` and a line in `location.STORES`. Callers hold a `Location` and know of no
 renames: they put files whole (`put_text`, `new_file`), folders whole (`new_folder`), read what is published, and give a
@@ -20,7 +20,7 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 
 from headrace.storage.lease import Fence, Lease, LeaseLost
 from headrace.storage.location import Location, local, location_of, missing
-from headrace.storage.objects.calls import StoreAway, StoreError
+from headrace.storage.objects.calls import StoreAway, StoreError, StoreRefused
 from headrace.storage.objects.copies import folder as copies_folder
 from headrace.storage.objects.copies import release as release_copy
 from headrace.storage.uri import is_uri, local_folder, uri_fault
@@ -32,6 +32,7 @@ __all__ = [
     "Location",
     "StoreAway",
     "StoreError",
+    "StoreRefused",
     "copies_folder",
     "is_uri",
     "local",

@@ -82,6 +82,15 @@ class LocalStore:
         # Path.glob takes no absolute patterns.
         return [PurePosixPath(text) for text in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
 
+    def glob_files(self, pattern: PurePosixPath) -> dict[PurePosixPath, Info]:
+        """See Store. A file that goes meanwhile is none."""
+        found = {}
+        for path in self.glob(pattern):
+            with suppress(FileNotFoundError):
+                if self.is_file(path):
+                    found[path] = self.info(path)
+        return found
+
     def free(self, path: PurePosixPath) -> int | None:
         """Of the file system that the path, or the nearest folder above it that is there, is on."""
         folder = Path(path)

@@ -147,6 +147,13 @@ class Location:
         """What the place matches when it is read as a pattern of `glob`; unsorted."""
         return [replace(self, path=path) for path in self._store.glob(self.path)]
 
+    def glob_files(self) -> dict[Location, Info]:
+        """The files alone that the place matches when it is read as a pattern of `glob`; unsorted.
+
+        In an object store one listing tells all of it, however many they are.
+        """
+        return {replace(self, path=path): info for path, info in self._store.glob_files(self.path).items()}
+
     def files(self) -> Iterator[Location]:
         """All files below a folder, in order of their paths."""
         for entry in self.entries():
@@ -314,13 +321,18 @@ class Location:
         return self._store.holder(self.path)
 
 
-def location_of(text: str, where: str = "path") -> Location:
+def location_of(text: str, where: str = "path", glob: bool = False) -> Location:
     """The place that a path or a URI names; `parse_uri` says which there are.
+
+    Args:
+        text: as the user gave it.
+        where: the key or variable that holds it, for the message.
+        glob: whether it is a pattern for `Location.glob`.
 
     Raises:
         UserError: it names none.
     """
-    scheme, path = parse_uri(text, where)
+    scheme, path = parse_uri(text, where, glob)
     return Location(path, scheme)
 
 

@@ -76,6 +76,10 @@ class Store(Protocol):
         """Files and folders that a pattern of `glob` matches (`**`: any folders), in any order."""
         ...
 
+    def glob_files(self, pattern: PurePosixPath) -> dict[PurePosixPath, Info]:
+        """The files alone that a pattern of `glob` matches; in few calls, however many they are."""
+        ...
+
     def free(self, path: PurePosixPath) -> int | None:
         """Bytes that can still be written there; None: there is no end."""
         ...

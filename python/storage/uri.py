@@ -5,46 +5,44 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from headrace.errors import UserError
 
 #: One letter is no scheme but a drive; pathlib makes one slash of two, so one is enough.
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-_PATHS_WORK = (
-    "what works today is the path of a folder on a file system that every machine sees at the same path: a local disk, "
-    "NFS, a mounted volume"
-)
-
+_A_PATH = "a path on a file system that every machine sees at the same path: a local disk, NFS, a mounted volume"
+_TAKE_URIS = "lake, store, source.path, source.complete and the paths of joined tables"
 
 #: Other names of a store's scheme.
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 SCHEMES = ("s3", "gs", "abfss", "hdfs")
 
 
-def parse_uri(text: str, where: str) -> tuple[str, PurePosixPath]:
+def parse_uri(text: str, where: str, glob: bool = False) -> tuple[str, PurePosixPath]:
     """(scheme, path in the store) of a path, a file: URI or the URI of a bucket, of HDFS or of a folder in one.
 
     Args:
         text: as the user gave it.
         where: the key or variable that holds it, for the message.
+        glob: whether it is a pattern: a `?` in it is one character, and begins no query.
 
     Raises:
         UserError: it names no place of a store that is known.
     """
     found = _URI.match(text)
     if found is None or found[1].lower() == "file":
-        return "file", PurePosixPath(os.path.abspath(local_folder(text, where)))
+        return "file", PurePosixPath(os.path.abspath(local_folder(text, where, glob)))
     scheme = _ALIASES.get(found[1].lower(), found[1].lower())
     if scheme not in SCHEMES:
         raise UserError(f"{where}: headrace knows no store of {found[1]}: (known: file, {', '.join(SCHEMES)})")
-    parts = urlsplit(f"{scheme}://{text.partition(':')[2].lstrip('/')}")
+    parts = _split(f"{scheme}://{text.partition(':')[2].lstrip('/')}", glob)
     before, at, host = parts.netloc.rpartition("@")
     # Of Azure, the container stands there, and nothing else.
     if at and (scheme != "abfss" or ":" in before or "@" in before):
         kept = ", but for the container" if scheme == "abfss" else ""
         raise UserError(f"{where}: a secret does not belong in a URI: leave out what is before the @{kept}")
-    is_place = bool(host) and (bool(before) or scheme != "abfss")
+    is_place = bool(host) and (bool(before) or scheme != "abfss") and not {"*", "?"} & {*parts.netloc}
     if not is_place or parts.query or parts.fragment or ".." in parts.path.split("/"):
         authorities = {"hdfs": "HOST:PORT", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
         raise UserError(f"{where}: write {scheme}://{authorities.get(scheme, 'BUCKET')}/FOLDER")
@@ -61,12 +59,13 @@ def is_uri(text: str) -> bool:
     return _URI.match(text) is not None
 
 
-def local_folder(text: str, where: str) -> Path:
+def local_folder(text: str, where: str, glob: bool = False) -> Path:
     """The folder that a path or a file: URI names.
 
     Args:
         text: as the user gave it.
         where: the option or key that holds it, for the message.
+        glob: as of `parse_uri`.
 
     Raises:
         UserError: it is a URI of another scheme, or of another host's file system.
@@ -74,24 +73,35 @@ def local_folder(text: str, where: str) -> Path:
     found = _URI.match(text)
     if found is None:
         if not text:
-            raise UserError(f"{where} is empty: {_PATHS_WORK}")
+            raise UserError(f"{where} is empty: write {_A_PATH}")
         return Path(text)
     if found[1].lower() != "file":
         raise UserError(f"{where}: {uri_fault(text)}")
-    parts = urlsplit(text)
+    parts = _split(text, glob)
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
         raise UserError(f"{where}: '{text}' names no folder of this machine: write file:///FOLDER, or a path")
     return Path(unquote(parts.path))
 
 
+def _split(uri: str, glob: bool) -> SplitResult:
+    """The parts of a URI; of a pattern all that is behind the authority is its path."""
+    if not glob:
+        return urlsplit(uri)
+    scheme, _, rest = uri.partition(":")
+    if not rest.startswith("//"):
+        return SplitResult(scheme, "", rest, "", "")
+    authority, slash, path = rest[2:].partition("/")
+    return SplitResult(scheme, authority, f"{slash}{path}", "", "")
+
+
 def uri_fault(text: str) -> str | None:
-    """Why a text cannot be the path of something to read: it is a URI. None where it is a path."""
+    """Why a text cannot be where a path on this machine is asked for: it is a URI. None where it is a path."""
     found = _URI.match(text)
     if found is None:
         return None
     if found[1].lower() == "file":
         return f"'{text}' is a URI: write it as a path"
-    return f"'{text}': headrace cannot keep or read files in {found[1]}: stores yet; {_PATHS_WORK}"
+    return f"'{text}' is a URI, and this takes {_A_PATH}. URIs are taken by {_TAKE_URIS}"
 
 
 def server_fault(text: str) -> str | None:

@@ -197,8 +197,8 @@ def test_a_home_in_another_store_is_refused(
         monkeypatch.setenv("HEADRACE_HOME", home)
     result = CliRunner().invoke(app, [*line, *(["--home", home] if by == "option" else [])])
     assert result.exit_code == 2
-    assert f"--home: '{home}': headrace cannot keep or read files in {home.split(':')[0]}: stores yet" in result.stderr
-    assert "what works today is the path of a folder" in result.stderr
+    assert f"--home: '{home}' is a URI, and this takes a path on a file system" in result.stderr
+    assert "URIs are taken by lake, store, source.path, source.complete" in result.stderr
     assert yard.submitted == []
     assert list(tmp_path.iterdir()) == []
 
@@ -209,11 +209,12 @@ def test_a_home_may_be_a_file_uri(yard: Yard) -> None:
     assert (yard.home / "runs" / "clicks" / DS / "ingest.json").is_file()
 
 
-def test_a_path_in_another_store_is_refused_in_the_spec(yard: Yard) -> None:
-    result = yard.run("--set", "source.path=s3a://b/{ds}/*.gz")
-    assert result.exit_code == 2
-    assert ": 's3a://b/" in result.stderr
-    assert "cannot keep or read files in s3a: stores yet" in result.stderr
+def test_a_uri_is_refused_where_the_spec_takes_a_path(yard: Yard) -> None:
+    for key in ("scratch=s3a://b/scratch", "publish.warehouse={kind: parquet, path: 's3a://b/table'}"):
+        result = yard.run("--set", key)
+        assert result.exit_code == 2
+        assert ": 's3a://b/" in result.stderr
+        assert "is a URI, and this takes a path on a file system" in result.stderr
     table = "features.prepare=[{join_external: {path: 's3a://me:word@b/t', keys: [item_id], add: {x: int}}}]"
     result = CliRunner().invoke(app, ["features", "explain", "clicks", "--set", table])
     assert result.exit_code == 2

@@ -250,5 +250,5 @@ def test_the_container_of_azure_is_no_secret() -> None:
 
 def test_a_path_is_no_uri() -> None:
     assert uri_fault("/data/{ds}/*.gz") is None
-    assert "s3a: stores yet" in (uri_fault("s3a://b/*.gz") or "")
+    assert "'s3a://b/*.gz' is a URI, and this takes a path" in (uri_fault("s3a://b/*.gz") or "")
     assert "write it as a path" in (uri_fault("file:///b") or "")

@@ -14,12 +14,17 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from headrace.errors import UserError
+from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
+from headrace.lake.ingest.day_files import covered_days
+from headrace.lake.ingest.source_context import source_contexts
 from headrace.manifest import Manifest
+from headrace.stage import Context
 from headrace.storage import Location, location
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace
+from tests.ingest_support import D1, make_spec
 from tests.s3_server import BUCKET, SECRET, S3Server, s3_server
 from tests.storage_homes import left_over
 
@@ -89,11 +94,42 @@ def test_keys_of_a_profile(home: Location, monkeypatch: pytest.MonkeyPatch, tmp_
     assert (home / "x").read_text() == "1"
 
 
+def test_landing_files_of_a_bucket(home: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ws, drops = Workspace(tmp_path / "home"), home / "drops"
+    for name in ("a b%20c.csv", "d#1.csv"):
+        (drops / D1 / name).put_text("x")
+    files = landing.find(make_spec({"path": f"{drops}/{{ds}}/*"}).source, ws, D1).files  # type: ignore[arg-type]
+    assert [f.name for f in files] == [f"{drops}/{D1}/a b%20c.csv", f"{drops}/{D1}/d#1.csv"]
+    # A listing and a look at the file tell the same of it.
+    assert all(f.unchanged() and f.tag for f in files)
+    (drops / D1 / "d#1.csv").put_text("y")
+    assert [f.unchanged() for f in files] == [True, False]
+
+    def refused(path: str) -> str:
+        (ctx,) = source_contexts(Context(make_spec({"path": path, "catch_up_days": 0}), ws, D1))
+        with pytest.raises(UserError) as raised:
+            covered_days(ctx, ctx.history())
+        assert raised.value.exit_code == 2
+        assert SECRET not in str(raised.value)
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    assert refused(f"{drops}/{{ds}}/*.gz").startswith(f"no landing files for {D1} match {drops}/{D1}/*.gz; put them")
+    assert refused("s3://elsewhere/{ds}/*") == (
+        f"source.path or source.complete: s3://elsewhere/{D1}: there is no such bucket, and headrace makes none"
+    )
+    assert refused("s3://elsewhere/{ds}/a.csv").startswith(f"no landing files for {D1} match s3://elsewhere/{D1}/a.csv")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET}-of-nobody")
+    monkeypatch.setitem(location.STORES, "s3", ObjectStore("s3"))
+    assert refused(f"{drops}/{{ds}}/*").startswith("source.path or source.complete: the store refuses s3://")
+
+
 _HOLD = """
 import sys
 from pathlib import PurePosixPath
 from headrace.lake.delta.transaction import Transaction
 from headrace.manifest import Manifest
+from headrace.stage import Context
 from headrace.storage import LeaseLost, Location
 from headrace.storage.lease import Held
 from headrace.storage.objects import lease as leases

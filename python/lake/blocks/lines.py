@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -119,7 +119,7 @@ def count_lines(part: Part, size: int = 8 << 20) -> int:
     first = max(part.start, 1) - 1
     left = part.end - 1 - first
     count = int(part.start == 0 and part.end > 0)
-    with part.path.local_path().open("rb", buffering=0) as stream:
+    with part.path.open() as stream:
         stream.seek(first)
         while left > 0 and (data := stream.read(min(size, left))):
             count += data.count(b"\n")
@@ -130,9 +130,13 @@ def count_lines(part: Part, size: int = 8 << 20) -> int:
 @contextmanager
 def _opened(part: Part) -> Iterator[tuple[Any, int]]:
     """(stream, place of its first byte): one byte before the part, where something is before it."""
-    path = str(part.path.local_path())
-    with pa.input_stream(path, compression=part.compression, buffer_size=0) as stream:
-        at = max(part.start - 1, 0)
+    at = max(part.start - 1, 0)
+    with ExitStack() as opened:
+        if part.path.scheme == "file":
+            source: Any = str(part.path)
+        else:  # in ranges: the file need not have room on this host
+            source = opened.enter_context(part.path.open())
+        stream = opened.enter_context(pa.input_stream(source, compression=part.compression, buffer_size=0))
         if at:
             stream.seek(at)
         yield stream, at

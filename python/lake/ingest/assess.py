@@ -51,7 +51,7 @@ def assess_day(
     table = ctx.table
     read, expanded = sum(f.read for f in files), sum(f.expanded for f in files)
     if not read and table.expectations.min_rows:
-        globs = " nor ".join(landing.patterns(ctx.landing_source, ctx.ws, day.ds))
+        globs = " nor ".join(map(str, landing.patterns(ctx.landing_source, ctx.ws, day.ds)))
         raise UserError(
             f"the {len(files)} landing files of {day.ds} hold no rows ({globs}); deliver them again, or set "
             f"{ctx.where}table.expectations.min_rows to 0"
@@ -89,6 +89,7 @@ def assess_day(
         judged=plan.judged,
         files=list(day.identities),
         modified={f.name: f.mtime_ns for f in day.day.files},
+        tags={f.name: f.tag for f in day.day.files if f.tag},
         erased=day.ds in plan.erased,
         rows=rows,
         then=loaded_after(day.ds, plan.records, table.late_days) if reloads else [],

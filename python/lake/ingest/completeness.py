@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 
@@ -20,7 +20,7 @@ from headrace.errors import IncompleteError, UserError
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import day_folders, following, midnight, places
 from headrace.schema import path_steps
-from headrace.storage import Location, location_of
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.lake")
@@ -37,11 +37,11 @@ def lacking(source: AnySource, ws: Workspace, ds: str) -> list[str]:
         if not any((folder / wanted.success_file).is_file() for folder in folders):
             found.append(f"{wanted.success_file} is not in {' nor '.join(map(str, folders))}")
     if wanted.marker is not None and _first(wanted.marker, ws, ds) is None:
-        found.append(f"the marker {' or '.join(places(wanted.marker, ws, ds))} is not there")
+        found.append(f"the marker {_shown(wanted.marker, ws, ds)} is not there")
     if wanted.control is not None:
         control = _first(wanted.control.path, ws, ds)
         if control is None:
-            found.append(f"the control file {' or '.join(places(wanted.control.path, ws, ds))} is not there")
+            found.append(f"the control file {_shown(wanted.control.path, ws, ds)} is not there")
         elif not control.size():
             found.append(f"the control file {control} is still empty")
     return found
@@ -58,7 +58,7 @@ def declared_rows(source: AnySource, ws: Workspace, ds: str) -> int | None:
     control = source.complete.control
     path = _first(control.path, ws, ds)
     if path is None:
-        raise UserError(f"the control file {' or '.join(places(control.path, ws, ds))} of {ds} is gone")
+        raise UserError(f"the control file {_shown(control.path, ws, ds)} of {ds} is gone")
     try:
         return _number(path.read_text(), control)
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as e:
@@ -119,11 +119,11 @@ def check_watermark(source: AnySource, table: Table, where: str = "") -> None:
 
 
 def _first(path: str, ws: Workspace, ds: str) -> Location | None:
-    return next(_there(path, ws, ds), None)
+    return next((place for place in places(path, ws, ds) if place.is_file()), None)
 
 
-def _there(path: str, ws: Workspace, ds: str) -> Iterator[Location]:
-    return (location_of(p) for p in places(path, ws, ds) if location_of(p).is_file())
+def _shown(path: str, ws: Workspace, ds: str) -> str:
+    return " or ".join(map(str, places(path, ws, ds)))
 
 
 def _number(text: str, control: ControlFile) -> int:

@@ -80,13 +80,14 @@ def covered_days(ctx: SourceContext, history: LoadHistory) -> tuple[DayFiles, ..
     """
     found, source = [], ctx.landing_source
     for ds in landing.covered(source, ctx.ds):
-        files, lacks = files_to_take(ctx, ds, history.records.get(ds))
+        with ctx.naming_keys():
+            files, lacks = files_to_take(ctx, ds, history.records.get(ds))
         if lacks and ds == ctx.ds:
             raise incomplete(ctx, ds, lacks)
         if files is not None:
             found.append(files)
     if not found or found[-1].ds != ctx.ds:
-        tried = " nor ".join(landing.patterns(source, ctx.ws, ctx.ds))
+        tried = " nor ".join(map(str, landing.patterns(source, ctx.ws, ctx.ds)))
         what = f"for {ctx.ds} " if source.daily else ""
         raise UserError(
             f"no landing files {what}match {tried}; put them there, or change "
@@ -116,6 +117,9 @@ def _identity(file: LandingFile, record: LoadRecord | None) -> list[Any]:
     recorded = next((f for f in record.files if f[0] == file.name), None) if record is not None else None
     if record is None or recorded is None or recorded[1] != file.size:
         return [file.name, file.size, file.sha256()]
-    # Records of older releases have the time in the file's identity.
-    same_time = file.mtime_ns in (record.modified.get(file.name), recorded[2])
-    return recorded if same_time else [file.name, file.size, file.sha256()]
+    if file.tag and file.name in record.tags:
+        is_same = file.tag == record.tags[file.name]
+    else:
+        # Records of older releases have the time in the file's identity.
+        is_same = file.mtime_ns in (record.modified.get(file.name), recorded[2])
+    return recorded if is_same else [file.name, file.size, file.sha256()]

@@ -52,6 +52,8 @@ class LoadRecord:
     #: Modification time of each file, nanoseconds since the epoch: one with the same size and time is not read again
     #: to know that it is the same.
     modified: dict[str, int] = field(default_factory=dict)
+    #: Of files in stores that give them: the store's name of each one's content, which is asked in place of the time.
+    tags: dict[str, str] = field(default_factory=dict)
     #: Version of the quarantine table that has the bad rows of this load; -1: not known.
     quarantine: int = -1
     #: Whether others have deleted rows of the day, before this load or an earlier one.

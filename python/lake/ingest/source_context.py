@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from headrace.config import LandingSource, Source, Table, TableSource
 from headrace.errors import UserError
+from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.handed_on import handed_on
 from headrace.lake.ingest.load_history import LoadHistory
 from headrace.stage import Context
-from headrace.storage import Location
+from headrace.storage import Location, StoreRefused, is_uri
 from headrace.workspace import Workspace
 
 
@@ -80,15 +81,26 @@ class SourceContext:
             return self.source
         raise UserError(f"{self.where}source: {self.source.shown} is a table, and this is done with landing files")
 
-    @property
-    def inputs_name(self) -> str:
-        """The first part of the names of its inputs in a manifest: `<inputs_name>/<ds>`."""
-        return f"landing/{self.pipeline}" + ("" if self.name is None else f"/{self.name}")
+    def input_name(self, ds: str) -> str:
+        """What a manifest calls a landing day: by the URI of its files, where the spec has one."""
+        source = self.landing_source
+        if is_uri(source.path):
+            (pattern,) = landing.patterns(source, self.ws, ds)
+            return str(pattern)
+        return f"landing/{self.pipeline}{'' if self.name is None else f'/{self.name}'}/{ds}"
 
     @property
     def where(self) -> str:
         """What stands before `source` and `table` in a key of the spec, for messages."""
         return "" if self.name is None else f"sources.{self.name}."
+
+    @contextmanager
+    def naming_keys(self) -> Iterator[None]:
+        """Within, what a store refuses is told with the keys that name the place."""
+        try:
+            yield
+        except StoreRefused as e:
+            raise UserError(f"{self.where}source.path or source.complete: {e}") from None
 
     def history(self) -> LoadHistory:
         """What has been loaded, as the table's log says now."""

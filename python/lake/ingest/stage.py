@@ -216,7 +216,7 @@ def _covered(ctx: SourceContext) -> tuple[DayFiles, ...]:
 
 
 def _inputs(ctx: SourceContext, days: Sequence[DayFiles]) -> Iterator[Input]:
-    return (Input(kind="landing", name=f"{ctx.inputs_name}/{d.ds}", version=d.version) for d in days)
+    return (Input(kind="landing", name=ctx.input_name(d.ds), version=d.version) for d in days)
 
 
 def _facts_of(ctx: SourceContext, manifest: Manifest) -> Mapping[str, Any]:

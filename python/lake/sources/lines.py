@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -34,6 +35,8 @@ from headrace.storage import Location
 _PLACE = (1 << 33) - 1
 #: 4 TiB: above any file, far from overflowing when Spark adds it up once a file.
 _UNSPLIT = 1 << 42
+#: Files whose place a store is asked for at once.
+_ASKED_AT_ONCE = 8
 _GLOB_CHARACTERS = re.compile(r"([\[\]{}*?\\])")
 _DAMAGED = re.compile(rf"{DAMAGED} (\S+) ([^\n]*)")
 _FAILED = re.compile(r"FAILED_READ_FILE[^\]]*\] Encountered error while reading file (\S+?)\.\s")
@@ -133,8 +136,7 @@ class LandingBatch:
 
     def _by_spark(self, chosen: Sequence[int]) -> DataFrame:
         """`_path`, `_line`, `_text`."""
-        files = self.files
-        paths = [_GLOB_CHARACTERS.sub(r"\\\1", str(files[i][1].path)) for i in chosen]
+        paths = [_GLOB_CHARACTERS.sub(r"\\\1", self._spark_paths[i]) for i in chosen]
         text = self.spark.read.option("lineSep", "\n").text(paths)
         place = F.monotonically_increasing_id().bitwiseAND(F.lit(_PLACE)) + 1
         return text.select(
@@ -150,10 +152,16 @@ class LandingBatch:
     def uri(self, i: int) -> str:
         """A file's place as Spark spells it."""
         assert self.spark._jvm is not None
-        path, jvm = self.files[i][1].path, self.spark._jvm
-        if path.scheme != "file":
-            return str(jvm.org.apache.hadoop.fs.Path(str(path)).toUri().toString())
-        return str(jvm.java.io.File(str(path)).toURI().toString())
+        path, jvm = self._spark_paths[i], self.spark._jvm
+        if self.files[i][1].path.scheme != "file":
+            return str(jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
+        return str(jvm.java.io.File(path).toURI().toString())
+
+    @cached_property
+    def _spark_paths(self) -> tuple[str, ...]:
+        """What Spark is given for each file: in a store that is asked for it, as published folders lie elsewhere."""
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+            return tuple(pool.map(lambda file: file[1].path.spark_path, self.files))
 
     def _known(self, i: int) -> tuple[Any, ...]:
         ds, file = self.files[i]

@@ -3,9 +3,9 @@
 A bucket is one of obstore's, or a `Bucket` that makes the calls in its own way. Tests replace the calls to fail the
 n-th (tests/unit/test_storage_objects_faults.py). A key is the path within a bucket.
 
-What the store answers that is neither "not there" nor "the condition does not hold" becomes a UserError where it is
-about permissions, StoreAway where it is no answer or says to come later, else a StoreError; none quotes more than the
-store's first line.
+What the store answers that is neither "not there" nor "the condition does not hold" becomes StoreRefused where it is
+about permissions or the bucket, StoreAway where it is no answer or says to come later, else a StoreError; none quotes
+more than the store's first line.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ _AWAY = re.compile(rf"HTTP error: |{_BUSY}")
 #: What it says of a connection that no later try makes: a URL that is none, a certificate that is not trusted. No URL,
 #: which stands there with its key, has a space or a bracket: they are quoted.
 _NEVER = re.compile(r"builder error|InvalidCertificate\(|invalid peer certificate", re.IGNORECASE)
+#: How the library says that a listing is refused: of other calls it has an exception.
+_MAY_NOT = re.compile(r"non-2xx status code: 40[13]\b")
+#: What S3 and GCS, and Azure, say in a listing.
+_NO_BUCKET = re.compile(r"<Code>(?:NoSuchBucket|ContainerNotFound|FilesystemNotFound)</Code>")
 #: Where clouds tell a machine's own credentials: who asks there has found none elsewhere.
 _METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.google\.internal)[/: ]")
 #: How it says that nobody listens there: that a connection was made and no answer came, it says without.
@@ -57,6 +61,10 @@ class StoreError(OSError):
 
 class StoreAway(StoreError):
     """The store cannot be reached: nothing to mend, try later; exit code 75."""
+
+
+class StoreRefused(UserError):
+    """The store does not let whoever this process is do this there, or has no such bucket."""
 
 
 class ChangedInPlace(OSError):
@@ -310,17 +318,21 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as e:
-        raise UserError(f"the store refuses {_shown(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
+        raise StoreRefused(f"the store refuses {_shown(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
     except FileNotFoundError:
         if not writes:
             raise
-        raise UserError(
+        raise StoreRefused(
             f"{_shown(bucket, key)} cannot be written: there is no such bucket, and headrace makes none"
         ) from None
     except BaseError as e:
         place, said = _shown(bucket, key), _first_line(e)
+        if _MAY_NOT.search(said):
+            raise StoreRefused(f"the store refuses {place}: {_NOISE.sub('', said)}. {_CREDENTIALS}") from None
+        if _NO_BUCKET.search(said):
+            raise StoreRefused(f"{place}: there is no such bucket, and headrace makes none") from None
         if _METADATA.search(said) and not _metadata_away(said, str(e)):
-            raise UserError(
+            raise StoreRefused(
                 f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
                 f"its own ({said}). {_CREDENTIALS}"
             ) from None

@@ -132,18 +132,25 @@ class ObjectStore:
 
     def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
         """See Store."""
-        fixed = 2
-        while fixed < len(pattern.parts) and not glob.has_magic(pattern.parts[fixed]):
-            fixed += 1
-        if fixed == len(pattern.parts):
+        base, wild = _fixed(pattern)
+        if not wild:
             return [pattern] if self.exists(pattern) else []
-        base = PurePosixPath(*pattern.parts[:fixed])
         tree, key = self._at(base)
         files = [PurePosixPath(name) for name in tree.files(key)]
-        matches = re.compile(_expression(pattern.parts[fixed:])).fullmatch
+        matches = re.compile(_expression(wild)).fullmatch
         folders = {parent for f in files for parent in f.parents if parent.name}
         found = [p for p in files if matches(str(p))] + [p for p in folders if matches(f"{p}/")]
         return [base / p for p in sorted(found)]
+
+    def glob_files(self, pattern: PurePosixPath) -> dict[PurePosixPath, Info]:
+        """See Store."""
+        base, wild = _fixed(pattern)
+        if not wild:
+            stored = self._stored(pattern)
+            return {} if stored is None else {pattern: _info(stored)}
+        tree, key = self._at(base)
+        matches = re.compile(_expression(wild)).fullmatch
+        return {base / name: _info(stored) for name, stored in tree.files(key).items() if matches(name)}
 
     def free(self, path: PurePosixPath) -> int | None:
         """There is no end."""
@@ -320,13 +327,20 @@ class ObjectStore:
         return lease.holder(tree.bucket, key)
 
 
+def _info(stored: Stored) -> Info:
+    return Info(stored.size, stored.modified_ns, stored.tag)
+
+
+def _fixed(pattern: PurePosixPath) -> tuple[PurePosixPath, tuple[str, ...]]:
+    """The bucket and folders of a pattern before its first wildcard, and the parts from there on; none: it has none."""
+    parts = pattern.parts
+    fixed = next((i for i in range(2, len(parts)) if glob.has_magic(parts[i])), len(parts))
+    return PurePosixPath(*parts[:fixed]), parts[fixed:]
+
+
 def _head(bucket: Any, key: str) -> tuple[None, Stored] | None:
     stored = calls.head(bucket, key)
     return None if stored is None else (None, stored)
-
-
-def _info(stored: Stored) -> Info:
-    return Info(stored.size, stored.modified_ns, stored.tag)
 
 
 def _expression(parts: tuple[str, ...]) -> str:
