@@ -15,7 +15,10 @@ _SECRET = re.compile(
 )
 #: What such a key holds instead of the secret: its file, a class that finds it, the service that keeps it.
 _NO_SECRET = re.compile(
-    r"(file|path|providers?|provider\.type|[._-]enabled|secrets?manager|GOOGLE_APPLICATION_CREDENTIALS)$", re.IGNORECASE
+    r"(file|path|providers?|provider\.type(\.[\w.-]+)?|[._-]enabled|secrets?manager|GOOGLE_APPLICATION_CREDENTIALS"
+    # Of Spark and Hadoop: when Kerberos' tickets are renewed, and whether passwords may stand in the configuration.
+    r"|renewal\.credentials|credentials\.(renewalRatio|retryWait)|clear-text-fallback)$",
+    re.IGNORECASE,
 )
 #: Keys of references to a secret of Kubernetes.
 _REFERENCE = re.compile(r"secretKeyRef|\.secrets\.", re.IGNORECASE)

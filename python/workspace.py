@@ -136,7 +136,9 @@ class Workspace:
     def locate(self, name: str) -> Location:
         """What a manifest names: a path below `lake` or `store`; an absolute path or a URI stays as it is."""
         if is_uri(name):
-            return location_of(name)
+            found = location_of(name)
+            # What others wrote has no lists of headrace's own, and who may read it may not ask for them.
+            return found if any(found.is_below(root) for root in (self.lake, self.store)) else found.as_plain()
         if name.startswith("/"):
             return local(name)
         return (self.lake if name.split("/", 1)[0] in _LAKE else self.store) / name

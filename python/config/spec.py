@@ -45,7 +45,7 @@ from headrace.config.table import Table
 from headrace.config.train import Train
 from headrace.config.trees_checks import check_baseline, check_second_stage
 from headrace.errors import nearest
-from headrace.storage import is_uri
+from headrace.storage import is_uri, names_store
 
 
 class Spec(Section):
@@ -134,7 +134,8 @@ class Spec(Section):
         """URIs of what its stages read besides lake and store."""
         sources = [self.source, *(named.source for named in self.sources.values())]
         paths: list[Any] = [place for source in sources for place in source.places]
-        paths += [op.params.get("path") for op in self.features.prepare]
+        # Of operators of others `path` may name what is in no store.
+        paths += [path for op in self.features.prepare if names_store(str(path := op.params.get("path")))]
         if self.score:
             candidates = self.score.candidates.sources.values() if self.score.candidates else ()
             paths += [entry.path for entry in (*candidates, *self.score.filters) if entry.kind == "table"]

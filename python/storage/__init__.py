@@ -19,11 +19,11 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 """
 
 from headrace.storage.lease import Fence, Lease, LeaseLost
-from headrace.storage.location import Location, local, location_of, missing
+from headrace.storage.location import Location, local, location_named, location_of, missing
 from headrace.storage.objects.calls import StoreAway, StoreError, StoreRefused
 from headrace.storage.objects.copies import folder as copies_folder
 from headrace.storage.objects.copies import release as release_copy
-from headrace.storage.uri import is_uri, local_folder, uri_fault
+from headrace.storage.uri import is_uri, local_folder, names_store, uri_fault
 
 __all__ = [
     "Fence",
@@ -37,8 +37,10 @@ __all__ = [
     "is_uri",
     "local",
     "local_folder",
+    "location_named",
     "location_of",
     "missing",
+    "names_store",
     "release_copy",
     "uri_fault",
 ]

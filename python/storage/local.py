@@ -116,7 +116,14 @@ class LocalStore:
     def infos(self, path: PurePosixPath) -> dict[str, Info]:
         """See Store."""
         found: dict[str, Info] = {}
-        for where, folders, files in os.walk(path, followlinks=True):
+
+        def told(error: OSError) -> None:
+            # os.walk passes over folders that cannot be listed: their files would seem to be gone.
+            is_file = isinstance(error, NotADirectoryError) and str(error.filename) == str(path)
+            if not (is_file or isinstance(error, FileNotFoundError)):
+                raise error
+
+        for where, folders, files in os.walk(path, onerror=told, followlinks=True):
             folders[:] = [name for name in folders if not _is_hidden(name)]
             for file in (PurePosixPath(where, name) for name in files if not _is_hidden(name)):
                 with suppress(FileNotFoundError):  # removed just now

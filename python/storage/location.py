@@ -17,7 +17,7 @@ from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
 from headrace.storage.objects.store import ObjectStore
 from headrace.storage.store import Info, Store, Unfinished
-from headrace.storage.uri import parse_uri
+from headrace.storage.uri import parse_uri, stored_name
 
 #: Files that are looked for at once.
 _AT_ONCE = 16
@@ -333,6 +333,16 @@ def location_of(text: str, where: str = "path", glob: bool = False) -> Location:
         UserError: it names none.
     """
     scheme, path = parse_uri(text, where, glob)
+    return Location(path, scheme)
+
+
+def location_named(uri: str, where: str) -> Location:
+    """The place in a store of a file as a table's metadata name it; `stored_name` says which there are.
+
+    Raises:
+        UserError: headrace's paths cannot name it.
+    """
+    scheme, path = stored_name(uri, where)
     return Location(path, scheme)
 
 

@@ -59,6 +59,34 @@ def is_uri(text: str) -> bool:
     return _URI.match(text) is not None
 
 
+def names_store(text: str) -> bool:
+    """Whether a text is a URI of a store that is known."""
+    found = _URI.match(text)
+    return found is not None and _ALIASES.get(found[1].lower(), found[1].lower()) in (*SCHEMES, "file")
+
+
+def stored_name(uri: str, where: str) -> tuple[str, PurePosixPath]:
+    """(scheme, path in the store) of a file as a table's metadata name it: nothing in it is encoded.
+
+    Args:
+        uri: of another store than the local file system.
+        where: begins the message.
+
+    Raises:
+        UserError: it is in a store that is not known, or at a place that headrace's paths cannot name.
+    """
+    if not names_store(uri):
+        raise UserError(f"{where}: headrace knows no store of {uri} (known: file, {', '.join(SCHEMES)})")
+    given, _, rest = uri.partition(":")
+    scheme = _ALIASES.get(given.lower(), given.lower())
+    authority, *parts = rest.removeprefix("//").rstrip("/").split("/")
+    if not authority:
+        raise UserError(f"{where}: {uri} names no {'NameNode' if scheme == 'hdfs' else 'bucket'}")
+    if any(part in ("", ".", "..") for part in parts):
+        raise UserError(f"{where}: {uri} has a folder without a name, '.' or '..' in it, which headrace does not read")
+    return scheme, PurePosixPath("/", authority, *parts)
+
+
 def local_folder(text: str, where: str, glob: bool = False) -> Path:
     """The folder that a path or a file: URI names.
 

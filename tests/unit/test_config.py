@@ -22,6 +22,7 @@ from headrace.config import (
     parse_ds,
     spark_profile,
 )
+from headrace.config.features import OpSpec
 from headrace.errors import UserError
 from headrace.lake.ingest.plan import declared_source
 from headrace.manifest import fingerprint
@@ -206,6 +207,24 @@ def test_no_secret_of_a_warehouse_is_in_a_spec(given: dict[str, Any]) -> None:
     assert "hunter2" not in fault["msg"]
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.kerberos.renewal.credentials",
+        "spark.security.credentials.renewalRatio",
+        "spark.security.credentials.retryWait",
+        "spark.security.credentials.hive.enabled",
+        "spark.hadoop.hadoop.security.credential.clear-text-fallback",
+        "spark.hadoop.hadoop.security.credential.provider.path",
+        "spark.hadoop.fs.azure.sas.token.provider.type.account.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.account.oauth.provider.type.account.dfs.core.windows.net",
+        "spark.hadoop.fs.s3a.aws.credentials.provider",
+    ],
+)
+def test_properties_about_credentials_that_are_none_pass(key: str) -> None:
+    assert Spark(properties={key: "x"}).properties == {key: "x"}
+
+
 def test_options_that_name_files_pass() -> None:
     options = {"account": "a", "private_key_file": "/run/key.p8", "token_file_path": "/run/token", "role": "loader"}
     assert Warehouse(kind="snowflake", options=options, stage="@files/in").options == options
@@ -293,6 +312,13 @@ def test_a_table_is_a_path_or_a_uri(path: str) -> None:
     spec = make_spec({"format": "delta", "path": path})
     assert spec.source == TableSource(format="delta", path=path)
     assert spec.reads == ((path,) if ":" in path else ())
+
+
+@pytest.mark.parametrize("path", ["https://host/x", "dbfs:/x", 7, None])
+def test_paths_of_operators_that_name_no_store_are_theirs(path: object) -> None:
+    spec = load_spec("clicks")
+    features = spec.features.model_copy(update={"prepare": (OpSpec(op="of_a_plugin", params={"path": path}),)})
+    assert spec.model_copy(update={"features": features}).reads == ()
 
 
 @pytest.mark.parametrize(

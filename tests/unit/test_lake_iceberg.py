@@ -87,8 +87,16 @@ def test_places_that_metadata_names() -> None:
     for uri in ("s3://bucket/a b/x", "s3a://bucket/a b/x"):
         assert str(named_place(uri)) == "s3://bucket/a b/x"
         assert named_place(uri).plain
-    with pytest.raises(UserError, match=r"^source: headrace knows no store of wasb:"):
-        named_place("wasb://container@host/x")
+    # Nothing is encoded, and what ends a URI's path is a character as others.
+    assert str(named_place("s3://bucket/c=a#b/d?e/f%20g")) == "s3://bucket/c=a#b/d?e/f%20g"
+    for uri, fault in [
+        ("wasb://container@host/x", "headrace knows no store of wasb:"),
+        ("s3a://bucket//w//f", "has a folder without a name"),
+        ("s3a://bucket/w/../f", "has a folder without a name, '.' or '..' in it"),
+        ("hdfs:///warehouse/t", "names no NameNode"),
+    ]:
+        with pytest.raises(UserError, match=f"^source: .*{fault}"):
+            named_place(uri)
 
 
 def test_sessions_have_the_jar_where_a_source_needs_it(

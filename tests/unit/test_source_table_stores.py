@@ -102,6 +102,18 @@ def test_files_and_days_are_those_of_the_table_on_a_disk(bucket: Location, tmp_p
     assert theirs.lost(gone.first) == f"{gone.path} is gone"
 
 
+def test_objects_that_stand_for_folders_are_no_files(bucket: Location, tmp_path: Path) -> None:
+    """Consoles and many writers put `events/day=1/`, which comes without its slash from a listing."""
+    write(tmp_path / "events", "parquet")
+    there = bucket / "events"
+    there.copy_from(local(tmp_path / "events"))
+    expected = [f.name for f in opened(there, "parquet", time="ts").files]
+    (there / f"dt={DAYS[0]}").put_text("")
+    assert there.infos()[f"dt={DAYS[0]}"].size == 0
+    assert [f.name for f in opened(there, "parquet", time="ts").files] == expected
+    assert len(expected) == 3
+
+
 @pytest.mark.parametrize("form", ["delta", "parquet"])
 def test_nothing_beside_the_table_is_asked_for(
     bucket: Location, tmp_path: Path, form: str, asked: list[tuple[str, str]]

@@ -9,6 +9,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -406,6 +407,25 @@ def test_all_files_below_a_folder_at_once(home: Location) -> None:
     before = (home / "a" / "b.json").info()
     (home / "a" / "b.json").put_text("aa")
     assert (home / "a" / "b.json").info() != before
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "no"), OSError(116, "stale"), OSError(5, "damaged")])
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    for day in ("day=1", "day=2"):
+        (local(tmp_path) / "a" / day / "x").put_text("x")
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("day=2"):
+            raise error
+        return real(path)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    with pytest.raises(type(error)):
+        (local(tmp_path) / "a").infos()
+    assert (local(tmp_path) / "a" / "day=1" / "x").infos() == {}
 
 
 def test_parts_of_a_file(home: Location) -> None:

@@ -76,3 +76,11 @@ def test_a_rank_of_a_host_that_says_nothing_writes_nothing_below_the_drivers_hom
     place_copies(job)
     assert job.ws.store.scheme == "s3"
     assert copies.folder() == job.home / "cache"
+
+
+def test_what_others_keep_in_a_store_is_no_folder_of_headraces_own(tmp_path: Path) -> None:
+    ws = Workspace.at(tmp_path / "home", {"HEADRACE_LAKE": "s3://mine/lake", "HEADRACE_STORE": "s3://mine/store"})
+    assert not ws.locate("s3://mine/lake/lake/clicks/events").plain
+    assert not ws.locate("s3://mine/store/models/x").plain
+    assert ws.locate("s3://mine/other/events").plain
+    assert ws.locate("s3://theirs/events").plain

@@ -17,7 +17,7 @@ from headrace.errors import UserError
 from headrace.lake.delta import erased as erased_files
 from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable
-from headrace.storage import Location, local, location_of
+from headrace.storage import Location, local, location_named
 
 #: For tables whose old versions are read again: their log is kept.
 LOG_RETENTION = "interval 3650 days"
@@ -337,7 +337,8 @@ def file_path(folder: Location, encoded: str) -> Location:
     if scheme is None:
         return folder / path
     if scheme.group(1) in _STORES:
-        return location_of(path).as_plain() if folder.plain else location_of(path)
+        found = location_named(path, f"{folder}: a data file")
+        return found.as_plain() if folder.plain else found
     if scheme.group(1) != "file":
         raise UserError(
             f"{folder}: this Delta table has a data file at {path} (a shallow clone?), and headrace knows no such "

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.storage import Location, StoreAway, local, location_of
+from headrace.storage import Location, StoreAway, local, location_named
 
 #: Of the specification, whose tables are read.
 FORMAT_VERSIONS = (1, 2, 3)
@@ -84,14 +84,14 @@ def named_place(uri: str, what: str = "source") -> Location:
         what: begins the message.
 
     Raises:
-        UserError: it is in a store that is not known.
+        UserError: it is in a store that is not known, or at a place that headrace's paths cannot name.
     """
     scheme, colon, path = uri.partition(":")
     if not colon or "/" in scheme:
         return local(uri)
     if scheme == "file":
         return local("/" + path.lstrip("/"))
-    return location_of(uri, what).as_plain()
+    return location_named(uri, what).as_plain()
 
 
 def read_metadata(file: Location) -> TableMetadata:

@@ -50,7 +50,8 @@ class FolderSnapshot(FileSnapshot):
 
     @cached_property
     def files(self) -> list[TableFile]:
-        found = {name: info for name, info in self.folder.infos().items() if not _hidden(name)}
+        # Files without a byte are none to Spark either, and those of object stores stand for folders (`day=1/`).
+        found = {name: info for name, info in self.folder.infos().items() if info.size and not _hidden(name)}
         if not found:
             what = f"{self.folder} has no data files" if self.folder.is_dir() else f"there is no folder {self.folder}"
             raise UserError(f"source: {what}; change source.path")
