@@ -75,7 +75,6 @@ class Complete(Section):
     success_file: str | None = None
     #: This file is there, with {ds} in its name; below the workspace's lake unless absolute or a URI.
     marker: LocationText | None = None
-    #: A column whose values have come so far.
     #: A time column of the day's rows has come so far.
     watermark: Watermark | None = None
     #: This file is there, and the day has as many rows as it says (headers and empty lines are none; bad rows are).

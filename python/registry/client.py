@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import UserError
+from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.redaction import redact
 from headrace.registry.store import open_store
 from headrace.workspace import Workspace
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _OPENING = threading.Lock()
+
+
+class RegistryAway(UserError):
+    """The tracking server gives no answer, or says to come later: nothing to mend, try later."""
+
+    exit_code = EXIT_INCOMPLETE
 
 
 class Client:
@@ -44,6 +50,8 @@ class Client:
 
     def _explained(self, e: BaseException) -> UserError:
         if self._ws.registry_server is not None:
+            if _is_away(e):
+                return RegistryAway(f"the model registry {self._ws.registry_uri} does not answer ({first_line(e)})")
             return UserError(
                 f"the model registry {self._ws.registry_uri} cannot be used ({first_line(e)}). See whether the server "
                 f"answers, and whether MLflow's own variables (MLFLOW_TRACKING_TOKEN, ...) let you in"
@@ -52,6 +60,18 @@ class Client:
             f"the model registry {self._ws.registry_uri} cannot be used ({first_line(e)}). Free its disk or file "
             f"permissions; if the file is damaged, move it away: finished models stay where they are"
         )
+
+
+def _is_away(e: BaseException | None) -> bool:
+    """Whether MLflow's client raised it for a server that gave no answer, or, at its last try, 429 or 5xx."""
+    import requests
+
+    while e is not None:
+        if isinstance(e, (requests.ConnectionError, requests.Timeout, requests.exceptions.RetryError)):
+            # A certificate that is not trusted is to be mended.
+            return not isinstance(e, requests.exceptions.SSLError)
+        e = e.__cause__ or e.__context__
+    return False
 
 
 def first_line(e: BaseException) -> str:

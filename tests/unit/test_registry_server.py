@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pandas as pd
@@ -106,8 +108,32 @@ def test_a_champion_on_a_server_is_loaded_where_the_wheel_alone_is(
     np.testing.assert_array_equal(np.array(said["scores"], "f4"), wanted)
 
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(UserError, match=rf"the model registry {url} cannot be used .* whether the server answers"):
+    with pytest.raises(UserError, match=rf"the model registry {url} does not answer ") as away:
         registry.champion(ws, "clicks")
+    assert away.value.exit_code == 75
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(503, 75), (429, 75), (403, 2)])
+def test_a_server_that_says_to_come_later_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int
+) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(code)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(UserError, match=f"the model registry {url} ") as told:
+            registry.champion(Workspace(tmp_path, registry_server=url), "clicks")
+        server.shutdown()
+        thread.join()
+    assert told.value.exit_code == exit_code
 
 
 @pytest.mark.parametrize(
