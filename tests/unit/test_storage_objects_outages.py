@@ -160,7 +160,7 @@ def test_what_no_later_try_mends_is_another_error(gone: None, status: int, monke
     [
         (401, "^the store refuses s3://bucket/key: .* 401 Unauthorized. Credentials are those of"),
         (403, "^the store refuses s3://bucket/key: .* 403 Forbidden. Credentials are those of"),
-        (404, "^s3://bucket/key: there is no such bucket$"),
+        (404, "^s3://bucket/key: there is no such bucket, and headrace makes none$"),
     ],
 )
 def test_a_listing_that_is_refused_is_the_users_to_mend(

@@ -35,10 +35,6 @@ _AWAY = re.compile(rf"HTTP error: |{_BUSY}")
 #: What it says of a connection that no later try makes: a URL that is none, a certificate that is not trusted. No URL,
 #: which stands there with its key, has a space or a bracket: they are quoted.
 _NEVER = re.compile(r"builder error|InvalidCertificate\(|invalid peer certificate", re.IGNORECASE)
-#: How the library says that a listing is refused: of other calls it has an exception.
-_MAY_NOT = re.compile(r"non-2xx status code: 40[13]\b")
-#: What S3 and GCS, and Azure, say in a listing.
-_NO_BUCKET = re.compile(r"<Code>(?:NoSuchBucket|ContainerNotFound|FilesystemNotFound)</Code>")
 #: Where clouds tell a machine's own credentials: who asks there has found none elsewhere.
 _METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.google\.internal)[/: ]")
 #: How it says that nobody listens there: that a connection was made and no answer came, it says without.
@@ -327,19 +323,15 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
         ) from None
     except BaseError as e:
         place, said = _shown(bucket, key), _first_line(e)
-        if _MAY_NOT.search(said):
-            raise StoreRefused(f"the store refuses {place}: {_NOISE.sub('', said)}. {_CREDENTIALS}") from None
-        if _NO_BUCKET.search(said):
-            raise StoreRefused(f"{place}: there is no such bucket, and headrace makes none") from None
         if _METADATA.search(said) and not _metadata_away(said, str(e)):
             raise StoreRefused(
                 f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
                 f"its own ({said}). {_CREDENTIALS}"
             ) from None
         if _REFUSED.search(said):
-            raise UserError(f"the store refuses {place}: {_NOISE.sub('', said)}. {_CREDENTIALS}") from None
+            raise StoreRefused(f"the store refuses {place}: {_NOISE.sub('', said)}. {_CREDENTIALS}") from None
         if _NO_BUCKET.search(said):
-            raise UserError(f"{place}: there is no such bucket") from None
+            raise StoreRefused(f"{place}: there is no such bucket, and headrace makes none") from None
         if _AWAY.search(said) and not _NEVER.search(str(e)):
             raise _away(place, said, str(e)) from None
         raise StoreError(f"{place}: {said}") from None
