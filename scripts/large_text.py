@@ -46,6 +46,8 @@ WAYS = {
     "spark": ["spark.scratch=own", "features.engine=spark"],
 }
 KINDS = ("long", "repeated")
+#: Spark's reader holds a column of a row group, and while it decompresses a page of 1 MiB texts what it made so far.
+HEAP = {"repeated": "4g", "long": "10g"}
 #: Rows that are in memory here at once.
 ROWS_AT_ONCE = 256
 #: Of the texts, so many are hashed here: a tenth of a second a MiB.
@@ -146,7 +148,7 @@ def pipeline(kind: str, table: Path) -> dict[str, Any]:
         "pipeline": "texts",
         "source": {"format": "parquet", "path": str(table), "day": {"partition": "ds"}, "catch_up_days": 1},
         "table": {"columns": [{"name": n, "type": t} for n, t in types.items()], "event_time": "ts"},
-        "spark": {"driver_memory": "4g"},
+        "spark": {"driver_memory": HEAP[kind]},
         "features": {
             "label": "label",
             "split": {"by": "time", "valid_days": 1},
