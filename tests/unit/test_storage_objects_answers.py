@@ -1,4 +1,4 @@
-"""A PUT on a condition that was done and not answered: the client sends it again, and is refused by its own bytes."""
+"""What a store is asked for; a PUT on a condition that was done and not answered, which the client sends again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.storage import Location
-from headrace.storage.objects import calls
+from headrace.storage.objects import calls, store
 from tests.storage_homes import left_over, memory_home
 
 
@@ -34,6 +34,24 @@ def unanswered(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(calls, "put_new", new_twice)
     monkeypatch.setattr(calls, "put_if", if_twice)
+
+
+def test_a_large_file_is_read_whole_by_few_requests(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, ranged, asked = bytes(range(256)) * 400, calls.get_range, []
+
+    def counted(bucket: Any, key: str, start: int, size: int) -> bytes:
+        asked.append((start, size))
+        return ranged(bucket, key, start, size)
+
+    monkeypatch.setattr(calls, "get_range", counted)
+    monkeypatch.setattr(store, "_SMALL", 1)
+    (home / "a").put_bytes(data)
+    assert (home / "a").read_bytes() == data
+    assert asked == [(0, len(data))]
+    with (home / "a").open() as f:
+        assert f.read(10) == data[:10]
+        assert f.read() == data[10:]
+        assert f.read() == b""
 
 
 @pytest.mark.usefixtures("unanswered")
