@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.storage import Location, local, system
@@ -373,12 +373,14 @@ def test_what_another_process_publishes_is_seen(tmp_path: Path, monkeypatch: pyt
 
 
 _NAME = st.text("ab.[]", min_size=1, max_size=3).filter(lambda n: n not in (".", ".."))
-_PARTS = ["*", "**", "a*", "?", "[ab]*", "[!a]", "a", "b", ".*", "*b?"]
+_PARTS = ["*", "**", "a*", "?", "[ab]*", "[!a]", "[[]*", "[^a]", "a", "b", ".*", "*b?"]
 # No `**` at the end: the standard library then finds the folder before it, whether it is there or not.
 _PATTERN = st.lists(st.sampled_from(_PARTS), min_size=1, max_size=3).filter(lambda p: p[-1] != "**")
 
 
 @given(paths=st.lists(st.lists(_NAME, min_size=1, max_size=3), max_size=6), pattern=_PATTERN)
+@example(paths=[["a"], ["b"], ["^"]], pattern=["[^a]"])
+@example(paths=[["a"], ["["]], pattern=["[[]"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_globs_are_those_of_the_standard_library(
     paths: list[list[str]], pattern: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -367,8 +367,9 @@ def _segment(part: str) -> str:
         elif c == "?":
             found += "[^/]"
         elif end > 0:
-            inner = part[at + 1 : end].replace("\\", r"\\")
-            found += f"[^{inner[1:]}]" if inner.startswith("!") else f"[{inner}]"
+            inner, negated = part[at + 1 : end], part[at + 1] == "!"
+            inner = re.sub(r"([\\\[^&~|])", r"\\\1", inner[negated:])
+            found += f"[{'^' if negated else ''}{inner}]"
             at = end
         else:
             found += re.escape(c)
