@@ -244,6 +244,21 @@ def test_what_it_is_called_in_each_cloud() -> None:
     assert calls._shown(stores.MemoryStore(), "x/y") == "x/y"
 
 
+@pytest.mark.parametrize(
+    ("domain", "endpoint"),
+    [
+        ("dfs.core.windows.net", None),
+        ("dfs.core.chinacloudapi.cn", "https://a.blob.core.chinacloudapi.cn"),
+        ("dfs.fabric.microsoft.com", "https://a.blob.fabric.microsoft.com"),
+    ],
+)
+def test_an_account_is_in_the_cloud_that_its_uri_names(domain: str, endpoint: str | None) -> None:
+    pytest.importorskip("obstore")
+    bucket = clients.open_bucket("abfss", f"c@a.{domain}")
+    assert bucket.config.get("endpoint") == endpoint
+    assert calls._shown(bucket, "x/y") == f"abfss://c@a.{domain}/x/y"
+
+
 def test_a_command_and_a_job_end(gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     for name in ("LAKE", "STORE"):
         monkeypatch.setenv(f"HEADRACE_{name}", f"s3://bucket/{name.lower()}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from headrace.errors import UserError
+from headrace.storage.objects.clients import AZURE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -361,7 +362,9 @@ def _shown(bucket: Any, key: str) -> str:
         return f"gs://{bucket.config['bucket']}/{key}"
     if isinstance(bucket, AzureStore):
         config = bucket.config
-        return f"abfss://{config['container_name']}@{config['account_name']}.dfs.core.windows.net/{key}"
+        _, blob, cloud = str(config.get("endpoint", "")).partition(f"//{config['account_name']}.blob.")
+        domain = f"dfs.{cloud}" if blob else AZURE
+        return f"abfss://{config['container_name']}@{config['account_name']}.{domain}/{key}"
     return key
 
 

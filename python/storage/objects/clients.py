@@ -21,6 +21,8 @@ from headrace.storage.objects.aws_profile import profile_keys
 
 #: By the scheme of a Location: that of Hadoop's file systems for Spark. `s3a`, `gcs`, `az`, ... are read as these.
 HADOOP = {"s3": "s3a", "gs": "gs", "abfss": "abfss"}
+#: What follows an account's name in URIs, unless another cloud than Azure's public one has it.
+AZURE = "dfs.core.windows.net"
 #: After this a store that is away is an error. Credentials are not asked for anew in between.
 RETRY_SECONDS = 180.0
 #: Seconds of the first wait, and of the longest: a lease is renewed every 15 s for 60 s (`lease`), so that its holder
@@ -44,8 +46,13 @@ def open_bucket(scheme: str, bucket: str) -> Any:
         return GCSStore(bucket, **retries())
     container, at, account = bucket.partition("@")
     if not at:
-        raise UserError(f"{scheme}://{bucket}: write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER")
-    return AzureStore(container, account_name=account.split(".")[0], **retries())
+        raise UserError(f"{scheme}://{bucket}: write {scheme}://CONTAINER@ACCOUNT.{AZURE}/FOLDER")
+    name, dot, domain = account.partition(".")
+    given = {}
+    if dot and domain != AZURE:
+        # Another cloud's (China's, a government's, OneLake's): the library calls them by the service of blobs.
+        given = {"endpoint": f"https://{name}.{domain.replace('dfs.', 'blob.', 1)}"}
+    return AzureStore(container, account_name=name, **given, **retries())
 
 
 def retries() -> dict[str, Any]:
