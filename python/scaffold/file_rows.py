@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
+from headrace.storage import Location, StoreError
 
 FileFormat = Literal["parquet", "orc", "avro"]
 _PRIMITIVES: Mapping[str, pa.DataType] = {
@@ -35,21 +35,27 @@ _LOGICAL: Mapping[str, pa.DataType] = {
 }
 
 
-def file_rows(path: Path, format_: FileFormat, most: int) -> tuple[pa.Table, int]:
+def file_rows(path: Location, format_: FileFormat, most: int) -> tuple[pa.Table, int]:
     """(some of the first rows, and of the last part of large files; all rows there are) of a file.
+
+    Of a large Avro file, which does not say how many rows it has, they are an estimate. Of a file in a store the parts
+    that have these rows are fetched.
 
     Raises:
         UserError: it cannot be read.
     """
     try:
         return _READERS[format_](path, most)
+    except StoreError:  # which says nothing of the file
+        raise
     except (OSError, ValueError, EOFError, pa.ArrowException) as e:
         said = " ".join(str(e).split())[:200]
         raise UserError(f"{path}: cannot be read as {format_.title()}: {said}") from None
 
 
-def _parquet(path: Path, most: int) -> tuple[pa.Table, int]:
-    with pq.ParquetFile(path) as file:
+def _parquet(path: Location, most: int) -> tuple[pa.Table, int]:
+    # Many columns by one request each would take longer than what lies between them.
+    with path.open_parts() as data, pq.ParquetFile(data, pre_buffer=path.scheme != "file") as file:
         return pa.Table.from_batches(_row_groups(file, most), file.schema_arrow), file.metadata.num_rows
 
 
@@ -65,31 +71,35 @@ def _row_groups(file: pq.ParquetFile, most: int) -> Iterator[pa.RecordBatch]:
                 break
 
 
-def _orc(path: Path, most: int) -> tuple[pa.Table, int]:
+def _orc(path: Location, most: int) -> tuple[pa.Table, int]:
     # Late: few have such files.
     from pyarrow.orc import ORCFile
 
-    file = ORCFile(str(path))
-    stripes = _ends(file.nstripes, file.nrows <= most)
-    each = most if file.nrows <= most else max(1, most // len(stripes))
-    batches = [file.read_stripe(k).slice(0, each) for k in stripes]
-    return pa.Table.from_batches(batches, file.schema), file.nrows
+    with path.open() as data:
+        file = ORCFile(data)
+        stripes = _ends(file.nstripes, file.nrows <= most)
+        each = most if file.nrows <= most else max(1, most // len(stripes))
+        batches = [file.read_stripe(k).slice(0, each) for k in stripes]
+        return pa.Table.from_batches(batches, file.schema), file.nrows
 
 
-def _avro(path: Path, most: int) -> tuple[pa.Table, int]:
+def _avro(path: Location, most: int) -> tuple[pa.Table, int]:
     # Late: few have such files.
     from fastavro import block_reader
 
-    with path.open("rb") as data:
+    with path.open() as data:
         blocks = block_reader(data)
         record: Any = blocks.writer_schema
         schema = pa.schema([pa.field(f["name"], _avro_type(f["type"], f["name"])) for f in record["fields"]])
         rows: list[Any] = []
-        total = 0
+        seen = 0
         for block in blocks:
-            total += block.num_records
+            seen += block.num_records
             rows += islice(block, most - len(rows))
-    return pa.Table.from_pylist(rows, schema), total
+            if len(rows) == most:
+                seen = max(seen, round(seen * path.size() / data.tell()))
+                break
+    return pa.Table.from_pylist(rows, schema), seen
 
 
 def _avro_type(type_: Any, where: str) -> pa.DataType:
@@ -124,7 +134,7 @@ def _ends(parts: int, all_: bool) -> list[int]:
     return list(range(parts)) if all_ else sorted({0, parts - 1})
 
 
-_READERS: Mapping[FileFormat, Callable[[Path, int], tuple[pa.Table, int]]] = {
+_READERS: Mapping[FileFormat, Callable[[Location, int], tuple[pa.Table, int]]] = {
     "parquet": _parquet,
     "orc": _orc,
     "avro": _avro,

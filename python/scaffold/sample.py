@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from headrace.storage import Location, is_uri, local, local_folder, location_of
 from headrace.storage.store import Info
 
 Format = Literal["csv", "jsonl", "parquet", "orc", "avro"]
+#: What a path is that names files.
+Kind = Literal["folder", "file", "glob"]
 
 #: Ends of names, before those of compressed files.
 _ENDINGS: Mapping[str, Format] = {
@@ -63,26 +66,27 @@ class Sample:
 
 
 def take_sample(text: str) -> Sample:
-    """Look at a file, a folder, a glob, a Delta or an Iceberg table; of stores at tables and folders of data files.
+    """Look at a file, a folder, a glob, a Delta or an Iceberg table, on a disk or in a store.
 
     Raises:
         UserError: nothing is there, several formats are mixed, or it cannot be read.
     """
-    if is_uri(text) and (place := location_of(text, "PATH")).scheme != "file":
-        return _in_store(place.as_plain())
-    path = local_folder(text, "PATH").expanduser().absolute()
-    if (found := _table(local(path))) is not None:
+    if is_uri(text):
+        path = location_of(text, "PATH", glob=True).as_plain()
+    else:
+        path = local(local_folder(text, "PATH").expanduser())
+    if (found := _table(path)) is not None:
         return found
-    files = _files(path, text)
+    files, kind = _files(path, text)
     format_ = _format(files, text)
-    size = sum(f.stat().st_size for f in files)
+    size = sum(info.size for info in files.values())
     shown = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
     if format_ != "csv" and format_ != "jsonl":
-        root = path if path.is_dir() else path.parent
-        rows = folder_rows([local(f) for f in files], local(root), format_)
-        return _of_table(local(path), format_, rows, _modified(files), shown)
-    pattern, newest = _by_day(path, files)
-    source: dict[str, Any] = {"format": format_, "path": pattern}
+        if kind != "folder":
+            raise UserError(f"{text}: files of {format_} are a table with all others of their folder: give the folder")
+        return _of_table(path, format_, folder_rows(list(files), path, format_), _modified(files.values()), shown)
+    pattern, newest = _by_day(path, list(files), kind)
+    source: dict[str, Any] = {"format": format_, "path": str(pattern)}
     chunks = sample_bytes(files)
     notes: tuple[str, ...] = ()
     if format_ == "csv":
@@ -95,78 +99,63 @@ def take_sample(text: str) -> Sample:
     read = sum(c.read_bytes for c in chunks)
     whole = all(c.whole for c in chunks) and len(chunks) == len(files)
     total = rows.num_rows if whole else round(rows.num_rows * size / max(read, 1))
-    return Sample(rows, source, total, whole, shown, notes, _name(path), _modified(files), (), newest)
+    name = _name(path.name if kind == "folder" else _stem(path))
+    return Sample(rows, source, total, whole, shown, notes, name, _modified(files.values()), (), newest)
 
 
 def _table(place: Location) -> Sample | None:
     """Of a Delta or Iceberg table; None where it is none."""
     if found := (place / "_delta_log").infos():
-        return _of_table(place, "delta", delta_rows(place), _newest(found), "Delta table")
+        return _of_table(place, "delta", delta_rows(place), _modified(found.values()), "Delta table")
     if found := {name: info for name, info in (place / "metadata").infos().items() if name.endswith(".metadata.json")}:
-        return _of_table(place, "iceberg", iceberg_rows(place), _newest(found), "Iceberg table")
+        return _of_table(place, "iceberg", iceberg_rows(place), _modified(found.values()), "Iceberg table")
     return None
-
-
-def _in_store(place: Location) -> Sample:
-    if (table := _table(place)) is not None:
-        return table
-    infos = {n: i for n, i in place.infos().items() if _ending(PurePosixPath(n)) is not None and not _hidden(n)}
-    if not infos:
-        raise UserError(f"{place}: there is no Delta or Iceberg table, and no file that ends in {', '.join(_ENDINGS)}")
-    format_ = _format([PurePosixPath(name) for name in infos], str(place))
-    if format_ == "csv" or format_ == "jsonl":
-        raise UserError(f"{place}: of files of text `headrace init` looks at those on a disk alone: copy some to one")
-    files = [place / name for name in sorted(infos)]
-    size = sum(info.size for info in infos.values())
-    shown = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
-    return _of_table(place, format_, folder_rows(files, place, format_), _newest(infos), shown)
 
 
 def _of_table(path: Location, format_: str, found: TableRows, modified: str, shown: str) -> Sample:
     source = {"format": format_, "path": str(path)}
-    about = (found.notes, _name(path), modified, found.partitions)
+    about = (found.notes, _name(path.name), modified, found.partitions)
     return Sample(found.rows, source, found.total, found.whole, shown, *about)
 
 
-def _newest(files: Mapping[str, Info]) -> str:
-    return _date(max(info.modified_ns for info in files.values()) / 1e9)
-
-
-def _files(path: Path, text: str) -> list[Path]:
-    if path.is_dir():
-        found = [
-            p
-            for p in sorted(path.rglob("*"))
-            if p.is_file() and _ending(p) is not None and not _hidden(p.relative_to(path))
-        ]
-        if not found:
+def _files(path: Location, text: str) -> tuple[dict[Location, Info], Kind]:
+    """The files that are looked at, in the order of their names, and what the path is."""
+    if (below := path.infos()) or path.is_dir():
+        in_order = sorted(below, key=lambda name: name.split("/"))
+        names = [name for name in in_order if _holds_rows(name, below[name]) and not _hidden(name)]
+        if not names:
             raise UserError(
                 f"{text}: no Delta log, no metadata of Iceberg, and no files that end in {', '.join(_ENDINGS)} "
                 f"({', '.join(COMPRESSIONS)} may follow)"
             )
-        return found
+        return {path / name: below[name] for name in names}, "folder"
     if path.is_file():
-        return [path]
-    found = [p for p in sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))) if p.is_file()]
+        return {path: path.info()}, "file"
+    found = path.glob_files()
     if not found:
         raise UserError(
             f"{text}: no such file or folder. A table of a catalog is read by `source: {{table: NAME}}`; for a look "
             f"at it here, give its folder"
         )
-    return found
+    return {file: found[file] for file in sorted(found)}, "glob"
 
 
-def _hidden(name: str | PurePath) -> bool:
-    return any(part.startswith(("_", ".")) for part in PurePath(name).parts)
+def _holds_rows(name: str, info: Info) -> bool:
+    """By its ending. Data files without a byte are none to Spark either: objects of stores that stand for folders."""
+    return (kind := _ending(name)) is not None and (info.size > 0 or kind in ("csv", "jsonl"))
 
 
-def _ending(file: PurePath) -> Format | None:
-    name = without_ending(file.name.lower())
-    return next((f for ending, f in _ENDINGS.items() if name.endswith(ending)), None)
+def _hidden(name: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
-def _format(files: Sequence[PurePath], text: str) -> Format:
-    formats = {_ending(f) for f in files}
+def _ending(name: str) -> Format | None:
+    plain = without_ending(name.lower())
+    return next((f for ending, f in _ENDINGS.items() if plain.endswith(ending)), None)
+
+
+def _format(files: Collection[Location], text: str) -> Format:
+    formats = {_ending(f.name) for f in files}
     if formats == {None} or not formats:
         raise UserError(
             f"{text}: its name ends in none of {', '.join(_ENDINGS)} ({', '.join(COMPRESSIONS)} may follow)"
@@ -179,52 +168,50 @@ def _format(files: Sequence[PurePath], text: str) -> Format:
     return format_
 
 
-def _by_day(path: Path, files: Sequence[Path]) -> tuple[str, str | None]:
+def _by_day(path: Location, files: Collection[Location], kind: Kind) -> tuple[Location, str | None]:
     """(the glob of section `source`, the newest day where names have days)."""
-    if len(files) > 1 or path.is_dir():
-        days = [_DATE.findall(str(f)) for f in files]
+    root = PurePosixPath(*path.path.parts[: 1 if path.scheme == "file" else 2])
+    keys = [str(f.path.relative_to(root)) for f in files]
+    if len(files) > 1 or kind == "folder":
+        days = [_DATE.findall(key) for key in keys]
         if all(len(set(d)) == 1 for d in days):
-            patterns = {_DATE.sub("{ds}", str(f)) for f in files}
-            newest = max(d[0] for d in days)
-            return _common(patterns), newest
-    if path.is_dir():
-        return _common({str(f) for f in files}), None
-    return str(path), None
+            return replace(path, path=root / _common({_DATE.sub("{ds}", key) for key in keys})), max(d[0] for d in days)
+    if kind == "folder":
+        return replace(path, path=root / _common(set(keys))), None
+    return path if kind == "glob" else replace(path, path=root / glob.escape(keys[0])), None
 
 
 def _common(paths: set[str]) -> str:
     """One glob for paths that differ in their names."""
-    if len(paths) == 1:
-        return next(iter(paths))
-    parts = [Path(p).parts for p in paths]
+    parts = [tuple(map(glob.escape, p.split("/"))) for p in paths]
     if len({len(p) for p in parts}) > 1:
         shortest = min(len(p) for p in parts)
         same = [a[0] for a in zip(*(p[: shortest - 1] for p in parts), strict=False) if len(set(a)) == 1]
-        return str(Path(*same, "**", "*"))
+        return "/".join([*same, "**", "*"])
     made = []
     for options in zip(*parts, strict=True):
         if len(set(options)) == 1:
             made.append(options[0])
             continue
-        endings = {"".join(Path(o).suffixes) for o in options}
+        endings = {"".join(PurePosixPath(o).suffixes) for o in options}
         kept = "{ds}*" if all(o.startswith("{ds}") for o in options) else "*"
         made.append(kept + (next(iter(endings)) if len(endings) == 1 else ""))
-    return str(Path(*made))
+    return "/".join(made)
 
 
-def _name(path: Path | Location) -> str:
-    """A pipeline's name from a path."""
-    stem = path.name.split(".")[0] if not path.is_dir() else path.name
-    name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
+def _stem(path: Location) -> str:
+    return path.name.split(".")[0]
+
+
+def _name(text: str) -> str:
+    """A pipeline's name from a file's or a folder's."""
+    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
     return name if re.match(r"[a-z]", name) else f"pipeline_{name}".rstrip("_")
 
 
-def _modified(files: Sequence[Path]) -> str:
-    return _date(max(f.stat().st_mtime for f in files))
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+def _modified(infos: Collection[Info]) -> str:
+    """The day on which the newest was written."""
+    return datetime.fromtimestamp(max(info.modified_ns for info in infos) / 1e9, UTC).date().isoformat()
 
 
 def _bytes(size: int) -> str:

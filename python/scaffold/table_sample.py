@@ -115,7 +115,7 @@ def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None 
         chosen = [files[round(i * step)] for i in range(SAMPLE_FILES)]
     tables, total = [], 0
     for file in chosen:
-        table, rows_of_file = file_rows(file.path.local_path(), file.format, SAMPLE_ROWS // len(chosen))
+        table, rows_of_file = file_rows(file.path, file.format, SAMPLE_ROWS // len(chosen))
         total += rows_of_file
         if rename is not None:
             table = rename(table)

@@ -1,4 +1,4 @@
-"""Rows of text files: delimited text and JSON lines, plain or gzip, a part of each file where they are large."""
+"""Rows of text files: delimited text and JSON lines, plain or compressed, a part of each file where they are large."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,8 @@ import pyarrow.csv as pacsv
 
 from headrace.errors import UserError
 from headrace.lake.sources.compression import DamagedError, ending, open_plain
-from headrace.storage import local
+from headrace.storage import Location, StoreError
+from headrace.storage.store import Info
 
 #: Bytes of text that are looked at, over all files, and the files that they are from.
 SAMPLE_BYTES, SAMPLE_FILES = 32 << 20, 8
@@ -35,7 +35,7 @@ _NULLS = ("?", "NA", "N/A", "n/a", "NULL", "null", "None", "nan", "NaN", r"\N", 
 class Chunk:
     """Whole lines of one file."""
 
-    file: Path
+    file: Location
     #: The file's first bytes, decompressed, up to the end of a line.
     head: bytes
     #: The end of a large file: whole lines.
@@ -48,43 +48,43 @@ class Chunk:
         return (self.head + self.tail).splitlines()
 
 
-def sample_bytes(files: Sequence[Path]) -> list[Chunk]:
-    """Lines of up to SAMPLE_FILES files, evenly from the first to the last.
+def sample_bytes(files: Mapping[Location, Info]) -> list[Chunk]:
+    """Lines of up to SAMPLE_FILES files, evenly from the first to the last. Of a store no more is fetched.
 
     Raises:
         UserError: a file cannot be read.
     """
-    total = sum(f.stat().st_size for f in files)
-    chosen = list(files)
+    total, chosen = sum(info.size for info in files.values()), list(files)
     if total > SAMPLE_BYTES and len(files) > SAMPLE_FILES:
         step = (len(files) - 1) / (SAMPLE_FILES - 1)
-        chosen = [files[round(i * step)] for i in range(SAMPLE_FILES)]
+        chosen = [chosen[round(i * step)] for i in range(SAMPLE_FILES)]
     each = SAMPLE_BYTES // len(chosen) if total > SAMPLE_BYTES else SAMPLE_BYTES
     try:
-        return [_chunk(f, each) for f in chosen]
+        return [_chunk(file, files[file].size, each) for file in chosen]
+    except StoreError:  # which says nothing of the file
+        raise
     except (OSError, DamagedError) as e:
         raise UserError(f"cannot be read: {e}") from None
 
 
-def _chunk(file: Path, most: int) -> Chunk:
-    size = file.stat().st_size
+def _chunk(file: Location, size: int, most: int) -> Chunk:
     if ending(file.name):
-        with open_plain(local(file)) as data:
+        with open_plain(file) as data:
             head = data.read(most + 1)
         if len(head) <= most:
             return Chunk(file, head, b"", size, True)
         # How many bytes of the file these are is not known: as zlib would do it.
         used = round(len(head) * len(zlib.compress(head[:_PROBE])) / len(head[:_PROBE]))
         return Chunk(file, _whole_lines(head), b"", min(used, size), False)
-    with file.open("rb") as raw:
-        head = raw.read(most if size > most else size)
-        if size <= most:
-            return Chunk(file, head, b"", size, True)
+    if size <= most:
+        with file.open() as raw:
+            return Chunk(file, raw.read(size), b"", size, True)
+    with file.open_parts() as raw:
         # Files are mostly in the order of time: the end says until when.
-        head = _whole_lines(head[: most * 3 // 4])
+        head = _whole_lines(raw.read(most * 3 // 4))
         raw.seek(size - most // 4)
-        tail = raw.read().partition(b"\n")[2]
-        return Chunk(file, head, tail, len(head) + len(tail), False)
+        tail = raw.read(most // 4).partition(b"\n")[2]
+    return Chunk(file, head, tail, len(head) + len(tail), False)
 
 
 def _whole_lines(data: bytes) -> bytes:

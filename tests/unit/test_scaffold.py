@@ -27,8 +27,11 @@ from headrace.config import Spec, load_spec
 from headrace.config.source import LandingSource
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.landing import find
 from headrace.scaffold.roles import Named
 from headrace.storage import Location, local
+from headrace.storage.objects import calls, store
+from headrace.workspace import Workspace
 from tests.scaffold_support import clicks
 from tests.storage_homes import memory_home
 
@@ -162,7 +165,6 @@ def test_parquet_with_partitions_by_day(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["delta", "parquet"])
 def test_a_table_in_a_store_is_seen_as_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """Of whose files those that are looked at are fetched, and no others."""
     memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
     table, folder = as_arrow(clicks()), tmp_path / "tables" / "events"
     for k in range(10):
@@ -173,24 +175,101 @@ def test_a_table_in_a_store_is_seen_as_on_a_disk(tmp_path: Path, monkeypatch: py
             pq.write_to_dataset(rows, folder, partition_cols=["day"], basename_template="{i}.parquet")
     there = Location(PurePosixPath("/bucket/events"), "s3")
     there.copy_from(local(folder))
+    read: set[str] = set()
+    ranged = calls.get_range
+
+    def noted(bucket: Any, key: str, start: int, size: int) -> bytes:
+        read.add(key)
+        return ranged(bucket, key, start, size)
+
+    monkeypatch.setattr(calls, "get_range", noted)
     mine, theirs = written(folder, tmp_path / "mine.yaml"), written("s3a://bucket/events", tmp_path / "theirs.yaml")
     assert theirs.source.model_dump() == mine.source.model_dump() | {"path": "s3://bucket/events"}
     assert theirs.source.model_dump(include={"format", "day"})["format"] == form
     assert (theirs.table, theirs.features, theirs.score) == (mine.table, mine.features, mine.score)
     assert theirs.pipeline == "events"
-    assert len([p for p in (tmp_path / "cache" / "files").rglob("*") if p.suffix == ".parquet"]) == 8
-    (there / "notes.csv").put_text("a,b\n1,2\n")
+    assert len([key for key in read if key.endswith(".parquet")]) == 8
+    (there.parent / "others" / "notes.md").put_text("no data")
+    # An object that stands for a folder, as consoles make them.
+    (there.parent / "others" / "day.parquet").put_text("")
     for path, message in (
-        ("s3://bucket/none", "s3://bucket/none: there is no Delta or Iceberg table, and no file that ends in"),
+        ("s3://bucket/none", "s3://bucket/none: no such file or folder"),
+        ("s3://bucket/others", "s3://bucket/others: no Delta log, no metadata of Iceberg, and no files that end in"),
+        ("s3://bucket/events/*/*.parquet", "files of parquet are a table with all others of their folder: give the"),
         ("s3://me:word@bucket/events", "PATH: a secret does not belong in a URI"),
     ):
-        with pytest.raises(UserError, match=message):
-            written(path, tmp_path / "none.yaml")
-    for file in there.files():
-        if file.suffix != ".csv":
-            file.remove()
-    with pytest.raises(UserError, match="of files of text `headrace init` looks at those on a disk alone"):
-        written("s3://bucket/events", tmp_path / "none.yaml")
+        if form == "parquet" or "*" not in path:
+            with pytest.raises(UserError, match=message):
+                written(path, tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ("", "{ds}/log [[]1].csv.gz"),
+        ("2026-03-02/log [1].csv.gz", "2026-03-02/log [[]1].csv.gz"),
+        ("*-02/*.gz", "*-02/*.gz"),
+    ],
+)
+def test_text_in_a_store_is_seen_as_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, pattern: str
+) -> None:
+    """The same pipeline; its path finds the files. A name's brackets are no pattern, and a bucket's date is no day."""
+    memory_home(monkeypatch, tmp_path / "cache", readers=("s3",))
+    drops = local(tmp_path / "drops")
+    for k, ds in enumerate(("2026-03-01", "2026-03-02")):
+        data = clicks(400, 2, seed=k).to_csv(index=False).encode()
+        (drops / ds / "log [1].csv.gz").put_bytes(gzip.compress(data))
+    there = Location(PurePosixPath("/logs-of-2026-01-01/drops"), "s3")
+    there.copy_from(drops)
+    ws = Workspace(tmp_path / "home")
+    found = {}
+    for root in (drops, there):
+        spec = written(f"{root}/{given}".rstrip("/"), tmp_path / f"{root.scheme}.yaml")
+        assert landing(spec).path == f"{root}/{pattern}"
+        files = find(landing(spec), ws, "2026-03-02").files
+        assert [f.path for f in files] == [root / "2026-03-02/log [1].csv.gz"]
+        found[root] = spec.model_dump(exclude={"source": {"path"}})
+    assert found[there] == found[drops]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "orc", "avro"])
+def test_of_large_files_in_a_store_a_part_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Of text and Avro, which do not say it, the number of rows is an estimate."""
+    memory_home(monkeypatch, tmp_path / "cache", readers=("hdfs",))
+    monkeypatch.setattr("headrace.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    monkeypatch.setattr("headrace.scaffold.table_sample.SAMPLE_ROWS", 1_000)
+    # As if it were of gigabytes.
+    monkeypatch.setattr(store, "_SMALL", 1)
+    monkeypatch.setattr(store, "BLOCK", 32 << 10)
+    rows, fetched = as_arrow(clicks(20_000, 9)), 0
+    rows = rows.set_column(1, "ts", rows["ts"].cast(pa.timestamp("us", "UTC" if form == "avro" else None)))
+    file = tmp_path / f"log.{form}"
+    if form == "csv":
+        clicks(20_000, 9).to_csv(file, index=False)
+    elif form == "parquet":
+        pq.write_table(rows, file, row_group_size=500)
+    elif form == "orc":
+        orc.write_table(rows, file, stripe_size=64 << 10, batch_size=500)
+    else:
+        write_avro(rows, file)
+    there = Location(PurePosixPath("/name:8020/log"), "hdfs")
+    (there / file.name).copy_from(local(file))
+    ranged = calls.get_range
+
+    def counted(bucket: Any, key: str, start: int, size: int) -> bytes:
+        nonlocal fetched
+        fetched += size
+        return ranged(bucket, key, start, size)
+
+    monkeypatch.setattr(calls, "get_range", counted)
+    monkeypatch.setattr(calls, "download", lambda *args: pytest.fail("a whole file was asked for"))
+    spec = written("hdfs://name:8020/log", tmp_path / "p.yaml")
+    exact = form in ("parquet", "orc")
+    assert spec.table.expectations.min_rows == (10_000 if exact else pytest.approx(10_000, rel=0.05))
+    assert 0 < fetched < file.stat().st_size / 5
 
 
 @pytest.mark.parametrize("form", ["orc", "avro"])
@@ -436,8 +515,11 @@ def test_types_of_a_table(tmp_path: Path) -> None:
     table = table.append_column("paid", pa.array(rng.random(1_000) * 100).cast(pa.decimal128(21, 2), safe=False))
     table = table.append_column("shelf", pa.array(rng.integers(0, 5, 1_000).astype("int8")))
     table = table.append_column("geo", pa.array([{"city": {"name": f"c{k % 3}"}, "a.b": k / 7} for k in range(1_000)]))
-    pq.write_table(table, tmp_path / "t.parquet")
-    spec = written(tmp_path / "t.parquet", tmp_path / "p.yaml")
+    (tmp_path / "t").mkdir()
+    pq.write_table(table, tmp_path / "t" / "a.parquet")
+    with pytest.raises(UserError, match="a table with all others of their folder: give the folder"):
+        written(tmp_path / "t" / "a.parquet", tmp_path / "p.yaml")
+    spec = written(tmp_path / "t", tmp_path / "p.yaml")
     found = {c.name: (c.type, c.path) for c in spec.table.columns}
     assert found["paid"] == ("decimal(21,2)", None)
     assert found["shelf"] == ("tinyint", None)
