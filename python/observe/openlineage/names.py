@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.config import Spec, Warehouse
 from headrace.manifest import Manifest
+from headrace.storage import Location, is_uri, location_of, names_store
 from headrace.workspace import Workspace
 
 #: Inputs of a source table: one a day, and one for all days before.
@@ -43,7 +44,18 @@ def name_of(ws: Workspace, kind: str, name: str) -> DatasetName:
     """Of a file, a folder or a table in a workspace or elsewhere, by what a manifest calls it."""
     if kind == "table":
         name = _OF_DAY.sub("", name)
-    return of_location(name if _URI.match(name) else str(ws.locate(name)))
+    if is_uri(name):
+        # Of landing files it is a pattern, and tables that are joined have the spelling of the spec.
+        return _of_place(location_of(name, glob=True)) if names_store(name) else of_location(name)
+    return _of_place(ws.locate(name))
+
+
+def _of_place(place: Location) -> DatasetName:
+    if place.scheme == "file":
+        return DatasetName("file", str(place.path))
+    _, authority, *parts = place.path.parts
+    slash = "" if place.scheme in _OBJECT_STORES else "/"
+    return DatasetName(f"{place.scheme}://{authority}", slash + "/".join(parts))
 
 
 def of_location(uri: str) -> DatasetName:
