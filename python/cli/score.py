@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,16 +26,19 @@ def score(
     ds: Ds = None,
     model: Model = None,
     source: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--input",
-            help="Score the rows of this table instead: a Delta table, or a folder or file of Parquet.",
+            help="Score the rows of this table instead: a Delta table, or a folder or file of Parquet, which may be in "
+            "a store (s3://...).",
             metavar="TABLE",
         ),
     ] = None,
     target: Annotated[
-        Path | None,
-        typer.Option("--output", help="Where these rows go, with their scores: a new folder.", metavar="TABLE"),
+        str | None,
+        typer.Option(
+            "--output", help="Where these rows go, with their scores: a new folder on a file system.", metavar="TABLE"
+        ),
     ] = None,
     overlays: Overlays = None,
     sets: Sets = None,

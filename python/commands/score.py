@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from headrace.commands.run import resolve
 from headrace.commands.screen import out
@@ -11,12 +11,12 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
 from headrace.stage import Context
-from headrace.storage import local
+from headrace.storage import is_uri, local, local_folder, location_of
 from headrace.workspace import Workspace
 
 
 def score_rows(
-    pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], source: Path, target: Path
+    pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], source: str, target: str
 ) -> None:
     """Score the rows of a table, in a Spark application of this process.
 
@@ -26,14 +26,18 @@ def score_rows(
         ds: the day whose model scores, unless `score.model` is one of the registry; and as of which users and items
             have their columns.
         overrides: `key=value` for the spec.
-        source: a Delta table, or a folder or file of Parquet.
-        target: a folder that is not there yet.
+        source: a Delta table, or a folder or file of Parquet: a path, or a URI of any store.
+        target: a folder of a file system that is not there yet.
 
     Raises:
         UserError: what the user can mend.
     """
+    place, folder = location_of(source, "--input").as_plain(), local(local_folder(target, "--output"))
     spec, day = resolve(pipeline, ds, overrides)
     ws = ws.of(spec)
+    if is_uri(source):
+        # The session reaches what the workspace says that it reads.
+        ws = replace(ws, reads=(*ws.reads, source))
     if spec.score is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no section score, so users and items are not known")
     # Late: a misspelt key is told at once.
@@ -47,6 +51,6 @@ def score_rows(
     ctx = Context(spec, ws, day, {name: m for name, m in found.items() if m is not None})
     chosen = scoring_model(ctx)
     read_meta(ws.locate(chosen.output.name))
-    with session(spec.spark, ws, f"score {source}") as spark:
-        rows = score_table(ctx, chosen, spark, local(source), local(target))
-    out.print(f"{rows:,} rows scored by model {chosen.output.version}: {target}", markup=False)
+    with session(spec.spark, ws, f"score {place}") as spark:
+        rows = score_table(ctx, chosen, spark, place, folder)
+    out.print(f"{rows:,} rows scored by model {chosen.output.version}: {folder}", markup=False)

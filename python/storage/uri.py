@@ -12,7 +12,10 @@ from headrace.errors import UserError
 #: One letter is no scheme but a drive; pathlib makes one slash of two, so one is enough.
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _A_PATH = "a path on a file system that every machine sees at the same path: a local disk, NFS, a mounted volume"
-_TAKE_URIS = "lake, store, source.path, source.complete and the paths of joined tables"
+_TAKE_URIS = (
+    "lake, store, source.path, source.complete, the paths of tables that are joined, list candidates or filter them, "
+    "`headrace init` and `headrace score --input`"
+)
 
 #: Other names of a store's scheme.
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
