@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from tests.publish_support import DS, TYPES
 
@@ -104,3 +108,62 @@ class Recorded:
     def ScalarQueryParameter(name: None, kind: str, value: Any) -> Any:
         assert kind == {str: "STRING", int: "INT64"}.get(type(value), "DATETIME")
         return value
+
+
+class Refused(Exception):
+    """What each client library that `client_libraries` stands for raises."""
+
+
+#: Modules of client libraries -> what is imported from them: the call that connects, classes of errors, and
+#: what `Recorded` has.
+_LIBRARIES: dict[str, tuple[str, ...]] = {
+    "snowflake": (),
+    "snowflake.connector": ("connect", "Error"),
+    "google": (),
+    "google.api_core": (),
+    "google.api_core.exceptions": ("GoogleAPIError",),
+    "google.auth": (),
+    "google.auth.exceptions": ("GoogleAuthError",),
+    "google.cloud": (),
+    "google.cloud.bigquery": ("Client", "QueryJobConfig", "ScalarQueryParameter"),
+    "clickhouse_connect": ("get_client",),
+    "clickhouse_connect.driver": (),
+    "clickhouse_connect.driver.exceptions": ("Error",),
+    "redshift_connector": ("connect", "Error"),
+    "boto3": (),
+    "boto3.exceptions": ("S3UploadFailedError",),
+    "botocore": (),
+    "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "databricks": (),
+    "databricks.sql": ("connect", "Error"),
+}
+#: The kinds of warehouses that these are.
+LIBRARY_KINDS = ("snowflake", "bigquery", "clickhouse", "redshift", "databricks")
+
+
+class Connected(Recorded):
+    """The same as what a library's call to connect returns: a context manager, or to be closed; a project."""
+
+    project = "project"
+
+    def __enter__(self) -> Connected:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def client_libraries(monkeypatch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> None:
+    """Have the libraries of LIBRARY_KINDS imported as stand-ins, whose call to connect is `connect`."""
+    for path, names in _LIBRARIES.items():
+        module = ModuleType(path)
+        for name in names:
+            known = connect if name in ("connect", "Client", "get_client") else getattr(Recorded, name, Refused)
+            setattr(module, name, known)
+        monkeypatch.setitem(sys.modules, path, module)
+        above, _, name = path.rpartition(".")
+        if above:
+            setattr(sys.modules[above], name, module)

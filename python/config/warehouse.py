@@ -13,6 +13,18 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from headrace.config.section import PathText, Section
 from headrace.redaction import holds_secret, is_secret
 
+#: By kind: arguments that headrace gives to the client itself, by the client's names -> the key that says their value;
+#: None: no key does. (Secrets are refused by their names, below.)
+_OWN_ARGUMENTS: Mapping[str, Mapping[str, str | None]] = {
+    # `user` and `user_name` are other names of `username`.
+    "clickhouse": dict.fromkeys(("username", "user", "user_name"), "user")
+    | {"host": "host", "port": "port", "database": "database"},
+    "snowflake": {"user": "user", "database": "database", "schema": "schema", "autocommit": None},
+    "bigquery": {"project": "catalog"},
+    "redshift": {"host": "host", "port": "port", "database": "database", "user": "user"},
+    "databricks": {"server_hostname": "host", "staging_allowed_local_path": None},
+}
+
 
 class Warehouse(Section):
     """Where scores are published. `embedded` starts the PostgreSQL that comes as a wheel, on loopback."""
@@ -94,6 +106,14 @@ class Warehouse(Section):
                     f"{key}: a secret does not belong in a pipeline's file: name password_env or password_file, or an "
                     f"option that names a file"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _repeats_no_argument(self) -> Warehouse:
+        for name, key in _OWN_ARGUMENTS.get(self.kind, {}).items():
+            if name in self.options:
+                instead = "leave it out" if key is None else f"set publish.warehouse.{key} instead"
+                raise ValueError(f"options.{name}: headrace gives this to the client of {self.kind} itself: {instead}")
         return self
 
     @model_serializer(mode="wrap")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from headrace.config import Warehouse
 from headrace.errors import UserError
+from headrace.redaction import redact
 
 
 @contextmanager
@@ -19,6 +21,24 @@ def client_library(kind: str, section: str = "publish.warehouse") -> Iterator[No
         yield
     except ImportError:
         raise UserError(f"{section}.kind {kind} needs its client library: pip install 'headrace[{kind}]'") from None
+
+
+@contextmanager
+def connecting(warehouse: Warehouse) -> Iterator[None]:
+    """For the call by which a client library connects, with `publish.warehouse.options` among its arguments.
+
+    Raises:
+        UserError: it has no such arguments, or wants them of another type.
+    """
+    try:
+        yield
+    except TypeError as e:
+        if not warehouse.options:
+            raise
+        raise UserError(
+            f"publish.warehouse.options ({', '.join(warehouse.options)}): the client library of {warehouse.kind} does "
+            f"not take them: {redact(str(e))}. Name what its documentation has, with values that are texts"
+        ) from None
 
 
 @contextmanager

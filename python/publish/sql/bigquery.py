@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.publish.opening import client_library, failures
+from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.sql.client import SqlClient, TokenOvertaken
 from headrace.publish.sql.staged_load import literal
 from headrace.publish.sql.target import SqlTarget
@@ -132,7 +132,8 @@ def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
 
     @contextmanager
     def connect() -> Iterator[SqlClient]:
-        client = bigquery.Client(project=conf.catalog, **dict(conf.options))
+        with connecting(conf):
+            client = bigquery.Client(project=conf.catalog, **conf.options)
         try:
             yield BigQueryClient(client, bigquery, client.project, conf.schema_name)
         finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.publish.opening import client_library, failures
+from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
@@ -126,14 +126,15 @@ def open_clickhouse(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
 
     @contextmanager
     def connect() -> Iterator[SqlClient]:
-        client = clickhouse_connect.get_client(
-            host=conf.host,
-            port=conf.port,
-            username=conf.user,
-            password=password_of(conf) or "",
-            database=conf.database,
-            **dict(conf.options),
-        )
+        with connecting(conf):
+            client = clickhouse_connect.get_client(
+                host=conf.host,
+                port=conf.port,
+                username=conf.user,
+                password=password_of(conf) or "",
+                database=conf.database,
+                **conf.options,
+            )
         try:
             yield ClickHouseClient(client, conf.database)
         finally:

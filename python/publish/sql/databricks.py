@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.publish.files.staging import files_folder
-from headrace.publish.opening import client_library, failures
+from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient
@@ -131,13 +131,15 @@ def open_databricks(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
 
     @contextmanager
     def connect() -> Iterator[SqlClient]:
-        with sql.connect(
-            server_hostname=conf.host,
-            access_token=password_of(conf),
-            # PUT reads no other file of this host, whatever a statement says.
-            staging_allowed_local_path=str(files_folder(ws.staging(spec.pipeline))),
-            **dict(conf.options),
-        ) as connection:
+        with connecting(conf):
+            opened = sql.connect(
+                server_hostname=conf.host,
+                access_token=password_of(conf),
+                # PUT reads no other file of this host, whatever a statement says.
+                staging_allowed_local_path=str(files_folder(ws.staging(spec.pipeline))),
+                **conf.options,
+            )
+        with opened as connection:
             yield DatabricksClient(connection, conf.catalog, conf.schema_name, stage)
 
     label = ".".join([*([conf.catalog] if conf.catalog else []), conf.schema_name, table_name(spec)])

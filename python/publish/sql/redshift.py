@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.publish.opening import client_library, failures
+from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient
@@ -129,14 +129,15 @@ def open_redshift(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
     @contextmanager
     def connect() -> Iterator[SqlClient]:
         options = {k: v for k, v in conf.options.items() if k != _ROLE}
-        connection = redshift_connector.connect(
-            host=conf.host,
-            port=conf.port or 5439,
-            database=conf.database,
-            user=conf.user,
-            password=password_of(conf),
-            **options,
-        )
+        with connecting(conf):
+            connection = redshift_connector.connect(
+                host=conf.host,
+                port=conf.port or 5439,
+                database=conf.database,
+                user=conf.user,
+                password=password_of(conf),
+                **options,
+            )
         connection.autocommit = True
         with connection:
             role = conf.options.get(_ROLE, "default")

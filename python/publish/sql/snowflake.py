@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.publish.opening import client_library, failures
+from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import ANSI_TYPES, SqlClient
@@ -95,7 +95,9 @@ def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> It
         if password is not None:
             # Of a user who comes with a key, it is that of the key's file.
             given["private_key_file_pwd" if "private_key_file" in conf.options else "password"] = password
-        with snowflake.connect(**given | dict(conf.options), autocommit=True) as connection:
+        with connecting(conf):
+            opened = snowflake.connect(**given, **conf.options, autocommit=True)
+        with opened as connection:
             yield SnowflakeClient(connection, conf.database, conf.schema_name, conf.stage)
 
     label = f"{conf.database}.{conf.schema_name}.{table_name(spec)}"

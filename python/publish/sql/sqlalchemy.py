@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.publish.opening import connecting
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
@@ -43,12 +44,22 @@ def open_sqlalchemy(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
             connect_args=waits | dict(conf.options),
             **({"isolation_level": "AUTOCOMMIT"} if is_sqlite else {}),
         )
+        by_url = engine.dialect.create_connect_args(engine.url)[1]
     except (ArgumentError, NoSuchModuleError, ImportError) as e:
         raise UserError(f"publish.warehouse.url: {e}; name a dialect and driver that are installed") from None
 
+    for name in conf.options:
+        if name in by_url:
+            raise UserError(
+                f"publish.warehouse.options.{name}: the driver is given this by publish.warehouse.url: say it there, "
+                f"and leave it out of options"
+            )
+
     @contextmanager
     def connect() -> Iterator[SqlClient]:
-        with engine.connect() as connection:
+        with connecting(conf):
+            opened = engine.connect()
+        with opened as connection:
             yield client_of(connection, schema)
 
     label = f"{schema}.{table_name(spec)}" if schema else table_name(spec)

@@ -1,0 +1,113 @@
+"""`publish.warehouse.options`: what the client libraries are given, what they must not be given, and secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.publish.warehouses import open_target
+from headrace.redaction import is_secret
+from headrace.workspace import Workspace
+from tests.cloud_support import LIBRARY_KINDS, Connected, client_libraries
+
+#: What some kinds need.
+STAGES = {"redshift": "s3://bucket/in", "databricks": "/Volumes/main/a/b"}
+
+
+def conf(kind: str, *more: str) -> list[str]:
+    stage = [f"stage={STAGES[kind]}"] if kind in STAGES else []
+    return [f"publish.warehouse.{text}" for text in (f"kind={kind}", *stage, *more)]
+
+
+def given(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
+    """The arguments that a client library connects with."""
+    told: dict[str, Any] = {}
+
+    def connect(**arguments: Any) -> Connected:
+        told.update(arguments)
+        return Connected()
+
+    client_libraries(monkeypatch, connect)
+    monkeypatch.setenv("SCORES_PASSWORD", "hunter2")
+    spec = load_spec("clicks", conf(kind, *more))
+    with open_target(spec, Workspace(path).of(spec)) as target:
+        assert target.days() == []
+    return told
+
+
+@pytest.mark.parametrize("kind", LIBRARY_KINDS)
+def test_an_option_repeats_no_argument_of_headraces(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument that the library is given without options is refused as one, with the key that says it."""
+    told = given(kind, tmp_path, monkeypatch, "password_env=SCORES_PASSWORD")
+    for name in told:
+        with pytest.raises(UserError) as refused:
+            load_spec("clicks", conf(kind, f"options.{name}=7"))
+        said = str(refused.value)
+        if is_secret(f"options.{name}"):
+            assert f"options.{name}: a secret does not belong in a pipeline's file: name password_env" in said
+        else:
+            assert f"options.{name}: headrace gives this to the client of {kind} itself: " in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "instead"),
+    [
+        ("snowflake", "schema", "set publish.warehouse.schema instead"),
+        ("snowflake", "autocommit", "leave it out"),
+        ("bigquery", "project", "set publish.warehouse.catalog instead"),
+        ("clickhouse", "user", "set publish.warehouse.user instead"),
+        ("redshift", "port", "set publish.warehouse.port instead"),
+        ("databricks", "server_hostname", "set publish.warehouse.host instead"),
+    ],
+)
+def test_the_key_to_set_instead_of_an_option_is_said(kind: str, name: str, instead: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"options\.{name}: headrace gives this to the client of {kind} itself: {instead}"
+    ):
+        load_spec("clicks", conf(kind, f"options.{name}=x"))
+
+
+def test_an_option_repeats_nothing_of_a_url(tmp_path: Path) -> None:
+    url = f"url=sqlite:///{tmp_path / 'scores.db'}?timeout=5"
+    spec = load_spec("clicks", conf("sqlalchemy", url, "options.timeout='6'"))
+    with (
+        pytest.raises(UserError, match=r"options\.timeout: the driver is given this by publish\.warehouse\.url"),
+        open_target(spec, Workspace(tmp_path)),
+    ):
+        pass
+
+
+def test_an_option_that_a_driver_does_not_know_is_the_users_to_mend(tmp_path: Path) -> None:
+    spec = load_spec("clicks", conf("sqlalchemy", f"url=sqlite:///{tmp_path / 'scores.db'}", "options.tiemout='6'"))
+    with (
+        pytest.raises(
+            UserError, match=r"options \(tiemout\): the client library of sqlalchemy does not take them: .*tiem"
+        ),
+        open_target(spec, Workspace(tmp_path)) as target,
+    ):
+        target.days()
+
+
+@pytest.mark.parametrize("kind", LIBRARY_KINDS)
+def test_a_library_that_refuses_an_option_is_told_as_that(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(**arguments: Any) -> Connected:
+        if "colour" in arguments:
+            raise TypeError("connect() got an unexpected keyword argument 'colour'")
+        raise TypeError("a fault of the library's own")
+
+    client_libraries(monkeypatch, connect)
+    spec = load_spec("clicks", conf(kind, "options.colour=red"))
+    with (
+        pytest.raises(UserError, match=r"options \(colour\): .*unexpected keyword"),
+        open_target(spec, Workspace(tmp_path)) as t,
+    ):
+        t.days()
+    spec = load_spec("clicks", conf(kind))
+    with pytest.raises(TypeError, match="own"), open_target(spec, Workspace(tmp_path)) as t:
+        t.days()
