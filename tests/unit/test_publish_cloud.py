@@ -6,6 +6,7 @@ the files into the staging table, and the statements that replace a day and reco
 
 from __future__ import annotations
 
+import glob
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -85,6 +86,22 @@ def test_snowflake(tmp_path: Path) -> None:
         "COMMIT",
         f'DROP TABLE IF EXISTS "shop"."served"."{S}"',
     ]
+
+
+def test_snowflake_finds_files_whatever_their_path(tmp_path: Path) -> None:
+    """As its connector does: the literal is read by the server, what follows `file://` is a pattern on this host."""
+    file = tmp_path / "l'ét%C3 of 1[2]*\\n?" / "part-0.parquet"
+    file.parent.mkdir()
+    file.touch()
+    told = Recorded()
+    statements: list[str] = []
+    told.note = lambda statement, params=None: statements.append(statement)  # type: ignore[method-assign]
+    SnowflakeClient(told, "shop", "served", None).load("t", [], [file])
+    put = re.match(r"PUT '((?:[^'\\]|\\.)*)' '", statements[0])
+    assert put is not None
+    source = re.sub(r"\\(.)", r"\1", put[1])
+    assert source.startswith("file:///")
+    assert glob.glob(source.removeprefix("file://")) == [str(file)]  # noqa: PTH207  (the connector's own call)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -47,7 +48,9 @@ class SnowflakeClient(SqlClient):
         remove = cleaned_up(lambda: self.run(f"REMOVE {literal(place)}"), f"files may be left in {place}: remove them")
         with remove if self._stage else nullcontext():
             for file in files:
-                self.run(f"PUT {literal(file.as_uri())} {literal(place)} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
+                # Quoted, the path stands as it is: nothing is decoded. Its connector takes it for a pattern of `glob`.
+                path = literal(f"file://{glob.escape(str(file))}")
+                self.run(f"PUT {path} {literal(place)} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
             self.run(
                 f"COPY INTO {table} FROM {literal(place)} FILE_FORMAT = (TYPE = PARQUET) "
                 f"MATCH_BY_COLUMN_NAME = CASE_SENSITIVE ON_ERROR = ABORT_STATEMENT PURGE = TRUE"

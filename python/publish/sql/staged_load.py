@@ -11,5 +11,9 @@ def load_folder(stage: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as a literal of SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+    """A text as a literal of the SQL of Snowflake, BigQuery, Databricks and Redshift.
+
+    A quotation mark has a backslash before it, as all of them read it: two of them end one literal and begin another in
+    Databricks, and are none in BigQuery.
+    """
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
