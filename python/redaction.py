@@ -13,9 +13,10 @@ _SECRET = re.compile(
     r"|^sig$|^X-(Amz|Goog)-Signature$",
     re.IGNORECASE,
 )
-#: What such a key holds instead of the secret: its file, a class that finds it, the service that keeps it.
+#: What such a key holds instead of the secret: its file, where it is asked for, a class that finds it, the service that
+#: keeps it.
 _NO_SECRET = re.compile(
-    r"(file|path|providers?|provider\.type(\.[\w.-]+)?|[._-]enabled|secrets?manager|GOOGLE_APPLICATION_CREDENTIALS"
+    r"(file|path|token_request_url|providers?|provider\.type(\.[\w.-]+)?|[._-]enabled|secrets?manager|GOOGLE_APPLICATION_CREDENTIALS"
     # Of Spark and Hadoop: when Kerberos' tickets are renewed, and whether passwords may stand in the configuration.
     r"|renewal\.credentials|credentials\.(renewalRatio|retryWait)|clear-text-fallback)$",
     re.IGNORECASE,

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import glob
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -102,32 +100,6 @@ def test_snowflake_finds_files_whatever_their_path(tmp_path: Path) -> None:
     source = re.sub(r"\\(.)", r"\1", put[1])
     assert source.startswith("file:///")
     assert glob.glob(source.removeprefix("file://")) == [str(file)]  # noqa: PTH207  (the connector's own call)
-
-
-@pytest.mark.parametrize(
-    ("option", "given"), [("role=loader", "password"), ("private_key_file=/run/key.p8", "private_key_file_pwd")]
-)
-def test_the_password_of_snowflake_is_the_users_or_that_of_a_key(
-    option: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: dict[str, Any] = {}
-    library = ModuleType("snowflake.connector")
-
-    @contextmanager
-    def connect(**options: Any) -> Iterator[Recorded]:
-        told.update(options)
-        yield Recorded()
-
-    library.connect, library.Error = connect, ValueError  # type: ignore[attr-defined]
-    package = ModuleType("snowflake")
-    package.connector = library  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "snowflake", package)
-    monkeypatch.setitem(sys.modules, "snowflake.connector", library)
-    monkeypatch.setenv("SCORES_PASSWORD", "hunter2")
-    conf = ["kind=snowflake", f"options.{option}", "password_env=SCORES_PASSWORD"]
-    with open_target(load_spec("clicks", [f"publish.warehouse.{c}" for c in conf]), Workspace(tmp_path)) as target:
-        target.days()
-    assert {key: told[key] for key in ("password", "private_key_file_pwd") if key in told} == {given: "hunter2"}
 
 
 def test_redshift(tmp_path: Path) -> None:

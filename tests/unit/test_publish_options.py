@@ -54,6 +54,39 @@ def test_an_option_repeats_no_argument_of_headraces(kind: str, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["role=loader"], "password"),
+        (["authenticator=username_password_mfa"], "password"),
+        (["private_key_file=/run/key.p8"], "private_key_file_pwd"),
+        (["authenticator=snowflake_jwt", "private_key_file=/run/key.p8"], "private_key_file_pwd"),
+        (["authenticator=OAuth"], "token"),
+        (["authenticator=PROGRAMMATIC_ACCESS_TOKEN"], "token"),
+        (["authenticator=workload_identity", "workload_identity_provider=OIDC"], "token"),
+        (
+            ["authenticator=oauth_client_credentials", "oauth_client_id=7", "oauth_token_request_url=https://id/token"],
+            "oauth_client_secret",
+        ),
+    ],
+)
+@pytest.mark.parametrize("source", ["password_env=SCORES_PASSWORD", "password_file"])
+def test_the_secret_of_snowflake_is_what_the_authenticator_takes(
+    source: str, options: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source == "password_file":
+        (tmp_path / "secret").write_text("hunter2\n")
+        source = f"password_file={tmp_path / 'secret'}"
+    told = given("snowflake", tmp_path, monkeypatch, source, *[f"options.{text}" for text in options])
+    assert [key for key, value in told.items() if value == "hunter2"] == [name]
+
+
+@pytest.mark.parametrize("name", ["token", "oauth_client_secret", "password", "private_key_file_pwd"])
+def test_a_secret_of_snowflakes_does_not_stand_in_a_spec(name: str) -> None:
+    with pytest.raises(UserError, match=rf"options\.{name}: a secret does not belong in .* name password_env"):
+        load_spec("clicks", conf("snowflake", "options.authenticator=oauth", f"options.{name}=hunter2"))
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "instead"),
     [
         ("snowflake", "schema", "set publish.warehouse.schema instead"),

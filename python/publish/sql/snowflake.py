@@ -19,6 +19,15 @@ from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
+#: `options.authenticator` -> the connector's name of the secret that it takes; of others it is `password`.
+_SECRETS: Mapping[str, str] = {
+    "oauth": "token",
+    "programmatic_access_token": "token",
+    "workload_identity": "token",
+    "oauth_client_credentials": "oauth_client_secret",
+    "oauth_authorization_code": "oauth_client_secret",
+}
+
 
 class SnowflakeClient(SqlClient):
     """A connection of snowflake-connector-python."""
@@ -94,10 +103,9 @@ def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> It
     @contextmanager
     def connect() -> Iterator[SqlClient]:
         given: dict[str, Any] = {"user": conf.user, "database": conf.database, "schema": conf.schema_name}
-        password = password_of(conf)
-        if password is not None:
-            # Of a user who comes with a key, it is that of the key's file.
-            given["private_key_file_pwd" if "private_key_file" in conf.options else "password"] = password
+        secret = password_of(conf)
+        if secret is not None:
+            given[_secret_argument(conf.options)] = secret
         with connecting(conf):
             opened = snowflake.connect(**given, **conf.options, autocommit=True)
         with opened as connection:
@@ -107,3 +115,13 @@ def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> It
     address = f"{conf.user}@{conf.options.get('account', 'snowflake')}"
     with failures(snowflake.Error, f"Snowflake for {spec.pipeline}", label):
         yield SqlTarget(spec, ws, "snowflake", label, address, SnowflakeClient, connect, lock)
+
+
+def _secret_argument(options: Mapping[str, str]) -> str:
+    """What the connector calls the secret of `password_env` or `password_file`.
+
+    Of a user who comes with a key, it is that of the key's file.
+    """
+    if "private_key_file" in options:
+        return "private_key_file_pwd"
+    return _SECRETS.get(options.get("authenticator", "").lower(), "password")
