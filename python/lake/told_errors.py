@@ -56,8 +56,8 @@ def own_errors() -> Iterator[None]:
 
 
 def store_away(error: BaseException) -> StoreAway | None:
-    """That a store is away, where an error comes of it: by what it was raised for, or, of an error that says that
-    something cannot be read, while it was handled."""
+    """That a store is away, or a file system of the network, where an error comes of it: by what it was raised for, or,
+    of an error that says that something cannot be read, while it was handled."""
     seen = list[BaseException]()
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -65,6 +65,8 @@ def store_away(error: BaseException) -> StoreAway | None:
         raised = _unwrapped(cause)
         if isinstance(raised, StoreAway):
             return raised
+        if isinstance(raised, OSError) and (found := told_of_file(raised)) is not None and found[1] == EXIT_INCOMPLETE:
+            return StoreAway(found[0])
         if raised is not cause and (away := store_away(raised)) is not None:
             return away
         cause = cause.__cause__ or (cause.__context__ if _tells_of_reading(cause) else None)

@@ -63,8 +63,9 @@ class RankError(BaseModel):
     message: str
     diverged_at: int | None = None
     full_disk: bool = False
+    #: A store of objects, or a file system.
     store_failed: bool = False
-    #: Of those of a store: it was away.
+    #: Of those: it was away.
     store_away: bool = False
     #: Another run has been at work on the same.
     lease_lost: bool = False
@@ -100,7 +101,10 @@ class DiskFull(UserError):
 
 
 class StoreFailed(UserError):
-    """A store of objects did not do as asked, after its client tried again. Another attempt may be answered."""
+    """A store of objects did not do as asked, after its client tried again, or a disk or file system has failed.
+
+    Another attempt may be answered.
+    """
 
     exit_code = EXIT_FAILURE
 

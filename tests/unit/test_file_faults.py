@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.lake.told_errors import told
 
 
@@ -66,6 +66,30 @@ def test_of_python_and_of_arrow(tmp_path: Path, read: Callable[[Path], object]) 
         f"{other}: Stale file handle. Its file system is away. Run this again later",
         EXIT_INCOMPLETE,
     )
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["from e", "from None"])
+def test_what_cannot_be_read_while_its_file_system_is_away_is_told_as_that(is_named: bool) -> None:
+    """Whoever cannot read a file says mostly that it is damaged, and that the user is to make it anew."""
+    try:
+        try:
+            raise of(errno.ESTALE)
+        except OSError as e:
+            raise UserError("a is damaged: make it anew") from e if is_named else None
+    except UserError as e:
+        found = told(e)
+    assert found == ("/mnt/a: Stale file handle. Its file system is away. Run this again later", EXIT_INCOMPLETE)
+
+
+def test_what_is_damaged_on_a_disk_is_the_users_to_mend() -> None:
+    try:
+        try:
+            raise of(errno.EIO)
+        except OSError as e:
+            raise UserError("a is damaged: make it anew") from e
+    except UserError as e:
+        found = told(e)
+    assert found == ("a is damaged: make it anew", EXIT_USER_ERROR)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -21,12 +22,14 @@ from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task.task_service import SparkTaskService
 from pyspark.sql import SparkSession
 
+from headrace.comm.base import LocalCollective
 from headrace.config import Model, Train
-from headrace.errors import EXIT_BUSY, EXIT_FAILURE, EXIT_INCOMPLETE, UserError
+from headrace.errors import EXIT_BUSY, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.manifest import Manifest
 from headrace.storage import LeaseLost, Location
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
+from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
 from headrace.train.launch import slots as slots_module
@@ -353,6 +356,81 @@ def test_a_rank_whose_store_does_not_answer_names_the_object(job: Job, tmp_path:
         assert re.search(said, answer.error.message)
         raised = answer.error.exception()
         assert (isinstance(raised, StoreFailed), raised.exit_code) == (True, code)
+
+
+MOUNT_AWAY = """
+import errno, sys
+from pathlib import Path
+from headrace.storage import Location
+from headrace.train.launch.worker import rank_main
+
+def make_dir(folder):
+    raise OSError(errno.ESTALE, "Stale file handle", str(folder))
+
+Location.make_dir = make_dir
+print(rank_main(Path(sys.argv[1]).read_text()))
+"""
+
+
+def test_a_rank_whose_mount_is_away_names_the_file(job: Job, tmp_path: Path) -> None:
+    """Already where it would write its first heartbeat."""
+    job = job.model_copy(update={"token": "t"})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    line = [sys.executable, "-c", MOUNT_AWAY, str(tmp_path / "job.json")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
+    assert answer.error is not None
+    assert answer.error.message.startswith(f"{job.ranks_folder}: Stale file handle. Its file system is away.")
+    assert answer.error.exception().exit_code == EXIT_INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "again", "code"),
+    [
+        (
+            errno.ETIMEDOUT,
+            "/mnt/a: Connection timed out. Its file system is away. Run this again",
+            True,
+            EXIT_INCOMPLETE,
+        ),
+        (errno.EIO, "/mnt/a: Input/output error. Its disk, or the server", True, EXIT_FAILURE),
+        (errno.EACCES, "/mnt/a: Permission denied. The user of this process must", False, EXIT_USER_ERROR),
+        (errno.EROFS, "/mnt/a: Read-only file system. Mount it for writing", False, EXIT_USER_ERROR),
+    ],
+)
+def test_what_a_rank_says_of_a_file(number: int, said: str, again: bool, code: int, job: Job) -> None:
+    """In training as in other stages; what a mount or a disk may be over is attempted again."""
+    error = OSError(number, os.strerror(number), "/mnt/a")
+    told = worker._file_error(3, error, job)
+    assert told is not None
+    raised = told.exception()
+    assert str(raised).startswith(said)
+    assert (told.rank, isinstance(raised, StoreFailed), raised.exit_code) == (3, again, code)
+    # A write to a file of a checkpoint that is open: the error names none.
+    writer = CheckpointWriter(job.checkpoints, LocalCollective(), config="", keep=1, check_fence=lambda: None)
+    unwritten = writer._unwritten(OSError(number, os.strerror(number)), 5, job.folder)
+    told = worker._file_error(3, unwritten, job)
+    assert told is not None
+    assert told.message.startswith(f"{job.folder}: {os.strerror(number)}. ")
+    assert told.exception().exit_code == code
+
+
+def test_a_fault_of_the_program_stays_one(job: Job) -> None:
+    assert worker._file_error(0, FileNotFoundError(errno.ENOENT, "No such file", "/mnt/a"), job) is None
+    assert worker._file_error(0, OSError("torn"), job) is None
+
+
+def test_a_rank_that_finds_a_file_damaged_while_its_mount_is_away_says_that(job: Job) -> None:
+    try:
+        try:
+            raise OSError(errno.ESTALE, "Stale file handle", "/mnt/part-0001.parquet")
+        except OSError as e:
+            raise UserError("part-0001.parquet is damaged") from e
+    except UserError as e:
+        told = worker._rank_error(1, e)
+    assert told.message.startswith("/mnt/part-0001.parquet: Stale file handle. Its file system is away")
+    assert told.exception().exit_code == EXIT_INCOMPLETE
 
 
 def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:

@@ -123,8 +123,9 @@ class Watchdog(Callback):
             waited = time.monotonic() - waiting[1] if waiting else 0.0
             with suppress(OSError):  # a full disk is the checkpoints' to report
                 self._write_heartbeat(waiting[0] if waiting else None, waited)
-            if self._stop_file is not None and self._stop_file.exists():
-                self.stop_requested = True
+            with suppress(OSError):  # it is away: what is written there says so
+                if self._stop_file is not None and self._stop_file.exists():
+                    self.stop_requested = True
             if waiting and waited > 0.3 * self._deadline:
                 self._read_heartbeats()
             if waiting and waited > self._deadline:

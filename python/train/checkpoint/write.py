@@ -30,7 +30,7 @@ from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.record import DENSE, DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
 from headrace.train.optim.dense import DenseOptimizer
-from headrace.train.result import Diverged
+from headrace.train.result import Diverged, is_full
 
 T = TypeVar("T")
 #: Files of a rank that are uploaded at once.
@@ -288,7 +288,9 @@ class CheckpointWriter:
             return type(e)(f"{said} ({e})")
         free = folder.free()
         room = "" if free is None else f"; {free / 2**30:.1f} GiB free in {folder}"
-        return OSError(e.errno, f"{said} ({e.strerror or e}{room})")
+        # Writes to an open file name none; of a full disk the message names the folder.
+        where = None if is_full(e) else e.filename or str(folder)
+        return OSError(e.errno, f"{said} ({e.strerror or e}{room})", where)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

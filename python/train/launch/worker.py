@@ -14,9 +14,10 @@ import sys
 from contextlib import suppress
 
 from headrace import logs
-from headrace.errors import UserError
+from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.lake.told_errors import store_away
 from headrace.storage import LeaseLost
+from headrace.storage.file_faults import told_of_file
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
 from headrace.train.job import Job
@@ -59,10 +60,6 @@ def rank_main(job_json: str) -> str:
     end_phase(phase_ends, "horovod")
     collective = comm.horovod()
     chief = collective.world.is_chief
-    watchdog = Watchdog(
-        job.ranks_folder, collective.world, job.train.deadline_seconds, stop_file=job.stop_file if chief else None
-    )
-    watchdog.on_signals()
     writer = ProgressWriter(job.progress_file) if chief else None
     logs.configure(writer, text=logging.BASIC_FORMAT, level=logging.INFO if chief else logging.WARNING)
 
@@ -72,20 +69,21 @@ def rank_main(job_json: str) -> str:
             writer.write(event)
 
     result = RankResult()
+    watchdog: Watchdog | None = None
     try:
+        watchdog = Watchdog(
+            job.ranks_folder, collective.world, job.train.deadline_seconds, stop_file=job.stop_file if chief else None
+        )
+        watchdog.on_signals()
         result.report = train(job, collective, on_progress, watchdog)
     except Stopped as e:
         result.stopped = e.step, e.total
     except (UserError, StoreError) as e:
         result.error = _rank_error(collective.world.rank, e)
     except OSError as e:
-        if not is_full(e):
+        result.error = _file_error(collective.world.rank, e, job)
+        if result.error is None:
             raise
-        where, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
-        # Where the run is in a store of objects, the disk that is full is that of this host's copies.
-        room = f"{job.folder}, or lower train.keep ({job.train.keep})" if is_local else str(copies.folder())
-        message = f"{e.strerror}{where}. Make room below {room}"
-        result.error = RankError(rank=collective.world.rank, message=message, full_disk=True)
     except (HorovodInternalError, PeerLost) as e:
         # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
         result.lost = str(e)
@@ -97,8 +95,9 @@ def rank_main(job_json: str) -> str:
         if isinstance(collective, SharedCollective):
             collective.close()
         hvd.shutdown()
-        watchdog.close()
-    if "train" in watchdog.began:
+        if watchdog is not None:
+            watchdog.close()
+    if watchdog is not None and "train" in watchdog.began:
         phase_ends["model"] = watchdog.began["train"]
     return result.model_copy(update={"phase_ends": phase_ends}).model_dump_json()
 
@@ -118,3 +117,18 @@ def _rank_error(rank: int, e: UserError | StoreError) -> RankError:
     if isinstance(e, LeaseLost):
         return RankError(rank=rank, message=str(e), lease_lost=True)
     return RankError(rank=rank, message=str(e), diverged_at=e.step if isinstance(e, Diverged) else None)
+
+
+def _file_error(rank: int, e: OSError, job: Job) -> RankError | None:
+    """What to say of an error of a file; None: it is of something else, or for the program to mend."""
+    if is_full(e):
+        where, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
+        # Where the run is in a store of objects, the disk that is full is that of this host's copies.
+        room = f"{job.folder}, or lower train.keep ({job.train.keep})" if is_local else str(copies.folder())
+        return RankError(rank=rank, message=f"{e.strerror}{where}. Make room below {room}", full_disk=True)
+    if (away := store_away(e)) is not None:
+        return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
+    if (found := told_of_file(e)) is None:
+        return None
+    message, code = found
+    return RankError(rank=rank, message=message, store_failed=code != EXIT_USER_ERROR)
