@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.errors import UserError
-from headrace.storage import StoreError
+from headrace.storage import StoreError, StoreRefused
 
 _DENIED = re.compile(r"\bjava\.nio\.file\.AccessDeniedException: s3a?://([^\n]*?): ([^\n]*)")
 _NO_CREDENTIALS = re.compile(r"\b(?:NoAuthWithAWS|NoAwsCredentials|CredentialInitialization)Exception\b")
@@ -44,7 +43,7 @@ _CREDENTIALS = (
 )
 
 
-def refusal_of_spark(text: str) -> UserError | StoreError | None:
+def refusal_of_spark(text: str) -> StoreRefused | StoreError | None:
     """The error as one of headrace's, by what Spark says; None: it is another one.
 
     Args:
@@ -53,27 +52,27 @@ def refusal_of_spark(text: str) -> UserError | StoreError | None:
     if (denied := _DENIED.search(text)) is not None:
         place = f"s3://{denied[1]}"
         if _NO_CREDENTIALS.search(denied[2]):
-            return UserError(f"Spark has found no credentials for {place}. {_CREDENTIALS}")
-        return UserError(f"the store refuses Spark {place}: {_said(denied[2])[1]}. {_CREDENTIALS}")
+            return StoreRefused(f"Spark has found no credentials for {place}. {_CREDENTIALS}")
+        return StoreRefused(f"the store refuses Spark {place}: {_said(denied[2])[1]}. {_CREDENTIALS}")
     if (nowhere := _NO_BUCKET.search(text)) is not None:
         bucket, key = nowhere.groups()
-        return UserError(f"s3://{bucket}{key}: there is no bucket '{bucket}', and headrace makes none")
+        return StoreRefused(f"s3://{bucket}{key}: there is no bucket '{bucket}', and headrace makes none")
     if (answered := _ANSWERED.search(text) or _CERTIFICATE.search(text)) is not None:
         key, said = _said(answered[1])
         return StoreError(f"s3://{key}: {said}" if key else said)
     if (refused := _HDFS_DENIED.search(text)) is not None:
-        return UserError(
+        return StoreRefused(
             f"HDFS refuses Spark: {refused[1]}. The user is HADOOP_USER_NAME, or with Kerberos that of kinit's ticket, "
             f"for which executors get tokens (docs/storage.md); it must be allowed to read, write, rename and delete "
             f"there"
         )
     if (azure := _ABFS_DENIED.search(text)) is not None:
         said, code, host, container, path = azure.groups()
-        return UserError(f"the store refuses Spark abfss://{container}@{host}{path}: {code} {said}. {_CREDENTIALS}")
+        return StoreRefused(f"the store refuses Spark abfss://{container}@{host}{path}: {code} {said}. {_CREDENTIALS}")
     if _AZURE in text and (no_token := _ABFS_NO_TOKEN.search(text)) is not None:
-        return UserError(f"Azure gives Spark no token for abfss: {no_token[1]}. {_CREDENTIALS}")
+        return StoreRefused(f"Azure gives Spark no token for abfss: {no_token[1]}. {_CREDENTIALS}")
     if (google := _GCS_DENIED.search(text)) is not None:
-        return UserError(f"the store refuses Spark gs://{google[1]}: {google[2].rstrip('.')}. {_CREDENTIALS}")
+        return StoreRefused(f"the store refuses Spark gs://{google[1]}: {google[2].rstrip('.')}. {_CREDENTIALS}")
     return None
 
 

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from headrace.dataset.parquet import layout
 from headrace.drift import stage as drift
 from headrace.embeddings.checkpoint import saved_rows
-from headrace.errors import EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.export.triton.two_stage import Catalogue
 from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
@@ -32,7 +32,7 @@ from headrace.lake.sources.delimited import header_of
 from headrace.lake.told_errors import told
 from headrace.models import mapped, saved_size
 from headrace.publish.tables import iceberg_expiry
-from headrace.storage import Location, StoreAway, local
+from headrace.storage import Location, StoreAway, StoreRefused, local
 from headrace.storage.objects import calls
 from headrace.train.loop import evaluation
 from tests.storage_homes import memory_home
@@ -116,26 +116,42 @@ def test_the_statistics_of_a_day(home: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 S3A = "java.net.ConnectException: getFileStatus on s3a://b/a: Connection refused"
+S3A_REFUSES = (
+    "java.nio.file.AccessDeniedException: s3a://b/a: getFileStatus on s3a://b/a: "
+    "software.amazon.awssdk.services.s3.model.S3Exception: null (Service: S3, Status Code: 403, Request ID: 1):null"
+)
+S3A_UNTRUSTED = (
+    "org.apache.hadoop.fs.s3a.AWSClientIOException: getFileStatus on s3a://b/a: SdkClientException: Unable to execute "
+    "HTTP request: PKIX path building failed"
+)
 
 
 def test_an_older_version_of_a_table_that_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that VACUUM has taken the files of is passed over; of one whose store is away nothing is known."""
+    """One that VACUUM has taken the files of is passed over; where a store is away or refuses, nothing is known."""
     taken = SimpleNamespace(files="1", table_version="1", rows={"read": 5})
     seen = SimpleNamespace(taken=SimpleNamespace(days={"d": taken}), versions={"d": "2"}, place=None)
     versioned = SimpleNamespace(versioned=True)
     days: Any = SimpleNamespace(snapshot=versioned, days=["d"], seen=seen, source=None, table=None, _rows=None)
 
-    def compare(text: str) -> dict[str, dict[str, int]]:
+    def compare(error: str | Exception) -> dict[str, dict[str, int]]:
         def fail(*args: object) -> None:
-            raise PySparkException(text)
+            raise PySparkException(error) if isinstance(error, str) else error
 
         monkeypatch.setattr(check_days, "open_table", fail)
         return check_days.DaysCheck._changes(days, None, {})  # type: ignore[arg-type]
 
     assert compare("java.io.FileNotFoundException: a.parquet") == {"d": net_change(5, 0)}
-    with pytest.raises(PySparkException) as raised:
-        compare(S3A)
-    assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+    assert compare(UserError("the table has no version 1 any more")) == {"d": net_change(5, 0)}
+    for error, said, code in (
+        (S3A, "s3://b/a: the store is away", EXIT_INCOMPLETE),
+        (S3A_REFUSES, "the store refuses Spark s3://b/a: 403", EXIT_USER_ERROR),
+        (StoreRefused("s3://b: there is no such bucket"), "s3://b: there is no such bucket", EXIT_USER_ERROR),
+        (S3A_UNTRUSTED, "s3://b/a: ", EXIT_FAILURE),
+    ):
+        with pytest.raises((PySparkException, StoreRefused)) as raised:
+            compare(error)
+        message, found = told(raised.value) or ("", 0)
+        assert (message[: len(said)], found) == (said, code)
 
 
 def test_files_of_snapshots_that_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ from headrace.lake.source_tables.change_feed import ChangeFeed
 from headrace.lake.source_tables.declared import StoredColumns, table_rows
 from headrace.lake.source_tables.opened import open_table
 from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot
-from headrace.lake.told_errors import store_away
+from headrace.lake.told_errors import own_error
+from headrace.storage import StoreError, StoreRefused
 
 _LOG = logging.getLogger("headrace.lake")
 
@@ -138,7 +139,8 @@ class DaysCheck:
                 counted = count_changes(before, self._rows(spark, self.snapshot, mine)[0], self.table)
                 changes |= {ds: counted.get(ds, net_change(0, 0)) for ds in mine}
             except (UserError, PySparkException, Py4JJavaError) as e:
-                if store_away(e) is not None:
+                # Of a store that is away, refuses or fails nothing is known, which is no reason to count less.
+                if isinstance(own_error(e), (StoreError, StoreRefused)):
                     raise
                 # Its files may have been removed by VACUUM.
                 _LOG.debug("version %s cannot be compared: %s", version, e)
