@@ -21,7 +21,7 @@ from headrace.workspace import Workspace
 #: After the pipeline's name, of registered models.
 REGISTERED_SUFFIXES = ("", "-baseline", "-second_stage")
 #: What a training leaves beside its model, for itself alone.
-OF_TRAINING = ("checkpoints", "ranks-", "progress-", "trace.json", "launch", "rank-error.json")
+OF_TRAINING = ("checkpoints", "ranks-", "progress-", "metrics-", "trace.json", "launch", "rank-error.json")
 
 
 def kept_models(state: WorkspaceState) -> dict[Location, str]:

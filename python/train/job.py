@@ -109,8 +109,17 @@ class Job(BaseModel):
 
     @property
     def metrics_file(self) -> Location:
-        """What the loop measured (headrace.train.callbacks.metrics_log)."""
+        """What the loop has measured (headrace.train.callbacks.metrics_log), of the launch that went to the end."""
         return self.folder / "metrics.jsonl"
+
+    @property
+    def launch_metrics_file(self) -> Location:
+        """The same while this launch measures it; a file for each launch."""
+        return self.folder / f"{METRICS_OF_LAUNCH}{self.token}.jsonl" if self.token else self.metrics_file
+
+    def earlier_metrics_files(self) -> list[Location]:
+        """Those of all launches of the run that there were."""
+        return [p for p in self.folder.entries() if p == self.metrics_file or p.name.startswith(METRICS_OF_LAUNCH)]
 
     @property
     def replicates_file(self) -> Location:
@@ -159,6 +168,8 @@ class Job(BaseModel):
             os._exit(1)
 
 
+#: What the names of files of metrics begin with that are of one launch.
+METRICS_OF_LAUNCH = "metrics-"
 #: In the folder of a run, beside its model.
 REPLICATES = "replicates.json"
 #: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.

@@ -108,8 +108,11 @@ def test_a_full_disk_is_tried_again_with_the_room_that_the_half_checkpoint_took(
     job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks = run([LOST, FULL], [RankResult(report=REPORT, phase_ends={"ranks": time.time()}), RankResult(report=REPORT)])
+    for name in ("metrics.jsonl", "metrics-of_a_launch.jsonl"):
+        (job.folder / name).put_text("")
     report = launch(job, SPARK, ranks=2, retries=1)
     assert ranks.launches == 2
+    assert [f.name for f in job.folder.entries() if f.name.startswith("metrics")] == ["metrics.jsonl"]
     assert "the checkpoint of step 5 could not be written; attempt 2 of 2 resumes from the start" in caplog.text
     assert report.startup_seconds.keys() == {"ranks", "total"}
 

@@ -20,11 +20,12 @@ from headrace.manifest import Manifest
 from headrace.models.losses import spec as losses
 from headrace.models.saved import load_model
 from headrace.storage import local
-from headrace.train.callbacks.metrics_log import MetricsFile, read_metrics
+from headrace.train.callbacks.metrics_log import MetricsFile, lines_before, read_metrics
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.callbacks.tracing import PARTS
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.checkpoint.folders import list_steps
+from headrace.train.checkpoint.progress import Progress
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as launching
 from headrace.train.loop.run import train, train_local
@@ -82,8 +83,8 @@ def assert_same(a: Job, b: Job) -> None:
         np.testing.assert_array_equal(value, weights(b)[name], err_msg=name)
 
 
-def journal_of(job: Job, kind: str) -> list[dict[str, float]]:
-    return [line for line in read_metrics(job.metrics_file) if line["kind"] == kind]
+def journal_of(job: Job, *kinds: str) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(job.metrics_file) if not kinds or line["kind"] in kinds]
 
 
 def test_the_journal_has_rates_losses_and_evaluations(undisturbed: tuple[Job, Report]) -> None:
@@ -278,12 +279,55 @@ def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
     assert any(e["name"] == "decode" for e in spans)
 
 
-def test_a_journal_takes_back_what_comes_after_the_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    journal = MetricsFile(local(path), 0)
-    for step in range(1, 5):
-        journal.write("train", {"step": step, "loss": 0.5})
-    with open(path, "a") as f:
-        f.write('{"kind": "train", "st')  # killed while it wrote
-    MetricsFile(local(path), 2).write("eval", {"step": 3, "auc": None})
-    assert [(x["kind"], x["step"]) for x in read_metrics(local(path))] == [("train", 1), ("train", 2), ("eval", 3)]
+def test_a_journal_has_the_lines_that_lead_to_the_checkpoint(tmp_path: Path) -> None:
+    first, second = local(tmp_path / "metrics-a.jsonl"), local(tmp_path / "metrics-b.jsonl")
+    for path, loss in ((first, 0.5), (second, 0.25)):
+        journal = MetricsFile(path)
+        for step in range(1, 5):
+            # Both have measured steps 2 to 4: the first was overtaken after the checkpoint of step 1.
+            journal.write("train", {"step": step, "epoch": 1, "loss": 0.5 if step == 1 else loss, "rate": 0.1})
+            journal.write("eval", {"step": step, "epoch": 1, "auc": None, "log_loss": loss})
+        path.append(b'{"kind": "train", "st')  # killed while it wrote
+    at_3 = Progress(
+        step=3,
+        curve=[{"step": s, "epoch": 1, "loss": loss} for s, loss in ((1, 0.5), (2, 0.25), (3, 0.125))],
+        evals=[{"step": 2, "epoch": 1, "auc": None}],
+    )
+    # As a checkpoint has it, where each number may be one with a fraction.
+    kept = lines_before(Progress.model_validate_json(at_3.model_dump_json()), [first, second])
+    assert [(x["kind"], x["step"], x.get("loss"), x.get("rate")) for x in kept] == [
+        ("train", 1, 0.5, 0.1),
+        ("train", 2, 0.25, 0.1),
+        ("eval", 2, None, None),
+        ("train", 3, 0.125, None),  # in no file: what the checkpoint remembers
+    ]
+    assert lines_before(Progress(), [first, second]) == []
+
+
+def test_launches_at_the_same_time_have_a_journal_each(
+    make_job: Callable[..., Job], undisturbed: tuple[Job, Report]
+) -> None:
+    """The first is overtaken, and writes on."""
+    first, second = make_job("overtaken", token="a"), make_job("overtaken", token="b")
+    first.fence.put_text("a")
+    watch = Watchdog()
+
+    def say(tick: ProgressEvent) -> None:
+        watch.stop_requested = tick.step == 13
+
+    with pytest.raises(Stopped):
+        train(first, LocalCollective(), say, watch)
+    assert not first.metrics_file.exists()
+    second.fence.put_text("b")
+    left = MetricsFile(first.launch_metrics_file, read_metrics(first.launch_metrics_file))
+
+    def meanwhile(tick: ProgressEvent) -> None:
+        left.write("train", {"step": tick.step, "epoch": 9, "loss": 9.0})
+
+    train_local(second, meanwhile)
+
+    def told(job: Job) -> list[dict[str, Any]]:
+        return [{k: v for k, v in x.items() if "second" not in k and k != "samples_per_s"} for x in journal_of(job)]
+
+    assert told(second) == told(undisturbed[0])
+    assert [f.name for f in second.earlier_metrics_files()] == ["metrics-a.jsonl", "metrics-b.jsonl", "metrics.jsonl"]

@@ -3,15 +3,17 @@
     {"kind": "train", "step": 20, "epoch": 1, "loss": 0.51, "samples_per_s": 20110.5, "dense_rate": 0.001, ...}
     {"kind": "eval", "step": 400, "epoch": 1, "auc": 0.74, "log_loss": 0.44, ...}
 
-Lines appear as they come. A run that resumes from a checkpoint removes the lines after it, and a torn last one, so the
-file reads like that of a run that was never interrupted.
+Lines appear as they come, in a file for each launch; the one that goes to the end makes its file that of the run. A
+launch that resumes from a checkpoint begins its own with the lines that lead there, so that the file reads like that of
+a run that was never interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
@@ -21,19 +23,21 @@ from headrace.train.checkpoint.progress import Progress
 _CURVE_POINTS = 100
 
 
+Line = dict[str, Any]
+
+
 class MetricsFile:
-    """Rank 0's metrics.jsonl.
+    """Rank 0's file of a launch.
 
     Args:
         path: the file; None: this rank keeps none.
-        step: lines of later steps are removed.
+        lines: that it begins with.
     """
 
-    def __init__(self, path: Location | None, step: int) -> None:
+    def __init__(self, path: Location | None, lines: Iterable[Mapping[str, Any]] = ()) -> None:
         self._path = path
         if path is not None:
-            kept = [line for line in read_metrics(path) if line["step"] <= step] if path.is_file() else []
-            path.put_text("".join(json.dumps(line) + "\n" for line in kept))
+            path.put_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def write(self, kind: str, values: Mapping[str, float | int | None]) -> None:
         """Add a line."""
@@ -41,10 +45,35 @@ class MetricsFile:
             self._path.append((json.dumps({"kind": kind, **values}) + "\n").encode())
 
 
-def read_metrics(path: Location) -> list[dict[str, float]]:
+def read_metrics(path: Location) -> list[Line]:
     """The whole lines of a metrics.jsonl."""
     text = path.read_text()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def lines_before(progress: Progress, files: Iterable[Location]) -> list[Line]:
+    """The lines of the steps that lead to a checkpoint, in order.
+
+    Launches that were overtaken have measured steps, too, which were then taken again from an older checkpoint: a line
+    counts if it says what the checkpoint remembers of its step. Of one that no file has there is what it remembers.
+
+    Args:
+        progress: of the checkpoint.
+        files: of earlier launches.
+    """
+    if not progress.step:
+        return []
+    written: dict[tuple[str, float], list[Line]] = {}
+    for line in (line for file in files for line in read_metrics(file)):
+        written.setdefault((line["kind"], line["step"]), []).append(line)
+    found: list[Line] = []
+    history: Mapping[str, Sequence[Mapping[str, float | None]]] = {"train": progress.curve, "eval": progress.evals}
+    for kind, points in history.items():
+        for point in points:
+            bare: Line = {"kind": kind, **point, "step": int(point["step"] or 0), "epoch": int(point["epoch"] or 0)}
+            same = (line for line in written.get((kind, bare["step"]), []) if bare.items() <= line.items())
+            found.append(next(same, bare))
+    return sorted(found, key=lambda line: (line["step"], line["kind"] == "eval"))
 
 
 class MetricsLog(Callback):
@@ -57,10 +86,18 @@ class MetricsLog(Callback):
         progress: its curve grows.
         total_steps: of the run; the last one closes a point.
         batch_size: rows of a step over all ranks.
+        earlier: the files of earlier launches.
     """
 
-    def __init__(self, path: Location | None, progress: Progress, total_steps: int, batch_size: int) -> None:
-        self._file = MetricsFile(path, progress.step)
+    def __init__(
+        self,
+        path: Location | None,
+        progress: Progress,
+        total_steps: int,
+        batch_size: int,
+        earlier: Sequence[Location] = (),
+    ) -> None:
+        self._file = MetricsFile(path, lines_before(progress, earlier))
         self._progress, self._total_steps, self._batch_size = progress, total_steps, batch_size
         self._every = max(1, total_steps // _CURVE_POINTS)
         self._since = time.perf_counter()

@@ -208,6 +208,10 @@ def _launch(
             raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {describe_failure(job.ranks_folder)})")
     job.progress_file.remove()
     job.ranks_folder.remove_quietly()
+    # What they say is in that of the run.
+    for of_launch in job.earlier_metrics_files():
+        if of_launch != job.metrics_file:
+            of_launch.remove_quietly()
     reports = [a.report for a in results if a.report is not None]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
     cores = {name: seconds for r in reports for name, seconds in r.core_seconds.items()}

@@ -108,7 +108,13 @@ def train(
             callbacks=[
                 tracer,
                 watchdog,
-                MetricsLog(job.metrics_file if is_chief else None, progress, total, job.train.batch_size),
+                MetricsLog(
+                    job.launch_metrics_file if is_chief else None,
+                    progress,
+                    total,
+                    job.train.batch_size,
+                    job.earlier_metrics_files() if is_chief else (),
+                ),
                 ProgressReporter(on_progress, job, progress.step, total),
             ],
             stop_requested=lambda: watchdog.stop_requested,
@@ -143,6 +149,8 @@ def train(
     watchdog.phase = "save"
     if is_chief:
         job.check_fence()
+        if job.token:
+            job.metrics_file.copy_from(job.launch_metrics_file)
         write_replicates(job.replicates_file, {split: of.replicates for split, of in found.items()})
     saved.save_model(
         job.saved_model,
