@@ -125,7 +125,10 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     "google.auth": (),
     "google.auth.exceptions": ("GoogleAuthError",),
     "google.cloud": (),
-    "google.cloud.bigquery": ("Client", "QueryJobConfig", "ScalarQueryParameter"),
+    "google.cloud.bigquery": (
+        *("Client", "QueryJobConfig", "ScalarQueryParameter"),
+        *("LoadJobConfig", "SourceFormat", "WriteDisposition", "CreateDisposition"),
+    ),
     "clickhouse_connect": ("get_client",),
     "clickhouse_connect.driver": (),
     "clickhouse_connect.driver.exceptions": ("Error",),

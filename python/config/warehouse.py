@@ -93,6 +93,9 @@ class Warehouse(Section):
         needed = {"sqlalchemy": "url", "iceberg": "catalog", "redshift": "stage", "databricks": "stage"}.get(self.kind)
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"kind {self.kind} needs the key '{needed}'")
+        begin = {"redshift": "s3://", "bigquery": "gs://"}.get(self.kind, "")
+        if self.stage is not None and not self.stage.startswith(begin):
+            raise ValueError(f"stage: kind {self.kind} loads files from {begin}BUCKET/FOLDER, not from '{self.stage}'")
         if self.url is not None and _has_secret(self.url):
             raise ValueError("url has a password in it: leave it out and name password_env or password_file")
         return self

@@ -26,11 +26,12 @@ from headrace.publish.sql.snowflake import SnowflakeClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.publish.warehouses import open_target
-from headrace.storage import LeaseLost
+from headrace.storage import LeaseLost, location_of
 from headrace.workspace import Workspace
 from tests.cloud_support import COLUMNS, Recorded
 from tests.fence_support import holding
 from tests.publish_support import DS, TYPES, good_rows, staged
+from tests.storage_homes import memory_home
 
 
 def record(path: Path, client: Callable[[Recorded], SqlClient]) -> tuple[list[str], list[str], Recorded]:
@@ -142,6 +143,43 @@ def test_bigquery(tmp_path: Path) -> None:
         "COMMIT TRANSACTION",
         f"DROP TABLE IF EXISTS `project`.`served`.`{S}`",
     ]
+
+
+def test_bigquery_loads_from_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one job; what was sent is removed, and what cannot be loaded, too."""
+    memory_home(monkeypatch, tmp_path / "cache", readers=("gs",))
+    folder = location_of("gs://bucket/in")
+    loads: list[tuple[list[str], list[bytes], str, Any]] = []
+
+    class Loading(Recorded):
+        fails = False
+
+        def load_table_from_uri(self, uris: list[str], table: str, job_config: Any) -> Recorded:
+            loads.append((uris, [location_of(uri).read_bytes() for uri in uris], table, job_config))
+            if self.fails:
+                raise RuntimeError("no such column")
+            return self
+
+    monkeypatch.setitem(globals(), "Recorded", Loading)
+
+    def client(told: Recorded) -> SqlClient:
+        return BigQueryClient(told, told, "project", "d", "gs://bucket/in/")
+
+    _, swapped, _ = record(tmp_path, client)
+    assert not any(c.startswith("load") for c in swapped)
+    ((uris, sent, table, config),) = loads
+    assert [re.sub("[0-9a-f]{12}", "LOAD", uri) for uri in uris] == [
+        f"gs://bucket/in/headrace_LOAD/part-{i}.parquet" for i in range(2)
+    ]
+    assert sent == [file.read_bytes() for file in staged(tmp_path, good_rows(), "k").files]
+    assert table.startswith("project.d.headrace_staging_")
+    assert config == "PARQUET, WRITE_APPEND, CREATE_NEVER"
+    assert list(folder.files()) == []
+    Loading.fails = True
+    with pytest.raises(RuntimeError, match="no such column"):
+        record(tmp_path, client)
+    assert len(loads) == 2
+    assert list(folder.files()) == []
 
 
 def test_databricks(tmp_path: Path) -> None:
@@ -301,7 +339,8 @@ def test_rows_of_persons_are_deleted_from_all_days(
 def test_a_client_library_that_is_not_installed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("clickhouse_connect", "snowflake", "google", "redshift_connector", "boto3", "databricks"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
-    spec = load_spec("clicks", [f"publish.warehouse.kind={kind}", "publish.warehouse.stage=s3://b/c"])
+    stage = ["publish.warehouse.stage=s3://b/c"] if kind in ("redshift", "databricks") else []
+    spec = load_spec("clicks", [f"publish.warehouse.kind={kind}", *stage])
     with pytest.raises(UserError, match=rf"pip install 'headrace\[{kind}\]'"):
         with open_target(spec, Workspace(tmp_path)):
             pass
@@ -310,6 +349,9 @@ def test_a_client_library_that_is_not_installed(kind: str, tmp_path: Path, monke
 def test_a_spec_names_its_place_and_no_password() -> None:
     with pytest.raises(UserError, match="kind redshift needs the key 'stage'"):
         load_spec("clicks", ["publish.warehouse.kind=redshift"])
+    for kind, stage, begin in (("redshift", "s3a://b/c", "s3://"), ("bigquery", "b/c", "gs://")):
+        with pytest.raises(UserError, match=f"kind {kind} loads files from {begin}BUCKET/FOLDER, not from '{stage}'"):
+            load_spec("clicks", [f"publish.warehouse.kind={kind}", f"publish.warehouse.stage={stage}"])
     for url in (
         "mysql+pymysql://me:secret@h/db",
         "mysql+pymysql://me:sec/ret@h/db",

@@ -9,10 +9,12 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.errors import UserError
+from headrace.publish.sql.target import SqlTarget
 from headrace.publish.warehouses import open_target
 from headrace.redaction import is_secret
 from headrace.workspace import Workspace
 from tests.cloud_support import LIBRARY_KINDS, Connected, client_libraries
+from tests.storage_homes import memory_home
 
 #: What some kinds need.
 STAGES = {"redshift": "s3://bucket/in", "databricks": "/Volumes/main/a/b"}
@@ -51,6 +53,25 @@ def test_an_option_repeats_no_argument_of_headraces(kind: str, tmp_path: Path, m
             assert f"options.{name}: a secret does not belong in a pipeline's file: name password_env" in said
         else:
             assert f"options.{name}: headrace gives this to the client of {kind} itself: " in said
+
+
+def test_bigquery_is_given_the_stage_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = list[list[str]]()
+
+    class Loading(Connected):
+        def load_table_from_uri(self, uris: list[str], table: str, job_config: Any) -> Connected:
+            loads.append(uris)
+            return self
+
+    client_libraries(monkeypatch, lambda **_: Loading())
+    memory_home(monkeypatch, tmp_path / "cache", readers=("gs",))
+    (tmp_path / "part-0.parquet").touch()
+    spec = load_spec("clicks", conf("bigquery", "stage=gs://bucket/in"))
+    with open_target(spec, Workspace(tmp_path)) as target:
+        assert isinstance(target, SqlTarget)
+        with target._connect() as client:
+            client.load("t", [], [tmp_path / "part-0.parquet"])
+    assert [uri.partition("/headrace_")[0] for (uri,) in loads] == ["gs://bucket/in"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""BigQuery: files go into the staging table by a load job, and a day is replaced by one script, a transaction."""
+"""BigQuery: files go into the staging table by load jobs, with them or from a bucket; one script replaces the day."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.publish.opening import client_library, connecting, failures
+from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient, TokenOvertaken
-from headrace.publish.sql.staged_load import literal
+from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
+from headrace.storage import Location, local, location_of
 from headrace.workspace import Workspace
 
 #: In the message of a script that ends because a token was overtaken.
@@ -21,7 +23,15 @@ _OVERTAKEN = "headrace: a later run has been at work"
 
 
 class BigQueryClient(SqlClient):
-    """A client of google-cloud-bigquery; `library` is that module."""
+    """A client of google-cloud-bigquery.
+
+    Args:
+        client: it.
+        library: that module.
+        project: of the tables.
+        dataset: of the tables.
+        stage: `gs://bucket/folder`, from which one job loads all files; None: each is sent with a job of its own.
+    """
 
     types: ClassVar[Mapping[str, str]] = {
         "bigint": "INT64",
@@ -39,8 +49,9 @@ class BigQueryClient(SqlClient):
     key_type, text_type, moment_type, count_type = "STRING", "STRING", "DATETIME", "INT64"
     has_keys = False
 
-    def __init__(self, client: Any, library: Any, project: str, dataset: str) -> None:
+    def __init__(self, client: Any, library: Any, project: str, dataset: str, stage: str | None = None) -> None:
         self._client, self._library, self._project, self._dataset = client, library, project, dataset
+        self._stage = stage
         self._script: list[tuple[str, Sequence[Any]]] | None = None
 
     @property
@@ -90,10 +101,22 @@ class BigQueryClient(SqlClient):
             write_disposition=self._library.WriteDisposition.WRITE_APPEND,
             create_disposition=self._library.CreateDisposition.CREATE_NEVER,
         )
+        name = table.replace("`", "")
+        if self._stage is not None:
+            self._load_from(location_of(load_folder(self._stage), "publish.warehouse.stage"), name, files, config)
+            return
         for file in files:
             with file.open("rb") as source:
-                name = table.replace("`", "")
                 self._client.load_table_from_file(source, name, job_config=config).result()
+
+    def _load_from(self, place: Location, table: str, files: Sequence[Path], config: Any) -> None:
+        """By one job: all rows are in the table, or none."""
+        sent = [place / file.name for file in files]
+        with cleaned_up(place.remove, f"files may be left in {place}: remove them"):
+            for file, copy in zip(files, sent, strict=True):
+                copy.copy_from(local(file))
+            if sent:
+                self._client.load_table_from_uri([f.uri for f in sent], table, job_config=config).result()
 
     def columns(self, name: str) -> list[str]:
         rows = self.run(
@@ -122,7 +145,8 @@ class BigQueryClient(SqlClient):
 
 @contextmanager
 def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's."""
+    """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's; those
+    for a bucket are headrace's for stores."""
     with client_library("bigquery"):
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
@@ -135,7 +159,7 @@ def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
         with connecting(conf):
             client = bigquery.Client(project=conf.catalog, **conf.options)
         try:
-            yield BigQueryClient(client, bigquery, client.project, conf.schema_name)
+            yield BigQueryClient(client, bigquery, client.project, conf.schema_name, conf.stage)
         finally:
             client.close()
 
