@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UserError
+from headrace.own_records import known_keys
 from headrace.storage import Location
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ForgottenValues:
         """The list in a file; None where there is none.
 
         Raises:
-            UserError: the file is damaged: nothing may be loaded then.
+            UserError: the file is damaged, or of a newer release: nothing may be loaded then.
         """
         try:
             text = file.read_text()
@@ -68,7 +69,7 @@ class ForgottenValues:
     def parsed(text: str, file: Location) -> ForgottenValues:
         """The list in a file's text. Raises UserError as `load`."""
         try:
-            found = json.loads(text)
+            found = known_keys(json.loads(text), ("salt", "columns", "words"), str(file))
             columns, words = (
                 {column: tuple(of) for column, of in said.items()}
                 for said in (found["columns"], found.get("words", {}))

@@ -6,11 +6,13 @@ import hashlib
 import socket
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.account import user_name
+from headrace.errors import UserError
 from headrace.housekeeping.forget.persons import Persons
 from headrace.lake.forgotten import ForgottenValues, listed_in
+from headrace.own_records import newer_release
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -35,6 +37,19 @@ class Request(BaseModel):
     #: When nothing was left that the command knows of, of other pipelines' copies on this host either; None: not yet.
     finished: datetime | None = None
 
+    @staticmethod
+    def load(file: Location) -> Request:
+        """The request in a file. Raises UserError where it is damaged, or of a newer release."""
+        try:
+            return Request.model_validate_json(file.read_text())
+        except ValidationError as e:
+            for fault in e.errors():
+                if fault["type"] == "extra_forbidden":
+                    raise newer_release(str(file), str(fault["loc"][-1])) from None
+            raise UserError(
+                f"{file} is damaged ({e.errors()[0]['msg']}): remove it, and run headrace forget again with its values"
+            ) from None
+
     def save(self, folder: Location) -> None:
         """Write it in one step; `folder`: of the pipeline's requests."""
         (folder / self.id / "request.json").put_text(self.model_dump_json(indent=1) + "\n")
@@ -44,13 +59,13 @@ def begin(ws: Workspace, pipeline: str, persons: Persons, now: datetime) -> Requ
     """Write the list of hashes and the request. The same values again are the same request.
 
     Raises:
-        UserError: the list is damaged.
+        UserError: the list or the request is damaged, or of a newer release.
     """
     listed = listed_in(ws.forgotten_values(pipeline), persons.column, sorted(persons.texts))
     name = _sha256(persons.column, *sorted(listed.hashes(persons.column, sorted(persons.texts))))[:_ID_CHARS]
     there = ws.forgotten(pipeline) / name / "request.json"
     if there.is_file():
-        return Request.model_validate_json(there.read_text())
+        return Request.load(there)
     request = Request(
         id=name,
         pipeline=pipeline,
@@ -73,7 +88,7 @@ def is_erased(ws: Workspace, pipeline: str, persons: Persons) -> bool:
     file = ws.forgotten(pipeline) / name / "request.json"
     if not file.is_file():
         return False
-    request = Request.model_validate_json(file.read_text())
+    request = Request.load(file)
     return (request.erased or request.finished) is not None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.lake.delta.user_metadata import said_by
+from headrace.own_records import known_keys
 from headrace.storage import LeaseLost, Location
 
 _MARK = "headrace.erasure"
@@ -35,14 +36,17 @@ def replacements(table: Location) -> dict[str, Replacement]:
     """By path in the log: of all files that were written again.
 
     Raises:
-        UserError: the record is damaged.
+        UserError: the record is damaged, or of a newer release.
     """
     try:
         text = _file(table).read_text()
     except FileNotFoundError:
         return {}
     try:
-        return {path: Replacement(**found) for path, found in json.loads(text).items()}
+        return {
+            path: Replacement(**known_keys(found, ("add", "rows"), str(_file(table))))
+            for path, found in json.loads(text).items()
+        }
     except (ValueError, TypeError, AttributeError) as e:
         raise UserError(
             f"{_file(table)} is damaged: older versions of the table cannot be read. Remove it to read the newest "
@@ -79,9 +83,16 @@ def erasure_text(request: str, rows: Mapping[str, int]) -> str:
 
 
 def erased_rows(user_metadata: str | None) -> Mapping[str, int] | None:
-    """By day, the rows that a commit of ours has erased; None of another commit."""
+    """By day, the rows that a commit of ours has erased; None of another commit.
+
+    Raises:
+        UserError: a newer release has made it.
+    """
     said = said_by(_MARK, user_metadata)
-    return None if said is None else dict(said["rows"])
+    if said is None:
+        return None
+    what = f"the record of the erasure {said.get('request')} in a table's log"
+    return dict(known_keys(said, ("request", "rows"), what)["rows"])
 
 
 def _file(table: Location) -> Location:

@@ -7,6 +7,7 @@ import json
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.delta.user_metadata import said_by
+from headrace.own_records import known_keys
 from headrace.storage import Fence, Location
 
 _MARK = "headrace.retention"
@@ -35,6 +36,12 @@ def remove_days_before(table: Location, first: str, fence: Fence | None = None) 
 
 
 def first_kept(user_metadata: str | None) -> str | None:
-    """The first day that a commit of `remove_days_before` has left; None of another commit."""
+    """The first day that a commit of `remove_days_before` has left; None of another commit.
+
+    Raises:
+        UserError: a newer release has made it.
+    """
     said = said_by(_MARK, user_metadata)
-    return None if said is None else str(said["first"])
+    if said is None:
+        return None
+    return str(known_keys(said, ("first",), "the record of days that were removed in a table's log")["first"])

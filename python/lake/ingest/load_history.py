@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey
 from headrace.lake.delta.retention import first_kept
+from headrace.own_records import known_keys
 from headrace.storage import Location
 
 _MARK = "headrace.ingest"
@@ -80,8 +81,12 @@ class DayState:
     damage: str | None = None
 
 
+#: Of a record as it is stored.
+_KEYS = frozenset(f.name for f in fields(LoadRecord)) - {"version"}
+
+
 class LoadHistory:
-    """The loads that the log of the events' table tells of."""
+    """The loads that the log of the events' table tells of. Raises UserError where a newer release has loaded a day."""
 
     def __init__(self, log: DeltaLog) -> None:
         self.log = log
@@ -213,7 +218,9 @@ def _record(commit: Commit) -> LoadRecord | None:
         return None
     if not isinstance(stored, dict) or _MARK not in stored:
         return None
-    return LoadRecord(**stored[_MARK], version=commit.version)
+    said = stored[_MARK]
+    what = f"the load record of {said.get('ds')} (version {commit.version} of the events' table)"
+    return LoadRecord(**known_keys(said, _KEYS, what), version=commit.version)
 
 
 def _days(commit: Commit) -> Iterator[str]:

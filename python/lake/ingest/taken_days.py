@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from headrace.lake.delta.log import DeltaLog
+from headrace.own_records import known_keys
 
 _MARK = "headrace.ingest.table"
 
@@ -43,6 +44,9 @@ class TakenDay:
         return self.rows["read"] - self.rows["kept"] - self.rows.get("forgotten", 0)
 
 
+_KEYS = frozenset(f.name for f in fields(TakenDay))
+
+
 @dataclass(frozen=True)
 class TakenDays:
     """What the log of a quarantine table tells."""
@@ -57,7 +61,7 @@ class TakenDays:
 
     @staticmethod
     def read(log: DeltaLog) -> TakenDays:
-        """The newest record of each day."""
+        """The newest record of each day. Raises UserError where a newer release has written one."""
         days: dict[str, TakenDay] = {}
         place = columns = newest = None
         for version, text in log.user_metadata():
@@ -65,10 +69,12 @@ class TakenDays:
                 said = json.loads(text)[_MARK]
             except (ValueError, KeyError, TypeError):
                 continue
+            what = f"the record of days that were taken (version {version} of the quarantine table)"
+            known_keys(said, ("place", "columns", "days"), what)
             if newest is None:
                 newest, place, columns = version, said["place"], said["columns"]
             for day in said["days"]:
-                days.setdefault(day["ds"], TakenDay(**day))
+                days.setdefault(day["ds"], TakenDay(**known_keys(day, _KEYS, what)))
         return TakenDays(days, place, columns, newest)
 
 

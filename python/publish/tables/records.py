@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
+from headrace.own_records import known_keys
 from headrace.publish.files.target import Record
 from headrace.publish.target import Publication
 from headrace.storage import Fence, Location
@@ -16,6 +17,7 @@ from headrace.storage.fenced_file import put_fenced
 _FENCES = "fences"
 #: In a record: that its day's rows change just now, and `rows` is of before.
 _CHANGES = "changes"
+_KEYS = frozenset(f.name for f in fields(Record))
 
 
 class Records:
@@ -32,11 +34,11 @@ class Records:
         self._put(ds, asdict(record))
 
     def published(self, ds: str) -> Publication | None:
-        """The record of a day; None where there is none."""
+        """The record of a day; None where there is none. Raises UserError where a newer release has written it."""
         file = self._folder / f"{ds}.json"
         if not file.is_file():
             return None
-        found = Record(**self._said(ds))
+        found = Record(**known_keys(self._said(ds), _KEYS, str(file)))
         return Publication(found.key, found.rows, found.audit)
 
     def rows_by_day(self) -> dict[str, int]:
