@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 from headrace.config import AnySource, LandingSource, TableSource
 from headrace.errors import UserError
 from headrace.storage import Location, StoreError, is_uri, local, location_of
+from headrace.storage.objects.calls import ChangedInPlace
 from headrace.workspace import Workspace, installation
 
 #: Files that a writer has not finished, or that no reader of a lake takes for data.
@@ -58,7 +59,7 @@ class LandingFile:
         """
         try:
             now = self.path.info()
-        except FileNotFoundError:
+        except (FileNotFoundError, ChangedInPlace):
             return False
         except PermissionError as e:
             raise self._unreadable(e) from None

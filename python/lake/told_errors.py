@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.storage import StoreAway, StoreError
 from headrace.storage.file_faults import told_of_file
+from headrace.storage.objects.calls import ChangedInPlace
 
 
 def told(error: Exception) -> tuple[str, int] | None:
@@ -39,6 +40,11 @@ def own_error(error: BaseException) -> UserError | StoreError | None:
     """
     raised = _unwrapped(error)
     own = raised if isinstance(raised, (UserError, StoreError)) else None
+    if isinstance(raised, ChangedInPlace):
+        own = UserError(
+            f"{raised}. Run this again; if it stays, delete the folder that the file is in, and run the stage again "
+            f"that made it"
+        )
     if isinstance(own, UserError) and own.exit_code != EXIT_USER_ERROR:
         return own
     return store_away(error) or own

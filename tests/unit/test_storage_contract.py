@@ -15,6 +15,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import EXIT_USER_ERROR
+from headrace.lake.landing import LandingFile
+from headrace.lake.told_errors import told
 from headrace.storage import Location, local, system
 from headrace.storage.objects.calls import ChangedInPlace
 from tests.storage_homes import hdfs_home, home_of, left_over, memory_home
@@ -353,8 +356,13 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         physical = folder / "a"
     physical.put_text("wrong")
     for read in (Location.local_path, Location.read_bytes):
-        with pytest.raises(ChangedInPlace, match="changed in place"):
+        with pytest.raises(ChangedInPlace, match="changed in place") as raised:
             read(home / "p" / "a")
+        message, code = told(raised.value) or ("", 0)
+        assert code == EXIT_USER_ERROR
+        assert physical.below(home) in message
+        assert "delete the folder that the file is in, and run the stage again" in message
+    assert not LandingFile("a", home / "p" / "a", 5, 0).unchanged()
 
 
 def test_what_another_process_publishes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,8 +240,8 @@ def test_a_key_is_no_word_of_the_library(gone: None) -> None:
 def test_what_it_is_called_in_each_cloud() -> None:
     stores = pytest.importorskip("obstore.store")
     azure = stores.AzureStore("c", account_name="a", account_key="YQ==")
-    assert calls._shown(azure, "x/y") == "abfss://c@a.dfs.core.windows.net/x/y"
-    assert calls._shown(stores.MemoryStore(), "x/y") == "x/y"
+    assert calls.shown(azure, "x/y") == "abfss://c@a.dfs.core.windows.net/x/y"
+    assert calls.shown(stores.MemoryStore(), "x/y") == "x/y"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from headrace.features.vocabulary.delta_table import CodesOvertaken
 from headrace.jobs import run_stage
 from headrace.lake.told_errors import own_error, own_errors, told
 from headrace.storage import LeaseLost, StoreAway, StoreError
+from headrace.storage.objects.calls import ChangedInPlace
 from headrace.train.result import Diverged
 
 _AT = (
@@ -84,6 +85,14 @@ def test_a_store_that_does_not_do_as_asked() -> None:
     message, code = told(job(of_task(raising(StoreError("s3://b/a: 400 Bad Request"))))) or ("", 0)
     assert message.startswith("s3://b/a: 400 Bad Request. Run this again;")
     assert code == EXIT_FAILURE
+
+
+def test_a_file_that_was_changed_in_place() -> None:
+    error = job(of_task(raising(ChangedInPlace("s3://b/a was changed in place"))))
+    message, code = told(error) or ("", 0)
+    assert (message.partition(". ")[0], code) == ("s3://b/a was changed in place", EXIT_USER_ERROR)
+    with pytest.raises(UserError, match=r"^s3://b/a was changed in place\. Run this again"), own_errors():
+        raise error
 
 
 def test_one_that_is_made_of_more_than_its_message() -> None:

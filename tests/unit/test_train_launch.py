@@ -330,12 +330,14 @@ import sys
 from pathlib import Path
 import headrace.train.loop.run as loop
 from headrace.errors import UserError
-from headrace.storage.objects.calls import StoreAway, StoreError
+from headrace.storage.objects.calls import ChangedInPlace, StoreAway, StoreError
 from headrace.train.launch.worker import rank_main
 
 def train(*args, **more):
     if sys.argv[2] == "fails":
         raise StoreError("store/part-0001.parquet: HTTP error: 503 Slow Down")
+    if sys.argv[2] == "has another file":
+        raise ChangedInPlace("s3://b/part-0001.parquet was changed in place")
     try:
         raise StoreAway("s3://b/part-0001.parquet: the store is away")
     except OSError as e:
@@ -349,16 +351,21 @@ print(rank_main(Path(sys.argv[1]).read_text()))
 def test_a_rank_whose_store_does_not_answer_names_the_object(job: Job, tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(job.model_dump_json())
     line = [sys.executable, "-c", UNANSWERED, str(tmp_path / "job.json")]
-    wanted = {"fails": (r"should: store/part-0001\.parquet: HTTP error: 503 Slow Down$", EXIT_FAILURE)}
-    wanted["is away"] = (r"^s3://b/part-0001\.parquet: the store is away$", EXIT_INCOMPLETE)
-    for how, (said, code) in wanted.items():
-        done = subprocess.run([*line, how], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
+    wanted: dict[str, tuple[str, type[UserError], int]] = {
+        "fails": (r"should: store/part-0001\.parquet: HTTP error: 503 Slow Down$", StoreFailed, EXIT_FAILURE),
+        "is away": (r"^s3://b/part-0001\.parquet: the store is away$", StoreFailed, EXIT_INCOMPLETE),
+        "has another file": (r"^s3://b/part-0001\.parquet was changed in place\. Run", UserError, EXIT_USER_ERROR),
+    }
+    pipe = subprocess.PIPE
+    ranks = {how: subprocess.Popen([*line, how], stdout=pipe, stderr=pipe, text=True) for how in wanted}
+    for how, (said, kind, code) in wanted.items():
+        out, err = ranks[how].communicate()
+        assert ranks[how].returncode == 0, err
+        answer = RankResult.model_validate_json(out.splitlines()[-1])
         assert answer.error is not None
         assert re.search(said, answer.error.message)
         raised = answer.error.exception()
-        assert (isinstance(raised, StoreFailed), raised.exit_code) == (True, code)
+        assert (type(raised), raised.exit_code) == (kind, code)
 
 
 MOUNT_AWAY = """

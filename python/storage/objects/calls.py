@@ -65,7 +65,7 @@ class StoreRefused(UserError):
 
 
 class ChangedInPlace(OSError):
-    """An object is not the one that its folder's list names."""
+    """An object is not the one that its folder's list, or a look just before, has named."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,9 @@ class Stored:
 
 class Bucket(ABC):
     """A bucket of another kind than obstore's: its methods are the functions of this module."""
+
+    @abstractmethod
+    def shown(self, key: str) -> str: ...
 
     @abstractmethod
     def get_small(self, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None: ...
@@ -315,15 +318,15 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as e:
-        raise StoreRefused(f"the store refuses {_shown(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
+        raise StoreRefused(f"the store refuses {shown(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
     except FileNotFoundError:
         if not writes:
             raise
         raise StoreRefused(
-            f"{_shown(bucket, key)} cannot be written: there is no such bucket, and headrace makes none"
+            f"{shown(bucket, key)} cannot be written: there is no such bucket, and headrace makes none"
         ) from None
     except BaseError as e:
-        place, said = _shown(bucket, key), _first_line(e)
+        place, said = shown(bucket, key), _first_line(e)
         if _METADATA.search(said) and not _metadata_away(said, str(e)):
             raise StoreRefused(
                 f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
@@ -352,7 +355,8 @@ def _away(place: str, said: str, whole: str) -> StoreAway:
     return StoreAway(f"{place}: the store is away ({_NOISE.sub('', said)}{why}). {advice}")
 
 
-def _shown(bucket: Any, key: str) -> str:
+@_of_any_bucket
+def shown(bucket: Any, key: str) -> str:
     """How messages name an object."""
     from obstore.store import AzureStore, GCSStore, S3Store
 

@@ -147,7 +147,7 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
             got = calls.download(bucket, stored.key, partial)
             if (got.tag, got.size, partial.stat().st_size) != (stored.tag, stored.size, stored.size):
                 raise ChangedInPlace(
-                    f"{store}/{stored.key} is not the file that its folder's list names: it was changed in place"
+                    f"{store}/{stored.key} is not the file that was looked for: it was changed in place"
                 )
             system.replace(partial, path)
         finally:

@@ -146,7 +146,8 @@ class Tree:
         named = found.file
         told = None if named is None else ask(self.bucket, named.key)
         if named is not None and told is not None and (told[1].tag, told[1].size) != (named.tag, named.size):
-            raise ChangedInPlace(f"{named.key} is not the file that its folder's list names: it was changed in place")
+            place = calls.shown(self.bucket, named.key)
+            raise ChangedInPlace(f"{place} is not the file that its folder's list names: it was changed in place")
         return told
 
     def files(self, key: str) -> dict[str, Stored]:

@@ -15,11 +15,11 @@ from contextlib import suppress
 
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.lake.told_errors import store_away
+from headrace.lake.told_errors import own_error, store_away
 from headrace.storage import LeaseLost
 from headrace.storage.file_faults import told_of_file
 from headrace.storage.objects import copies
-from headrace.storage.objects.calls import StoreError
+from headrace.storage.objects.calls import ChangedInPlace, StoreError
 from headrace.train.job import Job
 from headrace.train.launch.startup import end_phase, process_began
 from headrace.train.result import Diverged, RankError, RankResult, Stopped, is_full
@@ -78,7 +78,7 @@ def rank_main(job_json: str) -> str:
         result.report = train(job, collective, on_progress, watchdog)
     except Stopped as e:
         result.stopped = e.step, e.total
-    except (UserError, StoreError) as e:
+    except (UserError, StoreError, ChangedInPlace) as e:
         result.error = _rank_error(collective.world.rank, e)
     except OSError as e:
         result.error = _file_error(collective.world.rank, e, job)
@@ -109,13 +109,15 @@ def place_copies(job: Job) -> None:
         os.environ.setdefault(copies.VARIABLE, str(copies.folder()))
 
 
-def _rank_error(rank: int, e: UserError | StoreError) -> RankError:
+def _rank_error(rank: int, e: UserError | StoreError | ChangedInPlace) -> RankError:
     if (away := store_away(e)) is not None:
         return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
     if isinstance(e, StoreError):
         return RankError(rank=rank, message=f"the store does not answer as it should: {e}", store_failed=True)
     if isinstance(e, LeaseLost):
         return RankError(rank=rank, message=str(e), lease_lost=True)
+    if isinstance(e, ChangedInPlace):
+        return RankError(rank=rank, message=str(own_error(e)))
     return RankError(rank=rank, message=str(e), diverged_at=e.step if isinstance(e, Diverged) else None)
 
 
