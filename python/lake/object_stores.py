@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError
-from headrace.storage.objects.clients import HADOOP, endpoint_of, region_of
+from headrace.storage.objects.clients import DEFAULT_REGION, HADOOP, endpoint_of, region_of
 from headrace.workspace import Workspace, checkout, installation, s3_dir
 
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
@@ -90,7 +90,7 @@ def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -
             # Buckets as names of hosts are AWS's own.
             "spark.hadoop.fs.s3a.path.style.access": "true",
         }
-    if region := region_of(environ) or ("us-east-1" if endpoint_of(environ) else None):
+    if region := region_of(environ) or (DEFAULT_REGION if endpoint_of(environ) else None):
         found["spark.hadoop.fs.s3a.endpoint.region"] = region
     return found
 

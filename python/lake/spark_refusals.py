@@ -7,17 +7,21 @@ and of Google's connector, by 2.2.26.
 
 from __future__ import annotations
 
+import os
 import re
 
 from headrace.storage import StoreError, StoreRefused
+from headrace.storage.objects.clients import of_another_region
 
 _DENIED = re.compile(r"\bjava\.nio\.file\.AccessDeniedException: s3a?://([^\n]*?): ([^\n]*)")
 _NO_CREDENTIALS = re.compile(r"\b(?:NoAuthWithAWS|NoAwsCredentials|CredentialInitialization)Exception\b")
 _NO_BUCKET = re.compile(r"\borg\.apache\.hadoop\.fs\.s3a\.UnknownStoreException: `s3a?://([^/'\n]+)([^\n]*?)':")
-#: Other codes of 3xx, 4xx and 501 that no later try changes.
-_ANSWERED = re.compile(
-    r"\borg\.apache\.hadoop\.fs\.s3a\.AWS(?:BadRequest|Redirect|UnsupportedFeature)Exception: ([^\n]*)"
+#: S3A does not say of which bucket, and says "null" where S3 does not say which region.
+_REDIRECT = re.compile(
+    r"\borg\.apache\.hadoop\.fs\.s3a\.AWSRedirectException: Received permanent redirect response to region (\S+?)\.\s"
 )
+#: Other codes of 4xx and 501 that no later try changes.
+_ANSWERED = re.compile(r"\borg\.apache\.hadoop\.fs\.s3a\.AWS(?:BadRequest|UnsupportedFeature)Exception: ([^\n]*)")
 _CERTIFICATE = re.compile(
     r"\borg\.apache\.hadoop\.fs\.s3a\.AWSClientIOException: ([^\n]*PKIX path (?:building|validation) failed[^\n]*)"
 )
@@ -57,6 +61,13 @@ def refusal_of_spark(text: str) -> StoreRefused | StoreError | None:
     if (nowhere := _NO_BUCKET.search(text)) is not None:
         bucket, key = nowhere.groups()
         return StoreRefused(f"s3://{bucket}{key}: there is no bucket '{bucket}', and headrace makes none")
+    if (redirect := _REDIRECT.search(text)) is not None:
+        region = None if redirect[1] == "null" else redirect[1]
+        said = of_another_region("a bucket that Spark asked for", None, region, os.environ)
+        return StoreRefused(
+            f"{said}, here and on the hosts of executors (spark.hadoop.fs.s3a.endpoint.region of spark.properties goes "
+            f"before it)"
+        )
     if (answered := _ANSWERED.search(text) or _CERTIFICATE.search(text)) is not None:
         key, said = _said(answered[1])
         return StoreError(f"s3://{key}: {said}" if key else said)

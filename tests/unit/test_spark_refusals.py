@@ -89,6 +89,28 @@ def test_what_the_user_mends(text: str, said: str) -> None:
     assert told(PySparkException(text)) == (said, EXIT_USER_ERROR)
 
 
+@pytest.mark.parametrize(
+    ("region", "said"),
+    [
+        ("eu-west-1", "a bucket that Spark asked for is in the region 'eu-west-1' and was asked for in 'eu-north-1' "),
+        ("null", "a bucket that Spark asked for is in another region than 'eu-north-1' (AWS_DEFAULT_REGION): set "),
+    ],
+)
+def test_a_bucket_of_another_region(region: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `S3AUtils.translateException` of Hadoop 3.4.1 has it."""
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    text = (
+        f"org.apache.hadoop.fs.s3a.AWSRedirectException: Received permanent redirect response to region {region}.  "
+        f"This likely indicates that the S3 region configured in fs.s3a.endpoint.region does not match the AWS region "
+        f"containing the bucket.: null (Service: S3, Status Code: 301, Request ID: null)"
+    )
+    message, code = told(PySparkException(f"{_CALLING}{text}{_STACK}")) or ("", 0)
+    assert message.startswith(said)
+    assert "spark.hadoop.fs.s3a.endpoint.region of spark.properties" in message
+    assert code == EXIT_USER_ERROR
+
+
 _UNTRUSTED = (
     "Unable to execute HTTP request: PKIX path building failed: sun.security.provider.certpath."
     "SunCertPathBuilderException: unable to find valid certification path to requested target"
@@ -102,12 +124,6 @@ _UNTRUSTED = (
             "AWSBadRequestException: listObjects() on s3a://b/a: "
             + answered(400, "The provided token has expired.", "ExpiredToken"),
             "s3://b/a: 400 ExpiredToken: The provided token has expired",
-        ),
-        (
-            "AWSRedirectException: Received permanent redirect response to region null.  This likely indicates that "
-            "the S3 region does not match: null (Service: S3, Status Code: 301, Request ID: null)",
-            "301 Received permanent redirect response to region null.  This likely indicates that the S3 region does "
-            "not match",
         ),
         (
             "AWSClientIOException: getFileStatus on s3a://b/a: software.amazon.awssdk.core.exception.SdkClientException"

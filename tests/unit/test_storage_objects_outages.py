@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.cli.groups import Group
-from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.jobs import run_stage
 from headrace.lake.blocks.lines import Part, blocks
 from headrace.lake.ingest.unpack import UnpackTask
 from headrace.lake.sources.compression import open_plain
 from headrace.lake.told_errors import told
-from headrace.storage import StoreAway, local, location
+from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore
 from tests.certificates import self_signed
@@ -39,13 +39,14 @@ class Busy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     refused = 0
     status = 503
+    body = b"<Error><Code>SlowDown</Code></Error>"
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if Busy.refused < REFUSALS:
             Busy.refused += 1
             self.send_response(Busy.status)
-            body = b"<Error><Code>SlowDown</Code></Error>"
+            body = Busy.body
         else:
             self.send_response(200)
             self.send_header("ETag", '"tag"')
@@ -170,6 +171,53 @@ def test_a_listing_that_is_refused_is_the_users_to_mend(
     for ask in (calls.list_below, calls.list_level):
         with pytest.raises(UserError, match=said):
             ask(clients.open_bucket("s3", "bucket"), "key")
+
+
+_MALFORMED = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>The authorization header is malformed; "
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (
+            301,  # of a HEAD there is no more
+            b"",
+            "s3://bucket is in another region than 'us-east-1' (AWS_REGION): set AWS_REGION to the bucket's own, which "
+            "`aws s3api get-bucket-location --bucket bucket` tells",
+        ),
+        (
+            400,
+            _MALFORMED + b"the region 'us-east-1' is wrong; expecting 'eu-west-1'</Message></Error>",
+            "s3://bucket is in the region 'eu-west-1' and was asked for in 'us-east-1' (AWS_REGION): set "
+            "AWS_REGION=eu-west-1",
+        ),
+    ],
+)
+def test_a_bucket_of_another_region(
+    gone: None, status: int, body: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Busy, "status", status)
+    monkeypatch.setattr(Busy, "body", body)
+    bucket = clients.open_bucket("s3", "bucket")
+    for ask in (calls.get, calls.list_below):
+        with pytest.raises(StoreRefused) as raised:
+            ask(bucket, "a/Received redirect without LOCATION")
+        assert told(raised.value) == (said, EXIT_USER_ERROR)
+
+
+def test_where_no_region_is_set(gone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setattr(Busy, "status", 301)
+    with pytest.raises(StoreRefused, match=r"another region than 'us-east-1' \(AWS_REGION is not set\)"):
+        calls.head(clients.open_bucket("s3", "bucket"), "key")
+
+
+def test_other_headers_that_are_malformed_say_nothing_of_a_region(gone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Busy, "status", 400)
+    monkeypatch.setattr(Busy, "body", _MALFORMED + b"a non-empty Access Key must be provided</Message></Error>")
+    with pytest.raises(calls.StoreError):
+        calls.get(clients.open_bucket("s3", "bucket"), "Received redirect without LOCATION")
 
 
 def test_a_certificate_that_is_not_trusted_is_another_error(

@@ -10,6 +10,7 @@ more than the store's first line.
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from headrace.errors import UserError
-from headrace.storage.objects.clients import AZURE
+from headrace.storage.objects import clients
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,6 +43,14 @@ _METADATA = re.compile(r"//(?:169\.254\.\d+\.\d+|\[?fd00:ec2::254\]?|metadata\.g
 _NOT_CONNECTED, _TIMEOUT = "ConnectError(", "kind: Timeout"
 #: What it has no errors of its own for where it lists: that it may not, and that there is no such bucket.
 _REFUSED, _NO_BUCKET = re.compile(r"non-2xx status code: 40[13]\b"), re.compile(r"non-2xx status code: 404\b")
+#: How S3 says that a bucket is in another region, in its own words (no key has a bracket there) or by a redirect
+#: without an address; and which one it is.
+_REGION = re.compile(
+    r"- Received redirect without LOCATION\b|"
+    r"<Code>(?:PermanentRedirect|IllegalLocationConstraintException)</Code>|"
+    r"<Code>AuthorizationHeaderMalformed</Code>[^\n]*\bexpecting '"
+)
+_ITS_REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'")
 #: What of its first line is no news to anybody: how it was told to try, and a server's page about an error.
 _NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+ *|:(?: <.*)?$")
 #: Why there was no answer, in the lines behind the first one.
@@ -332,6 +341,10 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
                 f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
                 f"its own ({said}). {_CREDENTIALS}"
             ) from None
+        if _REGION.search(str(e)) and (name := _s3_bucket(bucket)) is not None:
+            its_own = _ITS_REGION.search(str(e))
+            region = None if its_own is None else its_own[1] or its_own[2]
+            raise StoreRefused(clients.of_another_region(f"s3://{name}", name, region, os.environ)) from None
         if _REFUSED.search(said):
             raise StoreRefused(f"the store refuses {place}: {_NOISE.sub('', said)}. {_CREDENTIALS}") from None
         if _NO_BUCKET.search(said):
@@ -355,6 +368,13 @@ def _away(place: str, said: str, whole: str) -> StoreAway:
     return StoreAway(f"{place}: the store is away ({_NOISE.sub('', said)}{why}). {advice}")
 
 
+def _s3_bucket(bucket: Any) -> str | None:
+    """The name of a bucket in S3; None: it is in another store."""
+    from obstore.store import S3Store
+
+    return str(bucket.config["bucket"]) if isinstance(bucket, S3Store) else None
+
+
 @_of_any_bucket
 def shown(bucket: Any, key: str) -> str:
     """How messages name an object."""
@@ -367,7 +387,7 @@ def shown(bucket: Any, key: str) -> str:
     if isinstance(bucket, AzureStore):
         config = bucket.config
         _, blob, cloud = str(config.get("endpoint", "")).partition(f"//{config['account_name']}.blob.")
-        domain = f"dfs.{cloud}" if blob else AZURE
+        domain = f"dfs.{cloud}" if blob else clients.AZURE
         return f"abfss://{config['container_name']}@{config['account_name']}.{domain}/{key}"
     return key
 

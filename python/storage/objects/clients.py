@@ -33,6 +33,9 @@ _GROWTH = 4
 #: More than there is time for.
 _TRIES = 10_000
 
+#: The variables that name S3's region, the first of them that is set; without any it is that of the library and of AWS.
+_REGIONS, DEFAULT_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1"
+
 
 def open_bucket(scheme: str, bucket: str) -> Any:
     """The connection to a bucket; of Azure to `CONTAINER@ACCOUNT`."""
@@ -73,7 +76,25 @@ def endpoint_of(environ: Mapping[str, str]) -> str | None:
 
 def region_of(environ: Mapping[str, str]) -> str | None:
     """The region that the environment names."""
-    return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None
+    return next((environ[variable] for variable in _REGIONS if environ.get(variable)), None)
+
+
+def of_another_region(what: str, name: str | None, region: str | None, environ: Mapping[str, str]) -> str:
+    """What to say where a bucket of S3 is not in the region in which it was asked for.
+
+    Args:
+        what: the bucket or object, for the message.
+        name: the bucket's; None: nobody knows it.
+        region: its own; None: the store does not say it.
+        environ: of this process.
+    """
+    given = region_of(environ)
+    variable = next((v for v in _REGIONS if environ.get(v)), _REGIONS[0])
+    asked = f"'{given or DEFAULT_REGION}' ({variable}{'' if given else ' is not set'})"
+    if region is not None:
+        return f"{what} is in the region '{region}' and was asked for in {asked}: set {variable}={region}"
+    tells = f", which `aws s3api get-bucket-location --bucket {name}` tells" if name else ""
+    return f"{what} is in another region than {asked}: set {variable} to the bucket's own{tells}"
 
 
 def _endpoint(environ: Mapping[str, str]) -> dict[str, Any]:
