@@ -382,7 +382,7 @@ def made_statistics(ws: Workspace, rows: list[dict[str, Any]], name: str = "lake
     (folder / f"ds={DS}").mkdir(exist_ok=True)
     schema = SCHEMA.remove(SCHEMA.get_field_index("ds"))
     pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"ds={DS}" / "part-0.parquet")
-    add = {"path": f"ds={DS}/part-0.parquet", "partitionValues": {"ds": DS}}
+    add = {"path": f"ds={DS}/part-0.parquet", "partitionValues": {"ds": DS}, "size": 1}
     (folder / "_delta_log" / f"{0:020d}.json").write_text(json.dumps({"add": add}) + "\n")
     Manifest(
         stage="features",

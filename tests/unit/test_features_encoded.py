@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain, build_spec, load_spec
+from headrace.features.build import lake_files
 from headrace.features.build.lake_files import of_day
 from headrace.features.engines.arrow import write_lake as module
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate, aggregate_batch
@@ -44,7 +46,9 @@ from headrace.lake.delta.log import DataFile
 from headrace.lake.tasks import grouped
 from headrace.schema import TableColumn
 from headrace.storage import local
+from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
+from tests.storage_homes import memory_home
 
 COLUMNS = [
     TableColumn(name="id", type="bigint"),
@@ -138,7 +142,7 @@ def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> lis
         arrays["_source_line"] = pa.array(list(part["_source_line"]), pa.int64())
         path = folder / f"part-{i}.parquet"
         pq.write_table(pa.table(arrays), path, row_group_size=group, use_deprecated_int96_timestamps=True)
-        out.append(DataFile(local(path), {"ds": "2026-01-01"}, len(part)))
+        out.append(DataFile(local(path), {"ds": "2026-01-01"}, len(part), path.stat().st_size))
     return out
 
 
@@ -146,7 +150,7 @@ def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> lis
 def opened(files: list[DataFile], home: Path, rule: Rule) -> Iterator[LakeRows]:
     splitter = Splitter(rule, ("train", "valid"), "y")
     with lake_rows(
-        WORKFLOW, [LakeFile(f.path, f.path.size()) for f in files], splitter, local(home), {"t": ValueType("timestamp")}
+        WORKFLOW, [LakeFile(f.path, f.size) for f in files], splitter, local(home), {"t": ValueType("timestamp")}
     ) as rows:
         yield rows
 
@@ -377,9 +381,30 @@ def test_groups_of_even_size() -> None:
     assert grouped([1] * 4, lambda n: n << 30, cores=1) == [[1]] * 4
 
 
+def test_sizes_of_files_are_those_of_the_log(ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No store is asked for each of them: none of these is there."""
+    events = memory_home(monkeypatch, tmp_path / "cache")
+    schema = json.dumps({"type": "struct", "fields": []})
+    adds = [{"path": f"{k}.parquet", "partitionValues": {"ds": "2026-01-01"}, "size": k} for k in (7, 8)]
+    actions: list[dict[str, Any]] = [{"protocol": {"minReaderVersion": 1}}, {"metaData": {"schemaString": schema}}]
+    lines = (json.dumps(action) + "\n" for action in (*actions, *({"add": add} for add in adds)))
+    (events / "_delta_log" / f"{0:020d}.json").put_text("".join(lines))
+    found: list[LakeFile] = []
+
+    @contextmanager
+    def rows_of(spec: object, ws: object, files: list[LakeFile], *more: object) -> Iterator[None]:
+        found.extend(files)
+        yield
+
+    monkeypatch.setattr(lake_files, "rows_of_files", rows_of)
+    rows: Any = None
+    with lake_files.files_of_day(load_spec("clicks"), ws, "2026-01-01", events, 0, WORKFLOW, rows):
+        assert found == [LakeFile(events / f"{k}.parquet", k) for k in (7, 8)]
+
+
 def test_the_files_of_a_day(tmp_path: Path) -> None:
     days = ("2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04")
-    files = [DataFile(local(tmp_path / ds), {"ds": ds}, 1) for ds in days]
+    files = [DataFile(local(tmp_path / ds), {"ds": ds}, 1, 1) for ds in days]
 
     def seen(ds: str, **changes: Any) -> list[str]:
         data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -143,7 +143,7 @@ def test_statistics_and_rows_are_those_of_a_common_folder(
 def same_dataset(folder: Path, rows: int, files: int, group: int, seed: int, chance: random.Random) -> None:
     events = make(rows, seed)
     rule = TimeRule("t", FIRST, FIRST + 2, FIRST + 4)
-    landed = [LakeFile(f.path, f.path.size()) for f in land(events, folder / "lake", files, group)]
+    landed = [LakeFile(f.path, f.size) for f in land(events, folder / "lake", files, group)]
     splitter, extra = Splitter(rule, SPLITS, "y"), {"t": ValueType("timestamp")}
     with lake_rows(WORKFLOW, landed, splitter, local(folder / "home"), extra) as shared:
         fit = LakeFit(WORKFLOW, shared)

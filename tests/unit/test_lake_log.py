@@ -32,6 +32,17 @@ SCHEMA = json.dumps(
 )
 
 
+#: Of the `add` actions in a checkpoint.
+KIND = pa.struct(
+    [
+        ("path", pa.string()),
+        ("partitionValues", pa.map_(pa.string(), pa.string())),
+        ("size", pa.int64()),
+        ("stats", pa.string()),
+    ]
+)
+
+
 def commit(folder: Path, version: int, *actions: dict[str, Any]) -> None:
     log = folder / "_delta_log"
     log.mkdir(parents=True, exist_ok=True)
@@ -92,12 +103,9 @@ def test_replay(tmp_path: Path) -> None:
 def test_checkpoint_stands_for_commits_that_are_gone(tmp_path: Path) -> None:
     kept = add(tmp_path, "ds=d1/a.parquet", "d1", 3)["add"]
     commit(tmp_path, 3, add(tmp_path, "ds=d2/b.parquet", "d2", 4))
-    kind = pa.struct(
-        [("path", pa.string()), ("partitionValues", pa.map_(pa.string(), pa.string())), ("stats", pa.string())]
-    )
     table = pa.table(
         {
-            "add": pa.array([kept | {"partitionValues": [("ds", "d1")]}, None], kind),
+            "add": pa.array([kept | {"partitionValues": [("ds", "d1")]}, None], KIND),
             "metaData": pa.array([None, {"schemaString": SCHEMA}], pa.struct([("schemaString", pa.string())])),
         }
     )
@@ -184,11 +192,11 @@ def test_known_features_are_read(tmp_path: Path) -> None:
 
 def test_data_files_elsewhere(tmp_path: Path) -> None:
     there = tmp_path / "there" / "a b.parquet"
-    commit(tmp_path, 0, {"add": {"path": f"file://{str(there).replace(' ', '%20')}", "partitionValues": {}}})
+    commit(tmp_path, 0, {"add": {"path": f"file://{str(there).replace(' ', '%20')}", "partitionValues": {}, "size": 1}})
     files = DeltaLog(local(tmp_path)).files(0)
     assert files is not None
     assert [f.path for f in files] == [local(there)]
-    commit(tmp_path, 1, {"add": {"path": "wasb://bucket/a.parquet", "partitionValues": {}}})
+    commit(tmp_path, 1, {"add": {"path": "wasb://bucket/a.parquet", "partitionValues": {}, "size": 1}})
     with pytest.raises(UserError, match=r"has a data file at wasb://bucket/a\.parquet"):
         DeltaLog(local(tmp_path)).files(1)
 
@@ -197,33 +205,28 @@ def test_checkpoints_in_parts_and_with_sidecars(tmp_path: Path) -> None:
     log, folder = DeltaLog(local(tmp_path)), tmp_path / "_delta_log"
     commit(tmp_path, 2, add(tmp_path, "c.parquet", "d1", 4))
     adds = [add(tmp_path, f"{name}.parquet", "d1", 3)["add"] for name in "ab"]
-    kind = pa.struct(
-        [("path", pa.string()), ("partitionValues", pa.map_(pa.string(), pa.string())), ("stats", pa.string())]
-    )
     rows = [a | {"partitionValues": list(a["partitionValues"].items())} for a in adds]
     for part, row in enumerate(rows, 1):
         if part == 2:  # half of it is none at all
             assert log.files(2) is None
         pq.write_table(
-            pa.table({"add": pa.array([row], kind)}), folder / f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet"
+            pa.table({"add": pa.array([row], KIND)}), folder / f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet"
         )
     assert paths(log, 2) == ["a.parquet", "b.parquet", "c.parquet"]
     for part in (1, 2):
         (folder / f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet").unlink()
     # Statistics as a struct, as some writers have them.
-    parsed = pa.struct(
-        [kind.field(0), kind.field(1), pa.field("stats_parsed", pa.struct([("numRecords", pa.int64())]))]
-    )
+    parsed = pa.struct([*list(KIND)[:3], pa.field("stats_parsed", pa.struct([("numRecords", pa.int64())]))])
     row = {k: v for k, v in rows[0].items() if k != "stats"} | {"stats_parsed": {"numRecords": 7}}
     path = folder / f"{1:020d}.checkpoint.parquet"
     pq.write_table(pa.table({"add": pa.array([row, None], parsed)}), path)
     files = log.files(1)
     assert files is not None
-    assert [(f.path.name, f.rows) for f in files] == [("a.parquet", 7)]
+    assert [(f.path.name, f.rows, f.size) for f in files] == [("a.parquet", 7, 1)]
     path.unlink()
     # V2: actions in a JSON file, data files in a sidecar.
     (folder / "_sidecars").mkdir()
-    pq.write_table(pa.table({"add": pa.array(rows, kind)}), folder / "_sidecars" / "x.parquet")
+    pq.write_table(pa.table({"add": pa.array(rows, KIND)}), folder / "_sidecars" / "x.parquet")
     top = [
         {"checkpointMetadata": {"version": 1}},
         {"metaData": {"schemaString": SCHEMA}},

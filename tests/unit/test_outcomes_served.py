@@ -39,7 +39,7 @@ class Lake:
         (folder / path).put_text("x")
         moment = int(datetime.fromisoformat(f"{at}+00:00").timestamp() * 1000)
         info = {"timestamp": moment} | ({} if metadata is None else {"userMetadata": metadata})
-        file = {"path": path, "partitionValues": {"ds": ds}, "stats": json.dumps({"numRecords": 7}), **add}
+        file = {"path": path, "partitionValues": {"ds": ds}, "size": 1, "stats": json.dumps({"numRecords": 7}), **add}
         before = [{"remove": {"path": f"ds={ds}/{v}.parquet"}} for v in range(self.version)]
         first = [{"protocol": {"minReaderVersion": 1}}, {"metaData": {"configuration": {}}}] if not self.version else []
         actions = [{"commitInfo": info}, *first, *before, {"add": file}]

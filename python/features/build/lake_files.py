@@ -38,7 +38,7 @@ def files_of_day(
     the version's files, or where deletion vectors mark rows of them as deleted.
     """
     files = None if _by_spark(spec) else DeltaLog(events).plain_files(version)
-    mine = None if files is None else [LakeFile(f.path, f.path.size()) for f in of_day(spec, ds, files)]
+    mine = None if files is None else [LakeFile(f.path, f.size) for f in of_day(spec, ds, files)]
     with rows_of_files(spec, ws, mine, workflow, rows) as found:
         yield found
 

@@ -38,6 +38,8 @@ class DataFile:
     partition: Mapping[str, str | None]
     #: Live rows; None where the writer kept no statistics.
     rows: int | None
+    #: Bytes, by the log.
+    size: int
     #: Rows of the Parquet file that a deletion vector marks as deleted: who reads the file itself must leave them out.
     deleted: int = 0
     #: Identifies its deletion vector; empty without one.
@@ -313,7 +315,7 @@ def _data_file(folder: Location, add: Mapping[str, Any]) -> DataFile:
     # A Parquet map reads as a list of pairs.
     partition = dict(add["partitionValues"] or {})
     path, erased = file_path(folder, add["path"]), int(add.get(erased_files.ROWS, 0))
-    return DataFile(path, partition, _live_rows(add), _deleted(add), _key(add)[1], erased)
+    return DataFile(path, partition, _live_rows(add), int(add["size"]), _deleted(add), _key(add)[1], erased)
 
 
 def _file_action(folder: Location, action: Mapping[str, Any]) -> FileAction:
