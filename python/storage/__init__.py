@@ -19,7 +19,7 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 """
 
 from headrace.storage.lease import Fence, Lease, LeaseLost
-from headrace.storage.location import Location, local, location_named, location_of, missing
+from headrace.storage.location import Location, local, location_named, location_of, missing, not_as_written
 from headrace.storage.objects.calls import StoreAway, StoreError, StoreRefused
 from headrace.storage.objects.copies import folder as copies_folder
 from headrace.storage.objects.copies import release as release_copy
@@ -41,6 +41,7 @@ __all__ = [
     "location_of",
     "missing",
     "names_store",
+    "not_as_written",
     "release_copy",
     "uri_fault",
 ]

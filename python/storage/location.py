@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from typing import BinaryIO
 from headrace.storage.hdfs.store import HdfsStore
 from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
+from headrace.storage.objects.calls import ChangedInPlace
 from headrace.storage.objects.store import ObjectStore
 from headrace.storage.store import Info, Store, Unfinished
 from headrace.storage.uri import parse_uri, stored_name
@@ -353,6 +354,24 @@ def missing(files: Sequence[Location]) -> Location | None:
     with ThreadPoolExecutor(min(_AT_ONCE, len(files)), "look") as pool:
         there = pool.map(Location.is_file, files)
         return next((file for file, is_there in zip(files, there, strict=True) if not is_there), None)
+
+
+def not_as_written(sizes: Mapping[Location, int]) -> str | None:
+    """Why the first of some files is not the one that was written, by their bytes; None: all are. As for `missing`."""
+    if not sizes:
+        return None
+    with ThreadPoolExecutor(min(_AT_ONCE, len(sizes)), "look") as pool:
+        return next((why for why in pool.map(_not_as_written, sizes, sizes.values()) if why is not None), None)
+
+
+def _not_as_written(file: Location, size: int) -> str | None:
+    try:
+        found = file.size()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{file} is gone"
+    except ChangedInPlace:
+        return f"{file} was changed in place"
+    return None if found == size else f"{file} has {found} bytes, not {size}"
 
 
 def local(path: str | os.PathLike[str]) -> Location:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from headrace.errors import EXIT_USER_ERROR
 from headrace.lake.landing import LandingFile
 from headrace.lake.told_errors import told
-from headrace.storage import Location, local, system
+from headrace.storage import Location, local, not_as_written, system
 from headrace.storage.objects.calls import ChangedInPlace
 from tests.storage_homes import hdfs_home, home_of, left_over, memory_home
 
@@ -349,6 +349,18 @@ def test_a_large_file_is_read_in_order_and_here_and_there(tmp_path: Path, monkey
     assert (home / "x").read_bytes() == data
 
 
+def test_files_that_are_not_as_they_were_written(home: Location) -> None:
+    with (home / "p").new_folder() as folder:
+        for name in "abc":
+            (folder / name).put_text(name)
+    sizes = {home / "p" / name: 1 for name in "abc"}
+    assert not_as_written(sizes) is None
+    assert not_as_written({}) is None
+    assert not_as_written(sizes | {home / "p" / "b": 2}) == f"{home / 'p' / 'b'} has 1 bytes, not 2"
+    for gone in (home / "p" / "d", home / "p" / "a" / "d"):
+        assert not_as_written(sizes | {gone: 1}) == f"{gone} is gone"
+
+
 def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = memory_home(monkeypatch, tmp_path)
     with (home / "p").new_folder() as folder:
@@ -363,6 +375,7 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert physical.below(home) in message
         assert "delete the folder that the file is in, and run the stage again" in message
     assert not LandingFile("a", home / "p" / "a", 5, 0).unchanged()
+    assert not_as_written({home / "p" / "a": 5}) == f"{home / 'p' / 'a'} was changed in place"
 
 
 def test_what_another_process_publishes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest
 from headrace.stage import Context, Result, Stage
-from headrace.storage import StoreAway
+from headrace.storage import StoreAway, not_as_written
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -81,12 +81,8 @@ class BuildFeatures(Stage):
             raise
         except (OSError, ValueError):
             return f"the dataset {folder} is gone or incomplete"
-        for file in listed:
-            path = folder / file["name"]
-            if not path.is_file():
-                return f"{path} is gone"
-            if path.size() != file["size"]:
-                return f"{path} has {path.size()} bytes, not {file['size']}"
+        if (why := not_as_written({folder / file["name"]: file["size"] for file in listed})) is not None:
+            return why
         for output in manifest.outputs:
             if output.kind == "delta" and DeltaLog(ctx.ws.locate(output.name)).version is None:
                 return f"the table {output.name} is gone"
