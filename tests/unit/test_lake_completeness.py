@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from headrace.lake.ingest.load_history import LoadHistory
 from headrace.lake.ingest.plan import declared_source
 from headrace.lake.ingest.source_context import source_contexts
 from headrace.stage import Context
+from headrace.storage.local import LocalStore
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, make_spec
 
@@ -77,6 +79,32 @@ def test_control_files(ws: Workspace, control: dict[str, str], text: str, rows: 
             declared_rows(wanted, ws, D1)
     else:
         assert declared_rows(wanted, ws, D1) == rows
+
+
+def test_what_is_removed_between_two_looks_is_not_there(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, gone = f"in/{D1}/a.json", [ws.home / f"in/{D1}/b.json", ws.home / f"{D1}.count"]
+    wanted = source({"control": {"path": "{ds}.count"}})
+    look = LocalStore.is_file
+
+    def removed(store: LocalStore, path: PurePosixPath) -> bool:
+        found = look(store, path)
+        if Path(path) in gone:
+            Path(path).unlink()
+        return found
+
+    monkeypatch.setattr(LocalStore, "is_file", removed)
+    for ask, said in (
+        (lambda: [f.name for f in landing.find(wanted, ws, D1).files], [there]),
+        (lambda: lacking(wanted, ws, D1), [f"the control file {ws.home / f'{D1}.count'}"]),
+    ):
+        for path in (there, f"in/{D1}/b.json", f"{D1}.count"):
+            put(ws, path, "7")
+        found = ask()
+        assert len(found) == 1
+        assert found[0].startswith(said[0])
+    put(ws, f"{D1}.count", "7")
+    with pytest.raises(UserError, match=r"the control file .*\.count.* is gone$"):
+        declared_rows(wanted, ws, D1)
 
 
 def test_a_marker_among_the_files_is_no_data(ws: Workspace) -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 
@@ -40,9 +41,10 @@ def lacking(source: AnySource, ws: Workspace, ds: str) -> list[str]:
         found.append(f"the marker {_shown(wanted.marker, ws, ds)} is not there")
     if wanted.control is not None:
         control = _first(wanted.control.path, ws, ds)
-        if control is None:
+        size = None if control is None else _size(control)
+        if size is None:
             found.append(f"the control file {_shown(wanted.control.path, ws, ds)} is not there")
-        elif not control.size():
+        elif not size:
             found.append(f"the control file {control} is still empty")
     return found
 
@@ -57,10 +59,13 @@ def declared_rows(source: AnySource, ws: Workspace, ds: str) -> int | None:
         return None
     control = source.complete.control
     path = _first(control.path, ws, ds)
+    gone = UserError(f"the control file {_shown(control.path, ws, ds)} of {ds} is gone")
     if path is None:
-        raise UserError(f"the control file {_shown(control.path, ws, ds)} of {ds} is gone")
+        raise gone
     try:
         return _number(path.read_text(), control)
+    except FileNotFoundError:  # removed just now
+        raise gone from None
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as e:
         what = (
             f"key '{control.key}'" if control.key else f"column '{control.column}'" if control.column else "the number"
@@ -120,6 +125,13 @@ def check_watermark(source: AnySource, table: Table, where: str = "") -> None:
 
 def _first(path: str, ws: Workspace, ds: str) -> Location | None:
     return next((place for place in places(path, ws, ds) if place.is_file()), None)
+
+
+def _size(file: Location) -> int | None:
+    """None where it was removed just now."""
+    with suppress(FileNotFoundError):
+        return file.size()
+    return None
 
 
 def _shown(path: str, ws: Workspace, ds: str) -> str:
