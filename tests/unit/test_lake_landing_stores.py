@@ -183,6 +183,38 @@ def test_a_file_that_is_gone_is_named(drops: Location, ws: Workspace) -> None:
             read()
 
 
+@pytest.mark.parametrize(("ending", "columns", "most"), [("", 3, 1), ("", 9_000, 2), (".gz", 3, 1)])
+def test_a_header_costs_the_beginning_of_a_file(
+    drops: Location, ws: Workspace, monkeypatch: pytest.MonkeyPatch, ending: str, columns: int, most: int
+) -> None:
+    names = [f"column {k}" for k in range(columns)]
+    data = f"{','.join(names)}\n".encode() + b"".join(hashlib.sha256(b"%d" % k).digest() for k in range(10_000))
+    put(drops / D1, f"a.csv{ending}", data=gzip.compress(data) if ending else data)
+    (file,) = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1).files
+    sizes, get_range = list[int](), calls.get_range
+
+    def ranged(bucket: Any, key: str, start: int, size: int) -> bytes:
+        sizes.append(size)
+        return get_range(bucket, key, start, size)
+
+    monkeypatch.setattr(calls, "get_range", ranged)
+    for name in ("get_small", "download"):
+        monkeypatch.setattr(calls, name, forbidden(name))
+    assert list(header_of(file, ",")) == names
+    assert sizes == [64 << 10] * len(sizes)
+    assert len(sizes) <= most
+
+
+def test_a_header_must_be_utf_8_and_lines_behind_it_need_not(drops: Location, ws: Workspace) -> None:
+    latin, utf8 = "é,b\n".encode("latin-1"), "é,b\n".encode()
+    put(drops / D1, "a.csv", data=utf8 + latin)
+    put(drops / D1, "b.csv", data=latin + utf8)
+    good, bad = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1).files
+    assert header_of(good, ",") == ("é", "b")
+    with pytest.raises(UserError, match=r"b\.csv: its first line, the header, is not UTF-8 text$"):
+        header_of(bad, ",")
+
+
 def test_markers_and_control_files(drops: Location, ws: Workspace) -> None:
     complete = {
         "success_file": "_SUCCESS",

@@ -48,15 +48,19 @@ def without_ending(name: str) -> str:
 
 
 @contextmanager
-def open_plain(path: Location) -> Iterator[BinaryIO]:
+def open_plain(path: Location, begin: bool = False) -> Iterator[BinaryIO]:
     """The content of a file, decompressed while it is read.
+
+    Args:
+        path: the file.
+        begin: little of it is read: of a file in a store no more is fetched than that takes.
 
     Raises:
         DamagedError: the compressed data are damaged or end in the middle; raised where that is come upon in the block.
         OSError: the file cannot be read.
     """
     kind = ending(path.name)
-    with path.open() as raw:
+    with path.open_parts() if begin else path.open() as raw:
         if not kind:
             yield raw
             return

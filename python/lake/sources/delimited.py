@@ -6,7 +6,8 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -146,20 +147,31 @@ def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: 
         UserError: it cannot be read, or names a column twice.
     """
     try:
-        with open_plain(file.path) as data, io.TextIOWrapper(data, "utf-8-sig", newline="") as text:
-            line = text.readline().rstrip("\r\n")
-            record = itertools.chain([line + "\n"], text) if multiline else [line]
+        with open_plain(file.path, begin=True) as data:
+            lines = _lines(data)
+            line = next(lines, "").removeprefix("\ufeff").rstrip("\r\n")
+            record = itertools.chain([line + "\n"], lines) if multiline else [line]
             fields = next(csv.reader(record, delimiter=separator, skipinitialspace=trim), [])
+            "".join(fields).encode()
     except DamagedError as e:
         raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
     except StoreError:
         raise
     except OSError as e:
         raise UserError(f"landing file {file.name} cannot be read: {e.strerror or e}") from None
-    except UnicodeDecodeError:
+    except UnicodeEncodeError:
         raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
     names = tuple((field.strip() if trim else field) or f"column{k}" for k, field in enumerate(fields))
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"landing file {file.name}: its header names column '{name}' twice")
     return names
+
+
+def _lines(data: BinaryIO) -> Iterator[str]:
+    """The lines of a text with their ends; a byte that is not UTF-8 as half a surrogate pair.
+
+    By whole buffers of the stream: io.TextIOWrapper asks it for 8 KiB at a time, each a request where a store has it.
+    """
+    for line in data:
+        yield from io.StringIO(line.decode("utf-8", "surrogateescape"), newline="")
