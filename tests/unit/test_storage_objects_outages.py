@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.cli.groups import Group
+from headrace.config import LandingSource
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.jobs import run_stage
+from headrace.lake import landing
 from headrace.lake.blocks.lines import Part, blocks
 from headrace.lake.ingest.unpack import UnpackTask
 from headrace.lake.sources.compression import open_plain
@@ -26,6 +28,7 @@ from headrace.lake.told_errors import told
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore
+from headrace.workspace import Workspace
 from tests.certificates import self_signed
 from tests.storage_homes import memory_home
 
@@ -171,6 +174,13 @@ def test_a_listing_that_is_refused_is_the_users_to_mend(
     for ask in (calls.list_below, calls.list_level):
         with pytest.raises(UserError, match=said):
             ask(clients.open_bucket("s3", "bucket"), "key")
+
+
+def test_a_landing_file_in_no_bucket(gone: None, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Busy, "status", 404)
+    for path in ("s3://bucket/in/a.csv", "s3://bucket/in/*.csv"):
+        with pytest.raises(StoreRefused, match=r"^s3://bucket/in.*: there is no such bucket, and headrace makes none$"):
+            landing.find(LandingSource.model_validate({"format": "csv", "path": path}), ws, "2026-01-01")
 
 
 _MALFORMED = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>The authorization header is malformed; "

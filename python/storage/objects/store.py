@@ -147,7 +147,12 @@ class ObjectStore:
         base, wild = _fixed(pattern)
         if not wild:
             stored = self._stored(pattern)
-            return {} if stored is None else {pattern: _info(stored)}
+            if stored is not None:
+                return {pattern: _info(stored)}
+            # Of a bucket that is not there a look at an object says the same as of an object; a listing says it.
+            tree, key = self._at(pattern)
+            calls.list_level(tree.bucket, key)
+            return {}
         tree, key = self._at(base)
         matches = re.compile(_expression(wild)).fullmatch
         return {base / name: _info(stored) for name, stored in tree.files(key).items() if matches(name)}
