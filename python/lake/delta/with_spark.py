@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -31,10 +30,11 @@ def broken_constraints(rows: DataFrame, constraints: Mapping[str, str]) -> Itera
 def write_checkpoint(spark: SparkSession, table: Location) -> None:
     """Delta's own, as its writers leave one after some commits: who reads the table then reads less of its log."""
     jvm: Any = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(table))
     try:
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(table))
         # Beginning a transaction reads the newest version.
         log.startTransaction()
         log.checkpoint()
-    except Py4JJavaError as e:  # the commit is there
-        _LOG.warning("%s: no checkpoint was written: %s", table, e.java_exception.getMessage())
+    except Exception as e:  # whatever it is (Spark's, Java's, a JVM that has ended): the commit is there
+        java = getattr(e, "java_exception", None)
+        _LOG.warning("%s: no checkpoint was written: %s", table, e if java is None else java.getMessage())

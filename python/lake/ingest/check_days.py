@@ -21,7 +21,7 @@ from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest import deduplicate, expectations
 from headrace.lake.ingest.changed_days import count_changes, count_feed, net_change, refuse_changes
-from headrace.lake.ingest.commit import commit_files
+from headrace.lake.ingest.commit import commit_files, forgotten_unless_refused
 from headrace.lake.ingest.completeness import declared_rows
 from headrace.lake.ingest.data_file import WrittenFile, remove_files
 from headrace.lake.ingest.judged_rows import judged, profiles, to_quarantine
@@ -265,7 +265,7 @@ class DaysCheck:
                 with self.ctx.staging() as staging:
                     files = frame_files(out, self.ctx.quarantine, QUARANTINE, staging / "quarantine")
             facts = metadata(records, self.seen.place.facts(), stored.types)
-            commit_files(spark, self.ctx.quarantine, days, files, facts, fence=self.ctx.run.fence)
-            files = []
+            with forgotten_unless_refused(files, list(files)):
+                commit_files(spark, self.ctx.quarantine, days, files, facts, fence=self.ctx.run.fence)
         finally:
             remove_files(self.ctx.quarantine, files)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 
 from pyspark.sql import SparkSession
@@ -12,7 +13,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.delta.with_spark import broken_constraints, write_checkpoint
 from headrace.lake.ingest.data_file import WrittenFile, ddl_fields
-from headrace.storage import Fence, Location
+from headrace.storage import Fence, Location, StoreRefused
 
 
 def commit_files(
@@ -47,6 +48,35 @@ def commit_files(
     version = transaction.replace("ds", values, [f.add_action() for f in files], metadata, fields)
     if transaction.wants_checkpoint(version):
         write_checkpoint(spark, table)
+
+
+@contextmanager
+def forgotten_unless_refused(written: list[WrittenFile], committed: Sequence[WrittenFile]) -> Iterator[None]:
+    """Within, files are committed. Afterwards they are no longer among those that are to be removed, unless the commit
+    was refused.
+
+    Of a commit whose answer is lost nobody knows here whether the log names the files; neither where the process is
+    interrupted. Files that it does not name take room until VACUUM; files that it names must be there.
+
+    Args:
+        written: files that no commit names; changed in place.
+        committed: those that this commit names.
+    """
+    try:
+        yield
+    except UserError as e:
+        if isinstance(e, StoreRefused):
+            _forget(written, committed)
+        raise
+    except BaseException:
+        _forget(written, committed)
+        raise
+    _forget(written, committed)
+
+
+def _forget(written: list[WrittenFile], committed: Sequence[WrittenFile]) -> None:
+    paths = {f.path for f in committed}
+    written[:] = [f for f in written if f.path not in paths]
 
 
 def _check(spark: SparkSession, table: Location, constraints: dict[str, str], files: Sequence[WrittenFile]) -> None:

@@ -23,7 +23,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.assess import assess_day
 from headrace.lake.ingest.batch_rows import BatchRows, Places, read_batch
-from headrace.lake.ingest.commit import commit_files
+from headrace.lake.ingest.commit import commit_files, forgotten_unless_refused
 from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
 from headrace.lake.ingest.data_file import WrittenFile, data_schema, remove_files
 from headrace.lake.ingest.day_files import DayFiles
@@ -183,8 +183,8 @@ class Load:
             return
         if any_bad:
             written.quarantine = rows.write_typed(names, table, QUARANTINE, Dropped(None), [], bad=True)
-        commit_files(self.spark, table, names, written.quarantine, "", fence=self.ctx.run.fence)
-        written.quarantine = []
+        with forgotten_unless_refused(written.quarantine, list(written.quarantine)):
+            commit_files(self.spark, table, names, written.quarantine, "", fence=self.ctx.run.fence)
 
     def _commit_events(self, rows: BatchRows, checked: _CheckedDay, dropped: Dropped, written: _Written) -> None:
         tick = time.perf_counter()
@@ -195,8 +195,8 @@ class Load:
         written.events += rows.write_typed([day.ds], self.ctx.events, schema, dropped, checked.extra)
         mine = [f for f in written.events if f.ds == day.ds]
         record = replace(checked.record, quarantine=_newest(self.ctx.quarantine))
-        commit_files(self.spark, self.ctx.events, [day.ds], mine, record.metadata(), columns, self.ctx.run.fence)
-        written.events = [f for f in written.events if f.ds != day.ds]
+        with forgotten_unless_refused(written.events, mine):
+            commit_files(self.spark, self.ctx.events, [day.ds], mine, record.metadata(), columns, self.ctx.run.fence)
         counts = ", ".join(f"{name} {n:,}" for name, n in record.rows.items())
         _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
 
