@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from headrace.storage import Location
+from headrace.storage import Location, StoreRefused
 from headrace.train.callbacks.base import Callback, StepEnd
 from headrace.world import World
 
@@ -115,15 +115,15 @@ class Watchdog(Callback):
             self._waiting = None
 
     def _run(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, StoreRefused):
             self._write_heartbeat(None, 0.0)  # a rank that dies in its first second is known, too
         while not self._closed.wait(self._interval):
             self._beats += 1
             waiting = self._waiting
             waited = time.monotonic() - waiting[1] if waiting else 0.0
-            with suppress(OSError):  # a full disk is the checkpoints' to report
+            with suppress(OSError, StoreRefused):  # a full disk is the checkpoints' to report
                 self._write_heartbeat(waiting[0] if waiting else None, waited)
-            with suppress(OSError):  # it is away: what is written there says so
+            with suppress(OSError, StoreRefused):  # it is away: what is written there says so
                 if self._stop_file is not None and self._stop_file.exists():
                     self.stop_requested = True
             if waiting and waited > 0.3 * self._deadline:
@@ -155,7 +155,7 @@ class Watchdog(Callback):
     def _read_heartbeats(self) -> None:
         assert self._folder is not None
         for rank in range(self._world.size):
-            with suppress(OSError):
+            with suppress(OSError, StoreRefused):
                 content = heartbeat_file(self._folder, rank).read_text()
                 if self._heartbeats.get(rank, ("", 0.0))[0] != content:
                     self._heartbeats[rank] = content, time.monotonic()
@@ -182,7 +182,7 @@ class Watchdog(Callback):
 
     def _exit(self, message: str) -> None:
         assert self._folder is not None
-        with suppress(OSError):
+        with suppress(OSError, StoreRefused):
             (self._folder / _STALLED).put_text(message)
         os._exit(EXIT_STALLED)
 
@@ -205,7 +205,7 @@ def has_stalled(folder: Location) -> bool:
 
 def describe_failure(folder: Location) -> str:
     """What is known of the ranks of a launch that failed: a stall's message, else how far each was."""
-    with suppress(OSError):
+    with suppress(OSError, StoreRefused):
         return (folder / _STALLED).read_text()
     found = []
     for path in (p for p in folder.entries() if p.name.startswith("rank-")):

@@ -67,8 +67,8 @@ class CheckpointWriter:
             collective: the ranks; they share the file system, or the store.
             config: fingerprint of what must not change between a run and its continuation.
             keep: the newest so many stay.
-            check_fence: called by the chief before it empties a checkpoint's place and before the rename; raises where
-                another launch has taken over.
+            check_fence: called by the chief before it empties a checkpoint's place, before the rename, and before it
+                removes others; raises where another launch has taken over.
             token: of this launch. In a store of objects it names the place of a checkpoint's files, so that ranks that
                 an earlier launch left behind, and that go on uploading, write none of this one's; empty: there are
                 no such ranks.
@@ -274,6 +274,8 @@ class CheckpointWriter:
     def _remove_older(self, pending: _Pending) -> None:
         if not self._collective.world.is_chief:
             return
+        # A launch that was cut off while its list was put may come back when a later one has gone on from that step.
+        self._check_fence()
         step, steps = pending.progress.step, list_steps(self._folder)
         # Those of later steps were refused when the run resumed: they are damaged, and count for nothing.
         kept = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
