@@ -314,7 +314,7 @@ def test_an_account_is_in_the_cloud_that_its_uri_names(domain: str, endpoint: st
     pytest.importorskip("obstore")
     bucket = clients.open_bucket("abfss", f"c@a.{domain}")
     assert bucket.config.get("endpoint") == endpoint
-    assert calls._shown(bucket, "x/y") == f"abfss://c@a.{domain}/x/y"
+    assert calls.shown(bucket, "x/y") == f"abfss://c@a.{domain}/x/y"
 
 
 def test_a_command_and_a_job_end(gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

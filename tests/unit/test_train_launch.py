@@ -38,7 +38,7 @@ from headrace.train.launch.horovod_spark import launch
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import PHASES, driver_phase_ends, end_phase, phase_seconds, show
 from headrace.train.launch.task_lifetime import count_from_start, counting_from_start
-from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, StoreFailed
+from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, StoreFailed, StoreWasAway
 from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(
@@ -353,7 +353,7 @@ def test_a_rank_whose_store_does_not_answer_names_the_object(job: Job, tmp_path:
     line = [sys.executable, "-c", UNANSWERED, str(tmp_path / "job.json")]
     wanted: dict[str, tuple[str, type[UserError], int]] = {
         "fails": (r"should: store/part-0001\.parquet: HTTP error: 503 Slow Down$", StoreFailed, EXIT_FAILURE),
-        "is away": (r"^s3://b/part-0001\.parquet: the store is away$", StoreFailed, EXIT_INCOMPLETE),
+        "is away": (r"^s3://b/part-0001\.parquet: the store is away$", StoreWasAway, EXIT_INCOMPLETE),
         "has another file": (r"^s3://b/part-0001\.parquet was changed in place\. Run", UserError, EXIT_USER_ERROR),
     }
     pipe = subprocess.PIPE
