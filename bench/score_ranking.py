@@ -29,9 +29,10 @@ from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.score.items import ItemTable
 from headrace.score.rank import blocks
-from headrace.score.rank.blocks import BLOCK_PAIRS, ITEMS, TaskInputs, loaded_model, score_batches
+from headrace.score.rank.blocks import ITEMS, TaskInputs, score_batches
 from headrace.score.rank.item_features import ItemFeatures
-from headrace.score.rank.pair_features import PairFeatures
+from headrace.score.rank.loaded import loaded_model
+from headrace.score.rank.pair_features import BLOCK_PAIRS, PairFeatures
 from headrace.storage import local
 
 USERS, N_ITEMS, LIST, KEPT = 100_000, 100_000, 500, 10

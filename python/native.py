@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zipimport import zipimporter
 
+import headrace
 from headrace.workspace import installation
 
 log = logging.getLogger("headrace.native")
@@ -45,7 +48,39 @@ def levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 def built(name: str) -> Path:
     """A library's file, as it was built for the best level that runs here; else for any processor."""
     folder = installation() / "build" / "native"
-    return next((file for level in levels() if (file := folder / level / name).is_file()), folder / name)
+    return next((file for level in levels() if _is_there(file := folder / level / name)), folder / name)
+
+
+def _is_there(file: Path) -> bool:
+    return file.is_file() or _in_archive(file) is not None
+
+
+def _in_archive(file: Path) -> bytes | None:
+    """A file of the archive that Python imports this package from, if it does: logged models bring one along."""
+    loader = getattr(headrace.__spec__, "loader", None)
+    if not isinstance(loader, zipimporter):
+        return None
+    try:
+        return loader.get_data(str(file.relative_to(installation())))
+    except (OSError, ValueError):  # there is none of that name; or it is elsewhere
+        return None
+
+
+def _open(file: Path) -> ctypes.CDLL | None:
+    """Load a library; None where there is none. The system loads files alone, so one of an archive is a file meanwhile.
+
+    Raises:
+        OSError: it does not load.
+    """
+    if file.is_file():
+        return ctypes.CDLL(str(file))
+    found = _in_archive(file)
+    if found is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=file.suffix) as unpacked:
+        unpacked.write(found)
+        unpacked.flush()
+        return ctypes.CDLL(unpacked.name)
 
 
 @dataclass(frozen=True)
@@ -68,12 +103,12 @@ class Interface:
 
     def load(self, path: Path, version: int) -> ctypes.CDLL | None:
         """A library's file with its functions declared; None where there is none, or, with a warning, an older one."""
-        if not path.is_file():
-            return None
         try:
-            found = ctypes.CDLL(str(path))
+            found = _open(path)
         except OSError as e:
             log.warning("%s does not load (%s): torch and NumPy do its work, slower. Run: make native", path, e)
+            return None
+        if found is None:
             return None
         has = getattr(found, self.version_function, lambda: 0)()
         if has != version:

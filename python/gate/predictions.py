@@ -16,8 +16,7 @@ from headrace.gate.policies import RawActions
 from headrace.jagged import JaggedArray
 from headrace.models.predictor import Predictor, load_predictor, maps_of
 from headrace.schema import NULL_CODE, Kind
-from headrace.score.rank.blocks import BLOCK_PAIRS
-from headrace.score.rank.pair_features import Columns, PairFeatures
+from headrace.score.rank.pair_features import BLOCK_PAIRS, Columns, PairFeatures
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace, on_this_host
 from headrace.train.evaluation.policy import Choices

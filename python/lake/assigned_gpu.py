@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pyspark import TaskContext
-from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
-from pyspark.sql import SparkSession
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
 
 #: As Spark names the resource.
 GPU = "gpu"
@@ -16,7 +18,9 @@ _VISIBLE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 def gpu_addresses() -> Sequence[str]:
     """Addresses of the GPUs that Spark assigned to the task that runs here; none: of no task, or it has none."""
-    context = TaskContext.get()
+    # A task of Spark's has imported it. Where logged models predict there need be none.
+    spark = sys.modules.get("pyspark")
+    context = None if spark is None else spark.TaskContext.get()
     found = None if context is None else context.resources().get(GPU)
     return () if found is None else found.addresses
 
@@ -42,5 +46,7 @@ def gpu_profile(spark: SparkSession) -> ResourceProfile | None:
         return None
     gpus = int(conf.get(f"spark.executor.resource.{GPU}.amount") or 1)
     cores = int(conf.get("spark.executor.cores") or 1)
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
     task = TaskResourceRequests().cpus(max(1, cores // gpus)).resource(GPU, 1.0)
     return ResourceProfileBuilder().require(task).build

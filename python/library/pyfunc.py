@@ -3,7 +3,8 @@
     model = mlflow.pyfunc.load_model("models:/clicks@champion")
     model.predict(frame)  # float32 [rows]
 
-It needs headrace's wheel and the packages that the model's requirements.txt names: no checkout, workspace or Spark.
+It needs the packages that the model's requirements.txt names: headrace comes with the model. No checkout, workspace or
+Spark.
 """
 
 from __future__ import annotations

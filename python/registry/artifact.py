@@ -1,32 +1,39 @@
 """A saved model as an artifact of a tracking server: what `mlflow.pyfunc.load_model("models:/NAME@champion")` opens.
 
-MLmodel             the flavor python_function: its loader is headrace.library.pyfunc
-requirements.txt    what an environment needs that loads it: headrace's wheel and what that imports
+MLmodel             the flavor python_function: its loader is headrace.library.pyfunc, of the archive below `code`
+code/headrace.zip   headrace, which no index of packages has (headrace.registry.code)
+requirements.txt    what an environment needs that loads it; python_env.yaml and conda.yaml say it to MLflow's own tools
 models/DAY/KEY/...  the saved model, and those that its rows lie upon or that come before it, as in the store
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from headrace import __version__
+import yaml
+from packaging.version import Version
+
 from headrace.errors import UserError
 from headrace.registry.client import first_line
+from headrace.registry.code import write_code
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-#: The module that opens it where headrace's wheel is installed (docs/storage.md).
+#: The module that opens it (docs/storage.md).
 LOADER = "headrace.library.pyfunc"
 #: Below the run's artifacts.
 FOLDER = "model"
 _MODELS = "models"
-#: What the loader imports, besides the wheel.
-_NEEDS = ("numpy", "pandas", "pyarrow", "pydantic", "PyYAML", "safetensors", "torch", "xgboost")
+_CODE = "code/headrace.zip"
+_REQUIREMENTS, _PYTHON_ENV, _CONDA_ENV = "requirements.txt", "python_env.yaml", "conda.yaml"
+#: What loading and predicting import, besides headrace.
+_NEEDS = ("mlflow", "numpy", "pandas", "pyarrow", "pydantic", "PyYAML", "safetensors", "torch", "xgboost")
 
 
 def staging(ws: Workspace, name: str) -> Location:
@@ -63,10 +70,18 @@ def log_model(ws: Workspace, client: MlflowClient, run_id: str, name: str, key: 
             (folder / _MODELS / os.path.relpath(one.path, above)).copy_from(one, share=True)
         described = Model(artifact_path=FOLDER, run_id=run_id)
         mlflow.pyfunc.add_to_model(
-            described, loader_module=LOADER, data=f"{_MODELS}/{os.path.relpath(model.path, above)}"
+            described,
+            loader_module=LOADER,
+            data=f"{_MODELS}/{os.path.relpath(model.path, above)}",
+            code=_CODE,
+            conda_env=_CONDA_ENV,
+            python_env=_PYTHON_ENV,
         )
         (folder / "MLmodel").put_text(described.to_yaml())
-        (folder / "requirements.txt").put_text("".join(f"{line}\n" for line in _requirements()))
+        for file, text in _environment().items():
+            (folder / file).put_text(text)
+        with (folder / _CODE).new_file() as code:
+            write_code(code)
         try:
             client.log_artifacts(run_id, str(folder.local_path()), FOLDER)
         except Exception as e:  # of MLflow, or of the client of whatever store has the server's artifacts
@@ -78,11 +93,24 @@ def log_model(ws: Workspace, client: MlflowClient, run_id: str, name: str, key: 
     return f"{client.get_run(run_id).info.artifact_uri}/{FOLDER}"
 
 
+def _environment() -> dict[str, str]:
+    """What describes an environment for pip, and for MLflow's managers of environments: texts by file."""
+    lines, python = _requirements(), platform.python_version()
+    virtual = {"python": python, "dependencies": [f"-r {_REQUIREMENTS}"]}
+    conda = {"channels": ["conda-forge"], "dependencies": [f"python={python}", "pip", {"pip": lines}]}
+    return {
+        _REQUIREMENTS: "".join(f"{line}\n" for line in lines),
+        _PYTHON_ENV: yaml.safe_dump(virtual, sort_keys=False),
+        _CONDA_ENV: yaml.safe_dump({"name": "mlflow-env", **conda}, sort_keys=False),
+    }
+
+
 def _requirements() -> list[str]:
-    found = [f"headrace=={__version__}"]
+    found = []
     for name in _NEEDS:
         try:
-            found.append(f"{name}=={version(name)}")
+            # Of 2.13.0+cpu what an index knows.
+            found.append(f"{name}=={Version(version(name)).public}")
         except PackageNotFoundError:
             continue
     return found

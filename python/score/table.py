@@ -22,7 +22,7 @@ from headrace.score.entities import Active
 from headrace.score.joined.choice import joined_tables
 from headrace.score.joined.held import HeldRows
 from headrace.score.joined.parts import Parts, parts_of
-from headrace.score.rank.blocks import loaded_model
+from headrace.score.rank.loaded import loaded_model
 from headrace.score.rank.pair_features import context_scalars
 from headrace.score.rank.rows import predict_rows
 from headrace.score.scoring_model import ScoringModel

@@ -1,4 +1,4 @@
-"""Loads a registered model as a program does that knows MLflow and headrace's wheel; run by test_registry_server.py."""
+"""Loads a registered model as a program does that knows MLflow alone; run by test_registry_server.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,22 @@ import mlflow.pyfunc
 import numpy as np
 import pandas as pd
 
-import headrace
-
 uri, rows = sys.argv[1], pd.read_json(sys.stdin, orient="split", dtype=False)
+before = "headrace" in sys.modules
 scores = mlflow.pyfunc.load_model(uri).predict(rows)
-print(json.dumps({"headrace": headrace.__file__, "dtype": str(np.asarray(scores).dtype), "scores": scores.tolist()}))
+
+# It came with the model.
+import headrace  # noqa: E402
+from headrace import native  # noqa: E402
+from headrace.score.candidates.vectors.native import RETRIEVAL  # noqa: E402
+
+said = {
+    "headrace": headrace.__file__,
+    "before": before,
+    "native": native.library() is not None,
+    # Of no use to this model; loaded as well, from the best level that the processor has.
+    "level": RETRIEVAL.path().parent.name,
+    "dtype": str(np.asarray(scores).dtype),
+    "scores": scores.tolist(),
+}
+print(json.dumps(said))

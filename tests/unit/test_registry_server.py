@@ -1,13 +1,14 @@
-"""A tracking server of MLflow as the registry, and its models in programs that know no more than headrace's wheel."""
+"""A tracking server of MLflow as the registry, and its models in programs that know MLflow alone."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
-import zipfile
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,22 +17,28 @@ import numpy as np
 import pandas as pd
 import pytest
 import requests
+import yaml
+from mlflow.tracking import MlflowClient
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import TypeAdapter, ValidationError
 
 import headrace as hr
-from headrace import registry
+from headrace import native, registry
 from headrace.comm.base import LocalCollective
 from headrace.config import Model
 from headrace.config.section import ServerText
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.jobs.pack.distributions import _reach, installed
 from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.registry.artifact import log_model
+from headrace.registry.artifact import FOLDER, log_model
 from headrace.registry.promotion import promote
 from headrace.registry.versions import aliases, numbered, versions
+from headrace.score.candidates.vectors.native import RETRIEVAL
 from headrace.storage import Location, local
-from headrace.workspace import Workspace, checkout
+from headrace.workspace import Workspace
 from tests.tracking_server import tracking_server
 
 
@@ -64,7 +71,25 @@ def save_models(store: Path) -> tuple[Location, Location]:
     return first, second
 
 
-def test_a_champion_on_a_server_is_loaded_where_the_wheel_alone_is(
+def environment(folder: Path, requirements: Sequence[str]) -> None:
+    """Fill a folder with what a fresh environment has after `pip install` of some requirements: with links to the
+    packages of this one."""
+    folder.mkdir()
+    there = installed()
+    pinned = {r.name: r for r in map(Requirement, requirements)}
+    assert "headrace" not in pinned
+    for name, requirement in pinned.items():
+        assert requirement.specifier.contains(there[canonicalize_name(name)].version), requirement
+    for name in _reach(there, {(canonicalize_name(n), frozenset(r.extras)) for n, r in pinned.items()}, ()):
+        distribution = there[name]
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            link = folder / top
+            if not link.exists():
+                link.symlink_to(str(distribution.locate_file(top)))
+    assert not [entry for entry in folder.iterdir() if "headrace" in entry.name]
+
+
+def test_a_champion_on_a_server_is_loaded_where_its_requirements_alone_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
@@ -86,16 +111,21 @@ def test_a_champion_on_a_server_is_loaded_where_the_wheel_alone_is(
         assert list((ws.scratch / "registry").files()) == []
 
         shutil.rmtree(store)  # the server has all that is needed
-        subprocess.run([checkout() / "scripts" / "wheel.sh", tmp_path / "dist", sys.executable], check=True)
-        (wheel,) = (tmp_path / "dist").glob("headrace-*.whl")
-        with zipfile.ZipFile(wheel) as files:
-            files.extractall(tmp_path / "site")
-        path = f"{tmp_path / 'site'}:{Path(np.__file__).parents[1]}"
+        client = MlflowClient(url)
+        run = client.get_model_version_by_alias("clicks", "champion").run_id
+        logged = Path(client.download_artifacts(run, FOLDER, str(tmp_path)))
+        requirements = (logged / "requirements.txt").read_text().splitlines()
+        environment(tmp_path / "site", requirements)
         done = subprocess.run(
-            # -S: nothing that this environment has installed in place, which is the checkout.
+            # -S: nothing of this environment besides, nor the checkout, which is installed in place there.
             [sys.executable, "-S", "-P", Path(__file__).with_name("pyfunc_side.py"), "models:/clicks@champion"],
             input=rows().drop(columns="click").to_json(orient="split", double_precision=15),
-            env={**os.environ, "PYTHONPATH": path, "MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(tmp_path / "site"),
+                "MLFLOW_TRACKING_URI": url,
+                "MLFLOW_DISABLE_TELEMETRY": "true",
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -103,9 +133,17 @@ def test_a_champion_on_a_server_is_loaded_where_the_wheel_alone_is(
         )
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["headrace"].startswith(f"{tmp_path}/site/headrace/")
+    assert said["headrace"].endswith("/code/headrace.zip/headrace/__init__.py")
+    assert not said["before"]
+    assert (said["native"], said["level"]) == (native.library() is not None, RETRIEVAL.path().parent.name)
     assert said["dtype"] == "float32"
     np.testing.assert_array_equal(np.array(said["scores"], "f4"), wanted)
+
+    # What MLflow's own managers of environments read.
+    described = yaml.safe_load((logged / "MLmodel").read_text())["flavors"]["python_function"]["env"]
+    virtual, conda = (yaml.safe_load((logged / described[kind]).read_text()) for kind in ("virtualenv", "conda"))
+    assert virtual == {"python": platform.python_version(), "dependencies": ["-r requirements.txt"]}
+    assert conda["dependencies"][-1] == {"pip": requirements}
 
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(UserError, match=rf"the model registry {url} does not answer ") as away:

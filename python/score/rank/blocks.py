@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -14,18 +13,15 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.lake.assigned_gpu import gpu_addresses, show_assigned_gpu
-from headrace.models.predictor import Predictor, load_predictor, maps_of, stages_of
+from headrace.models.predictor import Predictor, stages_of
 from headrace.score.items import ItemTable
 from headrace.score.rank.item_features import ItemFeatures
-from headrace.score.rank.pair_features import Columns, PairFeatures, gather, take_rows
+from headrace.score.rank.loaded import loaded_model
+from headrace.score.rank.pair_features import BLOCK_PAIRS, Columns, PairFeatures, gather, take_rows
 from headrace.score.rank.ranked import Ranked, Reranker, best_of_all, best_of_lists, places
 from headrace.storage import Location
-from headrace.storage.host_scratch import HostPlace, on_this_host
+from headrace.storage.host_scratch import HostPlace
 
-#: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to
-#: stay near the cache: 1.6 times the speed of 262,144 on one core, and 260 MB less at the peak.
-BLOCK_PAIRS = 32_768
 #: Blocks are filled up to a multiple of so many rows: a matrix product takes the odd rows at its end by another way,
 #: with other last bits, and a pair's score is to be the same whatever stands beside it.
 _FULL_ROWS = 256
@@ -268,36 +264,3 @@ def _rows(ranked: Ranked, task: TaskInputs, unmet: Counter[tuple[str, str]] | No
     if ranked.sources is not None:
         first["sources"] = pa.array(ranked.sources[chosen], pa.int32())
     return pa.RecordBatch.from_pydict(first | columns)
-
-
-@lru_cache(maxsize=1)
-def loaded_model(
-    folder: Location,
-    threads: int,
-    output: str | None,
-    maps: HostPlace | None,
-    gpu: bool = False,
-    joined: frozenset[str] = frozenset(),
-) -> tuple[Predictor, FittedWorkflow]:
-    """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes.
-
-    `maps`: what workers of a host map of models: see Workspace.mapped. None: nothing. `gpu`: the model goes to the GPU
-    that Spark assigned to the task, where it stays. `joined`: see TaskInputs.
-
-    Raises:
-        UserError: the model is damaged; or there is no such GPU.
-    """
-    mine = None if maps is None else maps_of(folder, on_this_host(maps))
-    vocabularies = None if mine is None else mine / "vocabularies"
-    device = _device() if gpu else "cpu"
-    predictor = load_predictor(folder, threads, output, mine, device, joined)
-    return predictor, FittedWorkflow.load(folder / "workflow", maps=vocabularies)
-
-
-def _device() -> str:
-    """The GPU of this task, and so of this process, for torch: an executor has one, and so its workers' tasks."""
-    addresses = gpu_addresses()
-    if not addresses:
-        raise UserError("the tasks that score were to have a GPU each, and Spark assigned none to this one")
-    show_assigned_gpu(addresses)
-    return "cuda"

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor
-from headrace.score.rank.blocks import BLOCK_PAIRS
-from headrace.score.rank.pair_features import Columns, PairFeatures
+from headrace.score.rank.pair_features import BLOCK_PAIRS, Columns, PairFeatures
 
 
 def features_of_rows(

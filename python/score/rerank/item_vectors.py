@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
 from headrace.models.predictor import Predictor
-from headrace.score.rank.blocks import loaded_model
 from headrace.score.rank.item_features import ItemFeatures
+from headrace.score.rank.loaded import loaded_model
 from headrace.score.rank.pair_features import Columns, gather
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace

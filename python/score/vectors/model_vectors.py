@@ -15,7 +15,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jagged import JaggedArray
 from headrace.models.predictor import NetworkPredictor, Predictor
 from headrace.schema import Kind
-from headrace.score.rank.blocks import loaded_model
+from headrace.score.rank.loaded import loaded_model
 from headrace.score.rank.pair_features import Columns, PairFeatures
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
