@@ -12,8 +12,8 @@
 #   make s3-day    a whole day with lake and store in S3 beside the same day on local files; fetches an S3 server (12 MB)
 #   make hdfs-day  the same with lake and store in HDFS; make yarn-day: and the tasks and ranks in containers of YARN (81 MB)
 #   make hadoop    HDFS and YARN of one machine for tests (81 MB)
-#   make rack      (root) three hosts as namespaces of this machine that share nothing but S3, a day over them,
-#                  a host that is cut off in features or training (RACK=all): docs/cluster.md
+#   make rack      (root) three hosts as namespaces of this machine that share nothing but S3, a day over them, a day
+#                  from headrace pack's archive alone (RACK=packed), a host that is cut off (RACK=all): docs/cluster.md
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json

@@ -78,6 +78,17 @@ class Cluster:
         """Run all stages from `ingest` to `publish` to PostgreSQL and `report`."""
         self.run(driver, "day.log", "run", PIPELINE, "--ds", ds)
 
+    def pack(self, driver: Host, archive: str, *without: str) -> None:
+        """Pack the environment, but for some packages, as an archive in the store.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        words = [*_headrace(), "pack", archive, *(word for name in without for word in ("--leave-out", name))]
+        code = driver.start(words, self.logs / "pack.log").wait()
+        if code:
+            raise RuntimeError(f"headrace pack: exit code {code}; {tail(self.logs / 'pack.log')}")
+
     def run_alone(self, home: Path, log: str, *words: str) -> None:
         """Run it on the first host as on one machine: on local files, with a local master, below another home.
 
@@ -93,7 +104,12 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    folder: Path, settings: Mapping[str, object], workers: int = 2, drivers: int = 0, cores: int = 1
+    folder: Path,
+    settings: Mapping[str, object],
+    workers: int = 2,
+    drivers: int = 0,
+    cores: int = 1,
+    bare_workers: bool = False,
 ) -> Iterator[Cluster]:
     """A rack with services and workers.
 
@@ -103,13 +119,17 @@ def cluster(
         workers: hosts with a worker.
         drivers: further hosts, with nothing.
         cores: task slots of each worker.
+        bare_workers: whether these hosts have Spark alone, and nothing of the checkout's.
     """
     logs = folder / "logs"
     local(logs).make_dir()
-    with rack(folder / "hosts", 1 + workers + drivers) as hosts:
+    bare = range(1, 1 + workers) if bare_workers else ()
+    with rack(folder / "hosts", 1 + workers + drivers, bare=bare) as hosts:
         start_s3(hosts[0], logs / "s3.log")
         for host in hosts:
-            host.environ.update({**store_environ(hosts[0]), "PYTHONPATH": str(checkout()), "COLUMNS": "160"})
+            host.environ.update({**store_environ(hosts[0]), "COLUMNS": "160"})
+            if not host.bare:
+                host.environ["PYTHONPATH"] = str(checkout())
         start_postgres(hosts[0], hosts[1:], logs / "postgres.log")
         start_spark(hosts[0], hosts[1 : 1 + workers], logs, cores)
         yield Cluster(hosts, logs, settings)

@@ -6,9 +6,10 @@
 
 A host has a network of its own (eth0, 10.77.0.N), a process table, a name, and its own mounts: it sees the machine's
 root file system read-only, so that programs and the checkout are there and no file that one host writes is seen by
-another; of its own are /tmp (which is /var/tmp), /dev/shm, /run and, in it, PRIVATE. No namespace has a name, so two
-racks cannot clash: they are held by a process of each host, its first, and are gone with it; the kernel ends the others
-of that host then. The first processes end with the one that made the rack, however that ends.
+another; of its own are /tmp (which is /var/tmp), /dev/shm, /run and, in it, PRIVATE. A bare host has Spark at SPARK,
+and neither the checkout nor its environment. No namespace has a name, so two racks cannot clash: they are held by a
+process of each host, its first, and are gone with it; the kernel ends the others of that host then. The first processes
+end with the one that made the rack, however that ends.
 
 Links are shaped by tbf on both ends. A cut link keeps its carrier and loses each frame, as where a switch between two
 hosts dies: no FIN, no RST, no error at either end.
@@ -22,16 +23,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.jobs.submit import spark_home
 from headrace.storage import local
 from headrace.workspace import checkout
 
 #: Where a host's own files are, seen from within: its HOME, and the scratch of what runs there.
 PRIVATE = Path("/run/rack")
+#: Where a bare host has Spark.
+SPARK = Path("/run/spark")
 MBIT = 1000
 _PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount")
 _BRIDGE = "br0"
@@ -70,6 +74,8 @@ class Host:
     switch: int
     #: PRIVATE, seen from outside.
     folder: Path
+    #: Whether it has the machine's programs and Spark, and nothing of the checkout's.
+    bare: bool = False
     environ: dict[str, str] = field(default_factory=dict)
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -80,6 +86,11 @@ class Host:
     @property
     def address(self) -> str:
         return f"10.77.0.{self.number + 1}"
+
+    @property
+    def spark_home(self) -> Path:
+        """Where it sees Spark."""
+        return SPARK if self.bare else spark_home()
 
     def command(self, words: Sequence[str | Path]) -> list[str]:
         """The command line, for this machine, of a command on the host. It ends with the process that starts it."""
@@ -203,13 +214,14 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def rack(folder: Path, count: int, mbit: float = MBIT) -> Iterator[list[Host]]:
+def rack(folder: Path, count: int, mbit: float = MBIT, bare: Collection[int] = ()) -> Iterator[list[Host]]:
     """Hosts host0, host1, ...; all that runs on them ends with the block.
 
     Args:
         folder: new, for their own files; they do not see it, and each sees the part that is its own as PRIVATE.
         count: how many.
         mbit: what each link carries.
+        bare: numbers of the hosts that have nothing of the checkout's.
 
     Raises:
         NoRack: the machine does not let us.
@@ -231,8 +243,8 @@ def rack(folder: Path, count: int, mbit: float = MBIT) -> Iterator[list[Host]]:
             for name in ("tmp", "private/home"):
                 (local(own) / name).make_dir()
             (local(own) / "hosts").put_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
-            process = _first_process(stack, own / "log", _KINDS, _mounts(folder, own, f"host{n}"))
-            host = Host(n, process, switch, own / "private", _environ())
+            process = _first_process(stack, own / "log", _KINDS, _mounts(folder, own, f"host{n}", n in bare))
+            host = Host(n, process, switch, own / "private", n in bare, _environ())
             _run([*inside, "ip", "link", "add", f"v{n}", "type", "veth", "peer", "name", "eth0", "netns", str(process)])
             _run([*inside, "ip", "link", "set", f"v{n}", "master", _BRIDGE, "up"])
             net = _enter(process, "--net")
@@ -244,10 +256,11 @@ def rack(folder: Path, count: int, mbit: float = MBIT) -> Iterator[list[Host]]:
         yield hosts
 
 
-def _mounts(folder: Path, own: Path, name: str) -> str:
+def _mounts(folder: Path, own: Path, name: str, bare: bool) -> str:
     """The shell's words that make a host's own view of the files, before its first process begins."""
     hidden = (Path("/tmp"), Path("/var/tmp"))
-    needed = {checkout(), Path(sys.prefix), Path(sys.base_prefix)}
+    ours = {checkout(), Path(sys.prefix)}
+    needed = {Path(sys.base_prefix)} | (set() if bare else ours)
     lines = ["set -e", "mount -t tmpfs none /run", f"mkdir {PRIVATE}"]
     lines += [f"mount --bind {_quote(own / part)} {at}" for part, at in (("private", PRIVATE), ("hosts", "/etc/hosts"))]
     lines += [f"chmod 1777 {_quote(own)}/tmp", f"mount --bind {_quote(own)}/tmp /var/tmp"]
@@ -256,6 +269,9 @@ def _mounts(folder: Path, own: Path, name: str) -> str:
     for path in sorted(p for p in needed if any(p.is_relative_to(h) for h in hidden)):
         seen = Path("/var/tmp") / path.relative_to(next(h for h in hidden if path.is_relative_to(h)))
         lines += [f"mkdir -p {_quote(seen)}", f"mount --rbind -o ro {_quote(path)} {_quote(seen)}"]
+    if bare:
+        lines += [f"mkdir {SPARK}", f"mount --rbind -o ro {_quote(spark_home())} {SPARK}"]
+        lines += [f"! test -d {_quote(path)} || mount -t tmpfs none {_quote(path)}" for path in sorted(ours)]
     lines += ["mount --rbind /var/tmp /tmp", "mount -t tmpfs -o mode=1777 none /dev/shm", "mount -t proc none /proc"]
     return "\n".join([*lines, "mount -o remount,bind,ro /", f"hostname {name}"])
 
@@ -267,8 +283,10 @@ def _quote(path: Path) -> str:
 
 def _first_process(stack: ExitStack, log: Path, kinds: Sequence[str], before: str) -> int:
     """Start what holds new namespaces; the first process in them, as this machine numbers it."""
-    then = f'{before}\nexec "$0" -I -c "$1"'
-    line = ["setpriv", "--pdeathsig", "KILL", "unshare", *kinds, "bash", "-c", then, sys.executable, _FIRST]
+    then = f'{before}\nexec "$0" -I -S -c "$1"'
+    # Not the environment's, which a bare host does not have.
+    python = os.path.realpath(sys.executable)
+    line = ["setpriv", "--pdeathsig", "KILL", "unshare", *kinds, "bash", "-c", then, python, _FIRST]
     with open(log, "wb") as said:
         holder = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
     stack.callback(_end, holder)

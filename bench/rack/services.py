@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.rack.hosts import PRIVATE, Host
-from headrace.jobs.submit import spark_home
 from headrace.publish.embedded.processes import program, reachable, server_account
 from headrace.storage import local
 from tests.s3_server import BUCKET, command, environ_of, prepare
@@ -102,13 +101,13 @@ def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 
     Raises:
         RuntimeError: a worker did not register.
     """
-    java = ["java", "-Xmx512m", "-cp", f"{spark_home()}/jars/*"]
+    java = ["java", "-Xmx512m", "-cp", f"{master.spark_home}/jars/*"]
     at = ["--host", master.name, "--port", str(MASTER_PORT), "--webui-port", "0"]
     log = logs / "master.log"
     for name, value in _KEEPALIVE.items():
         master.set_network(name, value)
     words = [*java, "-Dspark.rpc.io.enableTcpKeepAlive=true", "org.apache.spark.deploy.master.Master", *at]
-    master.start(words, log, _spark_environ())
+    master.start(words, log, _spark_environ(master))
     master.wait_for(MASTER_PORT, _START_SECONDS)
     started = [start_worker(host, master, logs, cores, memory) for host in workers]
     end = time.monotonic() + _START_SECONDS
@@ -121,10 +120,10 @@ def start_spark(master: Host, workers: Sequence[Host], logs: Path, cores: int = 
 def start_worker(host: Host, master: Host, logs: Path, cores: int = 1, memory: str = "2g") -> subprocess.Popen[bytes]:
     """A worker of Spark's standalone cluster."""
     (local(host.folder) / "work").make_dir()
-    words = ["java", "-Xmx512m", "-cp", f"{spark_home()}/jars/*", "org.apache.spark.deploy.worker.Worker"]
+    words = ["java", "-Xmx512m", "-cp", f"{host.spark_home}/jars/*", "org.apache.spark.deploy.worker.Worker"]
     words += ["--host", host.name, "--cores", str(cores), "--memory", memory, "--webui-port", "0"]
     words += ["--work-dir", str(PRIVATE / "work"), f"spark://{master.name}:{MASTER_PORT}"]
-    return host.start(words, logs / f"worker-{host.name}.log", _spark_environ())
+    return host.start(words, logs / f"worker-{host.name}.log", _spark_environ(host))
 
 
 def spark_settings(master: Host, driver: Host, executors: int) -> Mapping[str, str]:
@@ -143,7 +142,7 @@ def spark_settings(master: Host, driver: Host, executors: int) -> Mapping[str, s
     return {"spark.master": f"spark://{master.name}:{MASTER_PORT}", **found}
 
 
-def _spark_environ() -> dict[str, str]:
+def _spark_environ(host: Host) -> dict[str, str]:
     # Without the version of Scala an executor looks for a build of Spark's own sources.
-    own = {"SPARK_HOME": str(spark_home()), "SPARK_SCALA_VERSION": "2.13"}
+    own = {"SPARK_HOME": str(host.spark_home), "SPARK_SCALA_VERSION": "2.13"}
     return {**own, "SPARK_LOCAL_DIRS": str(PRIVATE / "spark"), "SPARK_LOG_DIR": str(PRIVATE / "logs")}

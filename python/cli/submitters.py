@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.options import VAR, Home, Pipeline, Sets, examples, workspace
 from headrace.cli.root import app
-from headrace.storage import local
+from headrace.storage import local, location_of
 
 
 @app.command(
@@ -35,11 +35,11 @@ def spark_properties(
 @app.command(
     epilog=examples(
         "headrace pack environment.tar.gz",
-        "headrace pack features.tar.gz --leave-out pyspark --leave-out torch --leave-out horovod",
+        "headrace pack s3://bucket/features.tar.gz --leave-out pyspark --leave-out torch --leave-out horovod",
     )
 )
 def pack(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The archive, a .tar.gz.")],
+    out: Annotated[str, typer.Argument(metavar="FILE", help="The archive, a .tar.gz: a path, or a URI of a store.")],
     leave_out: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,8 +49,8 @@ def pack(
 ) -> None:
     """Pack this environment for executors that have Python of the same version and nothing else.
 
-    With spark.properties {spark.archives: /path/FILE#environment, spark.pyspark.python: ./environment/bin/python}.
+    With spark.properties {spark.archives: FILE#environment, spark.pyspark.python: ./environment/bin/python}.
     """
     from headrace.commands.pack import pack as run
 
-    run(local(out), leave_out or [])
+    run(location_of(out, "FILE"), leave_out or [])

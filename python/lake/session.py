@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
-from headrace.lake import driver_memory
+from headrace.lake import archives, driver_memory
 from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
 from headrace.lake.told_errors import own_errors
 from headrace.resources import REMOTE, Spent
@@ -105,6 +105,8 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     # Others besides: of a table that is read in place, say.
     for key in (_LISTS & given.keys()) & props.keys():
         given[key] = ",".join(dict.fromkeys([*props[key].split(","), *given[key].split(",")]))
+    if archives.PROPERTY in given:
+        given[archives.PROPERTY] = archives.at_hand(given[archives.PROPERTY], conf.master)
     # A class path of the user's goes behind ours, which Delta and the stores are on.
     given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
     props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | given

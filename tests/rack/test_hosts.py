@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench.rack.hosts import Host, rack
+from headrace.jobs.submit import spark_home
+from headrace.workspace import checkout
 from tests.rack.support import SHARED, UNSHARED
 
 PORT = 8000
@@ -40,6 +42,16 @@ def test_hosts_share_no_file_that_can_be_written(hosts: list[Host]) -> None:
     own = hosts[0].folder / "was-here"
     assert own.exists()
     hosts[1].run(["bash", "-c", f"! test -e {own}"])
+
+
+def test_a_bare_host_has_spark_and_nothing_of_the_checkouts(tmp_path: Path) -> None:
+    with rack(tmp_path / "rack", 2, bare=[1]) as hosts:
+        for path in (checkout() / "python", Path(sys.executable), spark_home() / "jars"):
+            hosts[0].run(["test", "-e", path])
+            hosts[1].run(["test", "!", "-e", path])
+        for host in hosts:
+            host.run(["test", "-e", host.spark_home / "jars"])
+            host.run(["bash", "-c", f"! touch {host.spark_home}/was-here 2>/dev/null"])
 
 
 def test_each_has_a_name_an_address_and_its_own_processes(hosts: list[Host]) -> None:

@@ -12,8 +12,10 @@ from headrace.config import Spark
 from headrace.errors import UserError
 from headrace.lake import object_stores
 from headrace.lake.session import properties
+from headrace.storage import location_of
 from headrace.workspace import Workspace
 from tests.source_table_support import COLUMNS, make_spec
+from tests.storage_homes import memory_home
 
 ZONE = "spark.sql.session.timeZone"
 
@@ -145,3 +147,22 @@ def test_spark_gets_kerberos_tokens_for_the_lake_and_the_store(tmp_path: Path) -
     )
     others = Spark(properties={key: "hdfs://other,hdfs://namenode:8020"})
     assert properties(others, of_lake)[key] == "hdfs://namenode:8020,hdfs://other"
+
+
+def test_an_archive_in_s3_is_fetched_by_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors have no file system for S3 when they fetch it; YARN's nodes, and hosts that have S3A, fetch it."""
+    key, ws = "spark.archives", Workspace(tmp_path / "home")
+    memory_home(monkeypatch, tmp_path / "cache", ("s3",))
+    location_of("s3://bucket/envs/environment.tar.gz").put_text("packed")
+    others = "/data/more.zip#more,s3a://bucket/b.tgz"
+    given = {key: f"s3://bucket/envs/environment.tar.gz#environment, {others}"}
+    first, _, rest = properties(Spark(master="spark://head:7077", properties=given), ws)[key].partition(",")
+    file, _, folder = first.partition("#")
+    assert (Path(file).name, Path(file).read_text(), folder) == ("environment.tar.gz", "packed", "environment")
+    assert rest == others
+    assert properties(Spark(master="yarn", properties=given), ws)[key] == given[key]
+    away = Spark(master="spark://head:7077", properties={key: "s3://bucket/away.tar.gz#environment"})
+    with pytest.raises(
+        UserError, match=r"^spark\.properties: spark\.archives: there is no s3://bucket/away\.tar\.gz: "
+    ):
+        properties(away, ws)

@@ -17,13 +17,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cli import submitters
 from headrace.commands import pack as command
 from headrace.errors import UserError
 from headrace.jobs.pack import contents
 from headrace.jobs.pack.archive import Packed
 from headrace.jobs.pack.distributions import choose, installed
-from headrace.storage import Location, local
+from headrace.storage import Location, local, location_of
 from headrace.workspace import checkout, installation
+from tests.storage_homes import memory_home
 
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _NAMES = [f"p{n}" for n in range(6)]
@@ -143,18 +145,21 @@ def test_an_archive_has_what_it_is_given_and_the_same_gives_the_same_bytes(tmp_p
         assert {m.linkname for m in by_name.values() if m.issym()} == {"python"}
 
 
+@pytest.mark.parametrize("folder", ["s3://bucket/envs", None])
 def test_the_command_says_how_spark_is_told_of_the_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str | None
 ) -> None:
     """As the page does, from which people copy it."""
+    memory_home(monkeypatch, tmp_path / "cache", ("s3",))
 
     def write(out: Location, left_out: Sequence[str]) -> Packed:
         out.put_text("")
         return Packed(packages=1, files=1, unpacked=0, missed=())
 
     monkeypatch.setattr(command, "write", write)
-    archive = tmp_path / "environment.tar.gz"
-    command.pack(local(archive), [])
+    archive = f"{folder or tmp_path}/environment.tar.gz"
+    submitters.pack(archive, [])
+    assert location_of(archive).exists()
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("spark.properties: ")
     properties = yaml.safe_load(last.removeprefix("spark.properties: "))
