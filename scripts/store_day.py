@@ -81,7 +81,8 @@ def _on_yarn(folder: Path) -> dict[str, object]:
             # They lie where the containers run; without this each application brings 450 MB of them.
             "spark.yarn.jars": f"local:{spark_home()}/jars/*",
             "spark.yarn.stagingDir": f"file://{folder}/staging",
-            "spark.executorEnv.HEADRACE_SCRATCH": str(folder / "scratch"),
+            # Not the driver's, which theirs need not see.
+            "spark.executorEnv.HEADRACE_SCRATCH": str(folder / "containers"),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.instances": "2",
