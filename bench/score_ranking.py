@@ -170,7 +170,7 @@ def task_of(folder: Path, scratch: Path, n_items: int = N_ITEMS) -> TaskInputs:
     fitted = FittedWorkflow.load(local(folder / "workflow"))
     items = ItemTable.of_arrow(pa.Table.from_batches([items_of(n_items)]), "item", local(scratch / "items"))
     features = _features(fitted)
-    made = ItemFeatures.write(items, local(folder / "workflow"), features, local(scratch / "features"), None)
+    made = ItemFeatures.write(items, local(folder), features, local(scratch / "features"), None)
     return TaskInputs(
         model=local(folder / "model"),
         threads=1,

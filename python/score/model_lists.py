@@ -15,10 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.config import Score
 from headrace.features.functions.arrays import one_batch
 from headrace.features.table_ops.external import ExternalReader
-from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.assigned_gpu import gpu_profile
-from headrace.models.predictor import maps_of
 from headrace.score.arms import ModelOfRun
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.source import SourceContext, stored
@@ -30,6 +28,7 @@ from headrace.score.joined.choice import joined_tables
 from headrace.score.joined.held import HeldRows
 from headrace.score.rank.blocks import SEEN, TaskInputs
 from headrace.score.rank.item_features import ItemFeatures
+from headrace.score.rank.loaded import loaded_workflow
 from headrace.score.rank.pair_features import PairFeatures, check_pair_features, context_scalars
 from headrace.score.rerank.item_vectors import ModelItemVectors
 from headrace.score.rerank.reranker import RuleReranker
@@ -37,7 +36,7 @@ from headrace.score.rerank.unmet_by_task import UnmetByTask
 from headrace.score.scored import score_columns, scored_rows
 from headrace.stage import Context
 from headrace.storage import Location
-from headrace.storage.host_scratch import HostPlace, RunFolder
+from headrace.storage.host_scratch import HostPlace
 
 log = logging.getLogger("headrace.score")
 
@@ -111,15 +110,13 @@ def lists_of_model(model: ModelOfRun, run: RunInputs, users: DataFrame, n_users:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
     folder, mine = ctx.ws.locate(chosen.output.name), run.folder / ctx.key
-    maps = maps_of(folder, ctx.ws.mapped(spec.pipeline))
     features = PairFeatures(
         (score.user.key, *score.user.columns),
         (score.item.key, *score.item.columns),
         context_scalars(spec, score),
-        FittedWorkflow.load(folder / "workflow", maps=maps / "vocabularies"),
+        loaded_workflow(folder, ctx.ws.mapped(spec.pipeline)),
     )
-    hosts = run.maps if isinstance(run.maps, RunFolder) else None
-    of_items = ItemFeatures.write(items, folder / "workflow", features, mine / "item_features", spark, hosts)
+    of_items = ItemFeatures.write(items, folder, features, mine / "item_features", spark, run.maps)
     _check_pair_features(features, users, items, of_items)
     log.info(
         "score: %s users x %s items = %s pairs with the %s model",

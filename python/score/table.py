@@ -17,12 +17,12 @@ from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.arrow_batches import bounded_batches
-from headrace.models.predictor import Predictor, maps_of
+from headrace.models.predictor import Predictor
 from headrace.score.entities import Active
 from headrace.score.joined.choice import joined_tables
 from headrace.score.joined.held import HeldRows
 from headrace.score.joined.parts import Parts, parts_of
-from headrace.score.rank.loaded import loaded_model
+from headrace.score.rank.loaded import loaded_model, loaded_workflow
 from headrace.score.rank.pair_features import context_scalars
 from headrace.score.rank.rows import predict_rows
 from headrace.score.scoring_model import ScoringModel
@@ -99,7 +99,7 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
         raise UserError(f"{source} has a column '{clash[0]}' of its own: rename it")
     folder, maps = ctx.ws.locate(chosen.output.name), ctx.ws.mapped(ctx.spec.pipeline)
     joined = joined_tables(score.embeddings, folder, maps, gpu=False)
-    fitted = FittedWorkflow.load(folder / "workflow", maps=maps_of(folder, maps) / "vocabularies")
+    fitted = loaded_workflow(folder, maps)
     kept, given = len(rows.columns), context_scalars(ctx.spec, score)
     context = {c: given[c] for c in given if c not in rows.columns}
     missing = [c for c in fitted.input_columns if c not in rows.columns and c not in context]

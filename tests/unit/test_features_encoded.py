@@ -39,13 +39,16 @@ from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, 
 from headrace.features.learn.merge import canonical
 from headrace.features.learn.statistics import Number, Statistic
 from headrace.features.types import ValueType, declared
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.vocabulary.mapped_lookup import MappedLookup
 from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.workflow import saved
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
 from headrace.lake.tasks import grouped
 from headrace.schema import TableColumn
-from headrace.storage import local
+from headrace.storage import Location, local
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.storage_homes import memory_home
@@ -322,12 +325,22 @@ def test_statistics_of_values_are_those_of_rows(rows: list[tuple[int | None, boo
 def test_vocabularies_larger_than_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = land(make(300, 9), tmp_path / "lake", files=2)
     out = []
-    for most in (module.MOST_VALUES, 3):
-        monkeypatch.setattr(module, "MOST_VALUES", most)
+    mapped, kinds = module.mapped, []
+
+    def noted(workflow: Location, maps: Location) -> FittedWorkflow:
+        found = mapped(workflow, maps)
+        kinds.append({type(v) for v in found.vocabularies.values()})
+        return found
+
+    monkeypatch.setattr(module, "mapped", noted)
+    for most in (saved.MAPPED_VALUES, 3):
+        monkeypatch.setattr(saved, "MAPPED_VALUES", most)
         with opened(files, tmp_path / "home", TimeRule("t", FIRST, FIRST + 3, FIRST + 4)) as rows:
             fitted, _ = run(rows, tmp_path / "out")
         out.append(digests(tmp_path / "out"))
+        mapped.cache_clear()
     assert {len(v) > 3 for v in fitted.vocabularies.values()} == {True, False}
+    assert [*map(set, kinds[:1]), *map(set, kinds[-1:])] == [{Lookup}, {Lookup, MappedLookup}]
     assert out[0] == out[1]
 
 

@@ -133,7 +133,7 @@ def make_job(model: Path, candidates: pa.RecordBatch, part_rows: int = 5, **chan
         "top_k": 3,
         "user_key": "user",
         "items": table,
-        "item_features": ItemFeatures.write(table, local(model / "workflow"), s, local(folder / "features"), None),
+        "item_features": ItemFeatures.write(table, local(model), s, local(folder / "features"), None),
         "user_columns": USER,
         "item_names": ITEM,
         "context": dict(s.context),

@@ -65,14 +65,15 @@ def values(columns: Mapping[str, Any], rows: int) -> dict[str, list[Any]]:
 @pytest.mark.parametrize(("n", "part_rows"), [(0, 5), (4, 5), (23, 5), (23, 100)])
 def test_each_host_puts_them_together(n: int, part_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     features, lake = made_of(), memory_home(monkeypatch, tmp_path / "cache")
-    workflow = local(tmp_path / "workflow")
-    features.fitted.save(workflow)
+    model = local(tmp_path / "model")
+    features.fitted.save(model / "workflow")
+    (model / "model.json").put_text("{}")
 
     def written(folder: Location, hosts: RunFolder | None) -> ItemFeatures:
         table = ItemTable.of_arrow(things(n), "item", folder / "items", part_rows)
         assert table.first(8).num_rows == min(n, 8)
         assert table.first(8).equals(table.open().slice(0, 8))
-        return ItemFeatures.write(table, workflow, features, folder / "features", None, hosts)
+        return ItemFeatures.write(table, model, features, folder / "features", None, hosts)
 
     expected = values(written(local(tmp_path / "shared"), None).open(), n)
     assert set(expected) == {"price", "tags", "item"}
@@ -96,8 +97,9 @@ def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, lake, n = made_of(), memory_home(monkeypatch, tmp_path / "cache"), 23
-    workflow = local(tmp_path / "workflow")
-    features.fitted.save(workflow)
+    model = local(tmp_path / "model")
+    features.fitted.save(model / "workflow")
+    (model / "model.json").put_text("{}")
     table = ItemTable.of_arrow(things(n), "item", lake / "items", 5)
     lost = []
 
@@ -108,7 +110,7 @@ def test_a_task_that_was_lost_and_goes_on_changes_no_file_that_is_read(
 
     monkeypatch.setattr(item_features, "run_tasks", twice)
     hosts = RunFolder(HostScratch("mapped/shop"), "run", ())
-    found = ItemFeatures.write(table, workflow, features, lake / "features", None, hosts)
+    found = ItemFeatures.write(table, model, features, lake / "features", None, hosts)
     few = values(found.first(8), 8)
     for task in lost:
         task()

@@ -34,6 +34,7 @@ from headrace.lake.handed_on import KEYED_TABLES, VOCABULARIES, handed_on
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, Result
 from headrace.storage import Location
+from headrace.storage.host_scratch import RunFolder
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -76,7 +77,13 @@ def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
 
 
 def write_dataset(
-    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location, engine: Engine
+    fitted: FittedWorkflow,
+    rows: DataFrame,
+    plans: list[FilePlan],
+    folder: Location,
+    workflow: Location,
+    engine: Engine,
+    of_run: Location | RunFolder,
 ) -> WrittenDataset:
     """Transform the rows of all splits and write them.
 
@@ -85,11 +92,13 @@ def write_dataset(
         plans: from `plan_files`, in which every split of `rows` has a part.
         folder: the dataset's (partial) folder, which the executors see too.
         workflow: `fitted`, saved: where executors load it from.
+        of_run: a folder of this run alone, or one on each host, for what the Arrow engine's workers map.
     """
     for split in {p.split for p in plans}:
         (folder / split).make_dir()
-    write = spark_write.write if engine == "spark" else write_frame.write
-    return write(fitted, rows, plans, folder, workflow)
+    if engine == "spark":
+        return spark_write.write(fitted, rows, plans, folder, workflow)
+    return write_frame.write(fitted, rows, plans, folder, workflow, of_run)
 
 
 def build(
@@ -129,7 +138,16 @@ def build(
             fitted.save(folder / "workflow")
             plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
             if files is None:
-                written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
+                own = RunFolder(ctx.ws.on_hosts(ctx.ws.encoded(spec.pipeline)), handed.name, ())
+                written = write_dataset(
+                    fitted,
+                    rows.frame,
+                    plans,
+                    folder,
+                    folder / "workflow",
+                    engine_of(spec),
+                    own if spec.spark.own_scratch else handed,
+                )
             else:
                 written = write_lake_rows(fitted, files, plans, folder, folder / "workflow", spark)
             vocabularies.wait()  # the dataset's codes are for ever before it is seen

@@ -83,14 +83,17 @@ class MappedLookup(Lookup):
         """See Lookup."""
         found = np.full(len(values), OOV_CODE, np.int32)
         hashes = np.asarray(xxhash64_strings(values), np.int64) if len(values) else np.empty(0, np.int64)
+        # In their order each search begins in the pages, and mostly in the cache lines, of the one before.
+        order = np.argsort(hashes)
+        hashes = hashes[order]
         at = np.searchsorted(self._sorted, hashes)
         open_ = np.flatnonzero(at < len(self))
         # Several values may have one hash: the next in order is looked at until the hash is another.
         while len(open_):
             open_ = open_[self._sorted[at[open_]] == hashes[open_]]
             rows = self._rows[at[open_]]
-            same = self._equal(rows, values.take(pa.array(open_)))
-            found[open_[same]] = self._code(rows[same])
+            same = self._equal(rows, values.take(pa.array(order[open_])))
+            found[order[open_[same]]] = self._code(rows[same])
             open_ = open_[~same]
             at[open_] += 1
             open_ = open_[at[open_] < len(self)]

@@ -27,8 +27,9 @@ from headrace.storage.once import made_once
 
 #: Bytes of values, above which neither a vocabulary nor a keyed table is taken into memory: Arrow's texts have 2 GiB.
 MOST_TEXT = 3 << 29
-#: Vocabularies with more values are mapped where that is asked for: a smaller one costs a process a few MB.
-MAPPED_VALUES = 100_000
+#: Vocabularies and keyed tables with more values, or with more bytes of them, are mapped where that is asked for: a
+#: smaller one costs a process a few MB.
+MAPPED_VALUES, MAPPED_TEXT = 100_000, 16 << 20
 
 
 class SavedWorkflow(BaseModel):
@@ -114,24 +115,24 @@ def read(
             vocabularies[name] = FileLookup(file.local_path())
             continue
         _check(file, rows, path)
-        long = _is_long(file, "value")
-        if maps is not None and (rows > MAPPED_VALUES or long):
+        size = _text_bytes(file, "value")
+        if maps is not None and (rows > MAPPED_VALUES or size > MAPPED_TEXT):
             write = partial(_write_mapped, file)
             vocabularies[name] = MappedLookup(made_once(maps / quote(name, safe=""), write))
         else:
-            vocabularies[name] = FileLookup(file.local_path()) if long else Lookup(_read(file))
+            vocabularies[name] = FileLookup(file.local_path()) if size > MOST_TEXT else Lookup(_read(file))
     tables: dict[str, KeyedTable] = {}
     for name, rows in saved.tables.items():
         file = table_file(folder, name)
         _check_table(file, rows, path)
-        long = _is_long(file, KEY)
+        size = _text_bytes(file, KEY)
         if most_values is not None and rows > most_values:
             tables[name] = FileKeyedTable(file.local_path())
-        elif maps is not None and (rows > MAPPED_VALUES or long):
+        elif maps is not None and (rows > MAPPED_VALUES or size > MAPPED_TEXT):
             # No vocabulary's quoted name has this sign.
             write = partial(_write_mapped_table, file)
             tables[name] = MappedKeyedTable(made_once(maps / f"table={quote(name, safe='')}", write))
-        elif long:
+        elif size > MOST_TEXT:
             tables[name] = FileKeyedTable(file.local_path())
         else:
             tables[name] = KeyedTable(_read(file))
@@ -150,9 +151,9 @@ def _check_table(file: Location, rows: int, said_by: Location) -> None:
         raise UserError(f"{file} does not hold the {rows} keys that {said_by} says")
 
 
-def _is_long(file: Location, column: str) -> bool:
-    """Whether the texts of a column, none of which is twice, are too many for memory."""
-    return sum(column_bytes(_metadata(file), column)) > MOST_TEXT
+def _text_bytes(file: Location, column: str) -> int:
+    """Bytes of the values of a column, none of which is twice."""
+    return sum(column_bytes(_metadata(file), column))
 
 
 def _metadata(file: Location) -> pq.FileMetaData:

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from headrace.features.functions.arrays import one_batch
-from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jagged import JaggedArray
 from headrace.lake.tasks import run_tasks
 from headrace.score.items import ItemTable
+from headrace.score.rank.loaded import loaded_workflow
 from headrace.score.rank.pair_features import Columns, PairFeatures
 from headrace.storage import Location, release_copy
-from headrace.storage.host_scratch import RunFolder
+from headrace.storage.host_scratch import HostPlace, RunFolder
 from headrace.storage.once import made_once
 
 #: Items that are in memory at a time.
@@ -66,22 +66,24 @@ class ItemFeatures:
     @staticmethod
     def write(
         items: ItemTable,
-        workflow: Location,
+        model: Location,
         features: PairFeatures,
         folder: Location,
         spark: SparkSession | None,
-        hosts: RunFolder | None = None,
+        maps: HostPlace | None = None,
     ) -> ItemFeatures:
         """Transform the items by Spark tasks, a task for each part of the table.
 
         Args:
             items: has the key and the item's columns.
-            workflow: the folder of the fitted workflow, visible to all executors.
+            model: the folder of the saved model, with its fitted workflow, visible to all executors.
             features: which columns of items they are made of.
             folder: of the files; it appears when it is whole, and an older one is replaced. The caller removes it.
             spark: whose tasks; None: here.
-            hosts: a folder of each host's own, where `folder` is not one whose files all tasks can write to.
+            maps: where workers map the model's vocabularies; None: they are in memory. Of a folder of each host's own,
+                `folder` is not one whose files all tasks can write to.
         """
+        hosts = maps if isinstance(maps, RunFolder) else None
         wanted = [f for f in features.fitted.features if f.name in features.of_item]
         ends = tuple(accumulate(p.rows for p in items.parts))
         with folder.new_folder() as building:
@@ -89,7 +91,7 @@ class ItemFeatures:
                 if not f.is_list and hosts is None:
                     _make(building, _file(number), ends[-1], f.dtype)
             task = _Transform(
-                items, workflow, dict(features.context), features.user, features.item, building, hosts is not None
+                items, model, maps, dict(features.context), features.user, features.item, building, hosts is not None
             )
             written = run_tasks(spark, len(items.parts), task.part)
             counts, parts = [w["numbers"] for w in written], tuple(str(w["part"]) for w in written)
@@ -140,7 +142,8 @@ class _Transform:
     """A part's features, into its place of each file; those that are lists into files of the part's own."""
 
     items: ItemTable
-    workflow: Location
+    model: Location
+    maps: HostPlace | None
     context: dict[str, pa.Scalar]
     user: tuple[str, ...]
     item: tuple[str, ...]
@@ -150,7 +153,7 @@ class _Transform:
 
     def part(self, number: int) -> Iterator[dict[str, Any]]:
         """Yields what the names of the part's files end with, and the numbers in all its lists by list feature."""
-        fitted = _fitted(self.workflow)
+        fitted = loaded_workflow(self.model, self.maps)
         features = PairFeatures(self.user, self.item, self.context, fitted)
         wanted = [f for f in fitted.features if f.name in features.of_item]
         first = sum(p.rows for p in self.items.parts[:number])
@@ -212,11 +215,6 @@ class _Join:
 
     def _files(self) -> Iterator[tuple[int, FeatureFile]]:
         return ((i, file) for i, file in enumerate(self.files) if file.is_list or not self.lists_alone)
-
-
-@lru_cache(maxsize=1)
-def _fitted(workflow: Location) -> FittedWorkflow:
-    return FittedWorkflow.load(workflow)
 
 
 @lru_cache(maxsize=2)

@@ -30,10 +30,16 @@ def loaded_model(
         UserError: the model is damaged; or there is no such GPU.
     """
     mine = None if maps is None else maps_of(folder, on_this_host(maps))
-    vocabularies = None if mine is None else mine / "vocabularies"
     device = _device() if gpu else "cpu"
     predictor = load_predictor(folder, threads, output, mine, device, joined)
-    return predictor, FittedWorkflow.load(folder / "workflow", maps=vocabularies)
+    return predictor, loaded_workflow(folder, maps)
+
+
+@lru_cache(maxsize=1)
+def loaded_workflow(folder: Location, maps: HostPlace | None) -> FittedWorkflow:
+    """The workflow that a saved model was trained on; `maps`: see `loaded_model`."""
+    vocabularies = None if maps is None else maps_of(folder, on_this_host(maps)) / "vocabularies"
+    return FittedWorkflow.load(folder / "workflow", maps=vocabularies)
 
 
 def _device() -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from urllib.parse import quote
 
-from headrace.features.engines.arrow.host_folder import HostFolder
+from headrace.features.engines.arrow.host_folder import HostFolder, of_run_here
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.large_keyed_tables import MappedKeyedTable
 from headrace.storage import Location
@@ -25,8 +25,7 @@ class HandedTable:
 
     def open(self) -> KeyedTable:
         """The table, whose columns this host's workers map: of a key 16 bytes are in memory while they are made."""
-        of_run = self.host.of_run() if isinstance(self.host, HostFolder) else self.host
-        return _mapped(self.file, of_run / "handed" / quote(self.name, safe=""))
+        return _mapped(self.file, of_run_here(self.host) / "handed" / quote(self.name, safe=""))
 
 
 @lru_cache(maxsize=16)

@@ -37,3 +37,8 @@ class HostFolder:
         mine = self.scratch.here() / self.key
         prune(mine, self.files)
         mine.make_dir()
+
+
+def of_run_here(place: Location | HostFolder | RunFolder) -> Location:
+    """A folder of a run alone: the one that all its tasks see, or this host's own."""
+    return place if isinstance(place, Location) else place.of_run()

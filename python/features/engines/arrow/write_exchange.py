@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -23,8 +22,9 @@ from headrace.features.engines.arrow.lake_file import FILE, HASH, LINE, RowGroup
 from headrace.features.engines.arrow.lake_rows import FileTasks, LakeRows, Splitter
 from headrace.features.engines.arrow.part_rows import EDGES, PartRows, gathered, placed
 from headrace.features.engines.arrow.row_order import row_order
+from headrace.features.engines.arrow.task_workflow import mapped, without_values
 from headrace.features.engines.arrow.transform import transformed
-from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
+from headrace.features.engines.arrow.write_frame import write_part, written_dataset
 from headrace.features.engines.blocks import Sender, unpacked
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -81,12 +81,6 @@ class SendRows:
             yield from sender.rest()
 
 
-@lru_cache(maxsize=2)
-def mapped(workflow: Location, maps: Location) -> FittedWorkflow:
-    """The fitted workflow, large vocabularies in files that all workers of the host map."""
-    return FittedWorkflow.load(workflow, maps=maps)
-
-
 def table_of(fitted: FittedWorkflow, rows: PartRows) -> pa.Table:
     """Rows as they are stored, with what they are ordered by: their hash, file and line."""
     everything = np.arange(len(rows.rows), dtype=np.int32)
@@ -119,7 +113,7 @@ class WritePart:
     workflow: Location
 
     def __call__(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
-        fitted = loaded(self.workflow, 0)  # no value is looked up any more
+        fitted = without_values(self.workflow)
         sets = source_sets(fitted)
         missing, tables = np.zeros(len(sets), np.int64), list[pa.Table]()
         for block in blocks:

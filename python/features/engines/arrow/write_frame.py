@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from headrace.features.engines.arrow.host_folder import of_run_here
+from headrace.features.engines.arrow.task_workflow import mapped
 from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.files import (
     ColumnCounts,
@@ -30,15 +31,21 @@ from headrace.features.workflow.schema import stored_schema
 from headrace.lake.arrow_batches import bounded_batches
 from headrace.schema import OOV_CODE, DatasetSchema, Kind
 from headrace.storage import Location
+from headrace.storage.host_scratch import RunFolder
 
 
 def write(
-    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location
+    fitted: FittedWorkflow,
+    rows: DataFrame,
+    plans: list[FilePlan],
+    folder: Location,
+    workflow: Location,
+    of_run: Location | RunFolder,
 ) -> WrittenDataset:
-    """See `headrace.features.layout.files.write_dataset`."""
+    """See `headrace.features.build.run.write_dataset`; `of_run`: a folder of this run alone, for what workers map."""
     w = fitted.workflow
     frame = placed(rows.select(*[col(c) for c in w.input_columns], *identity(w)), plans)
-    task = _Task(tuple(plans), folder, workflow, tuple(carried_columns(w)), tuple(frame.columns))
+    task = _Task(tuple(plans), folder, workflow, of_run, tuple(carried_columns(w)), tuple(frame.columns))
     # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
     # Long texts: a column of a batch holds 2 GiB of them.
@@ -55,12 +62,13 @@ class _Task:
     plans: tuple[FilePlan, ...]
     folder: Location
     workflow: Location
+    of_run: Location | RunFolder
     carried: tuple[str, ...]
     #: Of the batches' columns, in order.
     names: tuple[str, ...]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fitted = loaded(self.workflow)
+        fitted = mapped(self.workflow, of_run_here(self.of_run) / "maps")
         index, missing = -1, dict.fromkeys(source_sets(fitted), 0)
         done: list[pa.RecordBatch] = []
         for numbered in batches:
@@ -156,9 +164,3 @@ def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, .
                 is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
             out[feature.name].oov += int(np.count_nonzero(is_oov))
     return out
-
-
-@lru_cache(maxsize=2)
-def loaded(folder: Location, most_values: int | None = None) -> FittedWorkflow:
-    """A worker process serves many tasks: it reads the vocabularies and builds their indexes once."""
-    return FittedWorkflow.load(folder, most_values)

@@ -24,9 +24,10 @@ from headrace.features.engines.arrow.lake_file import LakeRowGroup, RowGroupLayo
 from headrace.features.engines.arrow.lake_rows import FileTasks, LakeRows, Splitter
 from headrace.features.engines.arrow.part_rows import EDGES, HASHES, PartRows, by_part, gathered, placed
 from headrace.features.engines.arrow.row_order import row_order
+from headrace.features.engines.arrow.task_workflow import mapped, without_values
 from headrace.features.engines.arrow.transform import transformed
 from headrace.features.engines.arrow.write_exchange import write_exchanged
-from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
+from headrace.features.engines.arrow.write_frame import write_part, written_dataset
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import stored_schema
@@ -34,8 +35,6 @@ from headrace.lake.tasks import run_tasks
 from headrace.storage import Location
 
 Array = npt.NDArray[Any]
-#: A vocabulary with more values is looked up in its file: in memory each value takes about 60 bytes of every worker.
-MOST_VALUES = 20_000_000
 
 
 def write_lake_rows(
@@ -56,9 +55,7 @@ def write_lake_rows(
         assert spark is not None
         return write_exchanged(rows, plans, folder, workflow, spark)
     tasks, decoded = rows.tasks(spark), rows.folder
-    transform_task = _TransformTask(
-        tasks, decoded, rows.layout, rows.splitter, workflow, rows.scratch, tuple(plans), MOST_VALUES
-    )
+    transform_task = _TransformTask(tasks, decoded, rows.layout, rows.splitter, workflow, rows.scratch, tuple(plans))
     found = sorted(run_tasks(spark, len(tasks), transform_task), key=lambda f: f["file"])
     placed = tuple(
         (decoded / row_group, rows.scratch / outputs) for f in found for row_group, outputs in f["row_groups"]
@@ -80,10 +77,9 @@ class _TransformTask:
     workflow: Location
     scratch: Location
     plans: tuple[FilePlan, ...]
-    most_values: int
 
     def __call__(self, task: int) -> Iterator[dict[str, Any]]:
-        fitted = loaded(self.workflow, self.most_values)
+        fitted = mapped(self.workflow, self.scratch / "maps")
         for number, file in self.tasks[task]:
             out = []
             for i, row_group in enumerate(row_groups(file, self.folder, self.layout)[0]):
@@ -108,7 +104,7 @@ class _WriteTask:
     workflow: Location
 
     def __call__(self, part: int) -> Iterator[dict[str, Any]]:
-        fitted = loaded(self.workflow, 0)  # no value is looked up any more
+        fitted = without_values(self.workflow)
         sources: list[PartRows] = []
         for row_group, outputs in self.row_groups:
             arrays = load_part(outputs, part)
