@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def horovod() -> Collective:
     """The ranks of this Horovod job. Collective: every rank calls it, once.
 
-    `hvd.init()` is called where it was not yet. Where all ranks are on one machine, the messages of a step go through
+    `hvd.init()` is called where it was not yet. The messages of a step between ranks of one machine go through
     memory that they share (headrace.comm.shared_memory).
     """
     import horovod.torch as hvd

@@ -21,7 +21,7 @@ class PeerLost(RuntimeError):
 
 class Collective(Protocol):
     """The ranks of one job. Implementations: LocalCollective, ThreadCollective, HorovodCollective,
-    TorchCollective, and SharedCollective around these."""
+    TorchCollective, and SharedCollective and ByHostCollective around these."""
 
     @property
     def world(self) -> World:
@@ -63,6 +63,23 @@ class Collective(Protocol):
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         ...
+
+
+class AllToAll(Protocol):
+    """What one part of the ranks says to itself, while the others do likewise."""
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        """See Collective; `send_rows` for each rank of the part."""
+        ...
+
+
+def within(collective: object, ranks: Sequence[int]) -> AllToAll | None:
+    """An all-to-all for some ranks, this one among them, without the others; None: there is none.
+
+    The same answer on all ranks, where each asks for its own part and all parts are of one size.
+    """
+    find: Callable[[Sequence[int]], AllToAll | None] | None = getattr(collective, "within", None)
+    return None if find is None else find(ranks)
 
 
 class ReceivedMessage:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table as Screen
 
-from headrace.comm.shared_memory import may_share
+from headrace.comm.shared_memory import MOST_RANKS
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_sharding, load_spec
 from headrace.embeddings.dynamic.memory import dynamic_table_bytes, most_bytes
@@ -28,7 +28,6 @@ from headrace.storage import Location
 from headrace.train.setup.popularity import sampled_popularity
 from headrace.train.setup.tables import trained_tables
 from headrace.workspace import Workspace
-from headrace.world import World
 
 #: Ranks and tables that are shown one by one.
 _RANKS, _TABLES = 16, 60
@@ -74,10 +73,9 @@ def sharding(
         popularity = sampled_popularity(dataset, schema, tables, wanted.counted)
         batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
         saves_copies = spec.train.background_checkpoints
-        near = World(size=world, local_size=min(world, settings.ranks_per_node))
         other_memory = OtherMemory(
             dynamic_table_bytes(raw, wanted.raw_ids, batch, world, optimizer, 1 + saves_copies),
-            spec.train.device == "cpu" and may_share(near),
+            spec.train.device == "cpu" and 1 < min(world, settings.ranks_per_node) <= MOST_RANKS,
             saves_copies,
         )
     else:

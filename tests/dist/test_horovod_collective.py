@@ -238,7 +238,9 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
     def rank_main() -> dict[str, Any]:
         import horovod.torch as hvd
 
+        from headrace.comm.by_host import ByHostCollective
         from headrace.comm.horovod_collective import HorovodCollective
+        from headrace.comm.shared_memory import shared
 
         torch.set_num_threads(1)
         pair = hvd.ProcessSet([0, 1])
@@ -248,6 +250,11 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
             world = everybody.world
             report = {"machine": (world.rank, world.local_rank, world.local_size)}
             report["wide"] = {ranks_per_node: wide(everybody, ranks_per_node) for ranks_per_node in (1, 2)}
+            by_host = shared(everybody)
+            assert isinstance(by_host, ByHostCollective)
+            report["by host"] = {ranks_per_node: wide(by_host, ranks_per_node) for ranks_per_node in (1, 2)}
+            report["messages by host"] = messages(by_host)
+            by_host.close()
             if pair.included():
                 report |= rank_report(HorovodCollective(pair), folder)
             everybody.barrier()  # who leaves first takes Horovod along
@@ -278,6 +285,7 @@ def test_int8_raw_ids_and_large_pages_are_as_between_threads(
         assert got == answers
         assert got_told == told
         assert told[0]["evicted"] > 0
+        assert reports[rank]["by host"][ranks_per_node] == reports[rank]["wide"][ranks_per_node]
         assert got_pages is pages
         assert pages in (True, None)
         # By machines sums run in another order; rows of fp32 tell that they are the same sums.
@@ -293,6 +301,8 @@ def test_messages_arrive_as_between_threads(horovod_reports: tuple[Path, Sequenc
         assert reports[rank]["messages"] == expected
         assert expected["world"] == (rank, 2)
         assert expected["sum 0"] == [[[3.0] * 3] * 2, [1, 0], 0.5]
+    for rank, expected in enumerate(run_ranks(4, messages)):
+        assert reports[rank]["messages by host"] == expected
 
 
 @pytest.mark.parametrize("kind", MIXED)

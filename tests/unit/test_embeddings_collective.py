@@ -104,7 +104,7 @@ def at_the_last_moment(
         collective = shared(c)
         assert isinstance(collective, SharedCollective)
         if c.world.rank == 0:
-            monkeypatch.setattr(collective._others[0][1], "has_left", is_left)
+            monkeypatch.setattr(collective._messages._others[0][1], "has_left", is_left)
             waiting(collective)
         else:
             assert looked.wait(30)

@@ -6,8 +6,8 @@ that several ranks of a machine need crosses the network once, and so does its g
 to L + W / L others in place of W.
 
 Lookups are those of the direct exchange, bit for bit. Gradients are summed machine by machine, so weights differ by the
-rounding of sums in another order. Sub-groups are all-to-alls with nothing for those outside: no more is asked of a
-collective than headrace.comm.base has.
+rounding of sums in another order. Inside a machine they go through memory where its ranks share it; else sub-groups
+are all-to-alls with nothing for those outside: no more is asked of a collective than headrace.comm.base has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headrace.comm.base import Collective
+from headrace.comm.base import Collective, within
 from headrace.embeddings.exchange.pooled import BagRequest
 from headrace.embeddings.exchange.row_exchange import RowExchange, RowRequest
 from headrace.embeddings.input.raw_ids import RawIdRequest, UniqueRawIds
@@ -35,9 +35,13 @@ class SubgroupCollective:
         self._collective = collective
         self._ranks = list(ranks)
         self.world = World(rank=self._ranks.index(collective.world.rank), size=len(self._ranks))
+        #: What asks none of the others: memory that the ranks of a machine share.
+        self._alone = within(collective, self._ranks)
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
         """See `Collective.start_all_to_all`. Members are in ascending order, so what comes is in their order too."""
+        if self._alone is not None and x.device.type == "cpu":
+            return self._alone.start_all_to_all(x, send_rows)
         every = [0] * self._collective.world.size
         for rank, rows in zip(self._ranks, send_rows, strict=True):
             every[rank] = rows

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from headrace.comm.base import Collective, Message, MessageChannel, ReceivedMessage, channel_of
+from headrace.comm.base import AllToAll, Collective, Message, MessageChannel, ReceivedMessage, channel_of, within
 from headrace.train.callbacks.tracing import Tracer
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.world import World
@@ -29,19 +29,17 @@ class InstrumentedCollective:
         with self._tracer.span("exchange"), self._watchdog.waiting(message):
             yield
 
+    def within(self, ranks: Sequence[int]) -> AllToAll | None:
+        """See headrace.comm.base.within."""
+        found = within(self._inner, ranks)
+        return None if found is None else _InstrumentedAllToAll(found, self._waits)
+
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
         with self._waits("all_to_all"):
             return self._inner.all_to_all(x, send_rows)
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
-        with self._waits("all_to_all"):
-            finish = self._inner.start_all_to_all(x, send_rows)
-
-        def wait() -> tuple[Tensor, list[int]]:
-            with self._waits("all_to_all"):
-                return finish()
-
-        return wait
+        return _InstrumentedAllToAll(self._inner, self._waits).start_all_to_all(x, send_rows)
 
     @property
     def channel(self) -> MessageChannel | None:
@@ -70,6 +68,23 @@ class InstrumentedCollective:
     def barrier(self) -> None:
         with self._waits("barrier"):
             self._inner.barrier()
+
+
+class _InstrumentedAllToAll:
+    """See InstrumentedCollective."""
+
+    def __init__(self, inner: AllToAll, waits: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._inner, self._waits = inner, waits
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        with self._waits("all_to_all"):
+            finish = self._inner.start_all_to_all(x, send_rows)
+
+        def wait() -> tuple[Tensor, list[int]]:
+            with self._waits("all_to_all"):
+                return finish()
+
+        return wait
 
 
 class _InstrumentedMessage:

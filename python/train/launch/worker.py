@@ -48,6 +48,7 @@ def rank_main(job_json: str) -> str:
 
     from headrace import comm
     from headrace.comm.base import PeerLost
+    from headrace.comm.by_host import ByHostCollective
     from headrace.comm.shared_memory import SharedCollective
     from headrace.train.callbacks.progress import ProgressEvent, ProgressWriter
     from headrace.train.callbacks.watchdog import Watchdog
@@ -92,7 +93,7 @@ def rank_main(job_json: str) -> str:
         if result.error is not None:
             with suppress(OSError):  # the result has it, too
                 job.error_file.put_text(result.error.model_dump_json())
-        if isinstance(collective, SharedCollective):
+        if isinstance(collective, SharedCollective | ByHostCollective):
             collective.close()
         hvd.shutdown()
         if watchdog is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.comm.base import Collective
-from headrace.comm.shared_memory import may_share
+from headrace.comm.shared_memory import some_may_share
 from headrace.embeddings.dynamic.memory import dynamic_table_bytes
 from headrace.embeddings.planner.cost import OtherMemory
 from headrace.embeddings.planner.search import plan_tables
@@ -52,7 +52,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
         job.train.embeddings.kind,
         1 + job.train.background_checkpoints,
     )
-    shares_memory = job.train.device == "cpu" and may_share(collective.world)
+    shares_memory = job.train.device == "cpu" and some_may_share(collective)
     device, settings = place(job.train.device, collective.world), job.train.sharding
     if device.type == "cuda" and settings.memory_gib is None:
         reserved = reserved_gib(schema, job.model, job.train, collective.world)
