@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from headrace.errors import UserError
 from headrace.storage.hdfs.store import HdfsStore
 from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
@@ -298,7 +299,7 @@ class Location:
         """The same for what is of no use, when something else has failed: what cannot be removed now stays."""
         try:
             self.remove()
-        except OSError:
+        except (OSError, UserError):  # of a store that is away, or refuses
             return
 
     def unfinished(self) -> list[Unfinished]:

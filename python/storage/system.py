@@ -82,7 +82,12 @@ def rename_new(source: Path, target: Path) -> None:
         number = ctypes.get_errno()
         if number not in _UNKNOWN:
             raise OSError(number, os.strerror(number), str(source), None, str(target))
-    os.link(source, target)
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A link over NFS whose answer was lost is asked for again, and finds itself there.
+        if not source.samefile(target):
+            raise
     source.unlink()
 
 

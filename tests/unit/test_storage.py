@@ -13,6 +13,7 @@ import pytest
 from headrace.errors import UserError
 from headrace.storage import Location, local, local_folder, system, uri_fault
 from headrace.storage.lease import Held
+from headrace.storage.objects.calls import StoreRefused
 from headrace.storage.uri import parse_uri
 
 
@@ -46,6 +47,30 @@ def test_many_writers_fill_one_folder(home: Location) -> None:
     assert not final.exists()
     final.commit("t")
     assert names(final) == ["a", "b"]
+
+
+def test_a_link_that_was_made_though_its_answer_was_lost(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS has no rename that replaces nothing, and its client asks again where no answer came."""
+    monkeypatch.setattr(system, "_renameat2", lambda: None)
+    link = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    assert (home / "lease").put_new_text("mine")
+    assert not (home / "lease").put_new_text("another's")
+    assert (home / "lease").read_text() == "mine"
+    assert names(home) == ["lease"]
+
+
+def test_a_store_that_refuses_hides_no_other_error(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Location) -> None:
+        raise StoreRefused("s3://b may not be written")
+
+    monkeypatch.setattr(Location, "remove", refuse)
+    home.remove_quietly()
 
 
 # --- what is on the disk when ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from headrace.comm.base import LocalCollective
 from headrace.storage import LeaseLost, local
 from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
+from headrace.train.checkpoint.read import restore
 from headrace.train.checkpoint.record import RECORD
 from headrace.train.checkpoint.write import CheckpointWriter
 
@@ -33,3 +34,18 @@ def test_an_overtaken_launch_removes_none_of_a_later_one(tmp_path: Path) -> None
     # The holder's own launch: older ones, and later ones, which were found damaged when it resumed.
     CheckpointWriter(folder, LocalCollective(), config="", keep=1, check_fence=lambda: None)._remove_older(of_step_20)
     assert list_steps(folder) == [20]
+
+
+def test_an_overtaken_launch_that_resumes_removes_nothing_of_a_later_one(tmp_path: Path) -> None:
+    folder, nothing = local(tmp_path), cast(Any, None)
+    theirs = (folder / step_name(40)).begin("another")
+    (theirs / "part").put_text("x")
+
+    def overtaken() -> None:
+        raise LeaseLost("another launch")
+
+    with pytest.raises(LeaseLost):
+        restore(folder, nothing, nothing, LocalCollective(), config="", check_fence=overtaken)
+    assert (theirs / "part").exists()
+    assert restore(folder, nothing, nothing, LocalCollective(), config="", check_fence=lambda: None) is None
+    assert not theirs.exists()

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from headrace.errors import EXIT_BUSY, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_
 from headrace.manifest import Manifest
 from headrace.storage import LeaseLost, Location
 from headrace.storage.objects import copies
-from headrace.storage.objects.calls import StoreError
+from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
@@ -323,6 +324,73 @@ def test_a_stall_is_found_though_the_store_was_away(job: Job, monkeypatch: pytes
     monkeypatch.setattr(module, "_STALL_POLL_SECONDS", 0.01)
     with module._signals(job):
         assert horovod.runner.gloo_run.register_shutdown_event().wait(30)
+
+
+def test_a_driver_whose_store_is_away_tries_again(
+    job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the attempts it asks the store itself: whether it has the lease, what there is to resume from."""
+    looks: list[str] = []
+
+    def check_lease() -> None:
+        looks.append("lease")
+        if len(looks) == 2:
+            raise StoreAway("s3://b/lease: the store is away")
+
+    def away(folder: Location) -> list[int]:
+        raise StoreAway("s3://b/checkpoints: the store is away")
+
+    monkeypatch.setattr(module, "list_steps", away)
+    done = RankResult(report=REPORT, phase_ends={"ranks": time.time()})
+    ranks = run([LOST, LOST], [done, done])
+    report = launch(job, SPARK, ranks=2, retries=2, check_lease=check_lease)
+    assert report.steps == REPORT.steps
+    assert (ranks.launches, len(looks)) == (2, 3)
+    assert "s3://b/lease: the store is away; attempt 3 of 3 resumes from the last checkpoint" in caplog.text
+    looks[:] = ["lease"]
+    with pytest.raises(StoreAway, match="s3://b/lease"):
+        launch(job, SPARK, ranks=2, retries=0, check_lease=check_lease)
+
+
+def test_what_cannot_be_removed_does_not_hide_why_the_ranks_failed(
+    job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(RuntimeError("Exit code: 137"))
+
+    def away(folder: Location) -> None:
+        raise StoreAway("s3://b/checkpoints: the store is away")
+
+    monkeypatch.setattr(Location, "discard_unfinished", away)
+    with pytest.raises(RuntimeError, match="Exit code: 137"):
+        launch(job, SPARK, ranks=2, retries=0)
+    assert "stays for now: s3://b/checkpoints: the store is away" in caplog.text
+
+
+def test_ranks_are_asked_to_stop_though_the_store_is_away(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler of a signal, which runs within whatever the program is at, asks the store for nothing."""
+    put, told, answers = Location.put_text, threading.Event(), iter([StoreAway("away"), None])
+
+    def put_text(location: Location, text: str) -> None:
+        if location == job.stop_file:
+            assert threading.current_thread() is not threading.main_thread()
+            if (answer := next(answers)) is not None:
+                raise answer
+        put(location, text)
+        told.set()
+
+    monkeypatch.setattr(Location, "put_text", put_text)
+    monkeypatch.setattr(module, "_STALL_POLL_SECONDS", 0.01)
+    job.ranks_folder.make_dir()
+    with module._signals(job) as received:
+        kill = horovod.runner.gloo_run.register_shutdown_event()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert told.wait(30)
+        assert not kill.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert kill.wait(30)
+        with pytest.raises(SystemExit):
+            received.raise_again()
+    assert job.stop_file.exists()
 
 
 UNANSWERED = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from pydantic import ValidationError
@@ -25,17 +25,33 @@ log = logging.getLogger("headrace.train")
 
 
 def restore(
-    folder: Location, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+    folder: Location,
+    model: Model,
+    dense: DenseOptimizer,
+    collective: Collective,
+    *,
+    config: str,
+    check_fence: Callable[[], None] = lambda: None,
 ) -> Progress | None:
     """Load the newest checkpoint that is whole on all ranks; None where there is none. Collective.
 
     A damaged one is refused by name in the log and the one before is tried. After None, model and optimizer may hold
     parts of a refused one: make them anew (that is so only where `list_steps` is not empty).
 
+    Args:
+        folder: of the checkpoints.
+        model: a new one, on all ranks.
+        dense: the optimizer of what is no embedding.
+        collective: the ranks.
+        config: the fingerprint of what must not have changed since.
+        check_fence: called by the chief before it removes what dead writers left; does not return where another launch
+            has begun, whose checkpoint that may be.
+
     Raises:
         UserError: the checkpoints belong to another configuration.
     """
     if collective.world.is_chief:
+        check_fence()
         folder.discard_unfinished()
     # The chief's list is everybody's: a listing of a shared file system may lag on another machine.
     steps = _from_chief(list_steps(folder), collective)

@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from headrace import progress
 from headrace.errors import UserError
-from headrace.storage import Location
+from headrace.storage import Location, StoreAway
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.folders import list_steps
@@ -84,7 +84,7 @@ def launch(
         LeaseLost: another process has the run by now, by what `check_lease` or a rank has found; its ranks go on.
         UserError: what a rank has to say to the user (not attempted again), or fewer slots than ranks.
         DiskFull: no room for a checkpoint or the model, in the last attempt.
-        StoreFailed: the store of objects does not answer, in the last attempt.
+        StoreFailed, StoreAway: the store does not answer, a rank or this process, in the last attempt.
         Diverged: a loss or gradient is not finite, in the last attempt or twice at the same step.
         SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
         RuntimeError: all attempts failed.
@@ -92,8 +92,8 @@ def launch(
     _check_cores(spark, ranks)
     diverged_at: set[int] = set()
     for attempt in range(retries + 1):
-        check_lease()
         try:
+            check_lease()
             return _launch(
                 job, spark, ranks, on_progress, phase_ends if phase_ends and not attempt else {BEGIN: time.time()}
             )
@@ -102,21 +102,27 @@ def launch(
                 raise
             diverged_at.add(e.step)
             reason = f"training diverged at step {e.step}"
-        except (RuntimeError, Stopped, DiskFull, StoreFailed) as e:
+        except (RuntimeError, Stopped, DiskFull, StoreFailed, StoreAway) as e:
             if attempt == retries:
                 raise
             # Stopped: by a signal to a rank, not to this process.
             reason = f"a rank was {e}" if isinstance(e, Stopped) else str(e).splitlines()[0]
-        steps = list_steps(job.checkpoints)
-        where = f"step {steps[0]}" if steps else "the start"
         log.warning(
             "%s; attempt %d of %d resumes from %s",
             reason.removesuffix(", which ends:"),
             attempt + 2,
             retries + 1,
-            where,
+            _last_step(job),
         )
     raise AssertionError("unreachable")
+
+
+def _last_step(job: Job) -> str:
+    try:
+        steps = list_steps(job.checkpoints)
+    except StoreAway:
+        return "the last checkpoint"
+    return f"step {steps[0]}" if steps else "the start"
 
 
 def _launch(
@@ -237,9 +243,12 @@ def _clean_partial_files(job: Job) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not job.is_overtaken:
-            job.checkpoints.discard_unfinished()
-            job.folder.discard_unfinished()
+        try:
+            if not job.is_overtaken:
+                job.checkpoints.discard_unfinished()
+                job.folder.discard_unfinished()
+        except (OSError, UserError) as e:  # why the ranks failed matters more
+            log.warning("what the ranks were writing stays for now: %s", str(e).splitlines()[0])
         raise
 
 
@@ -377,16 +386,27 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
     over = threading.Event()
 
     def register() -> threading.Event:
-        kill = threading.Event()
+        kill, asked = threading.Event(), threading.Event()
 
         def ask(signum: int, frame: FrameType | None) -> None:
-            if job.stop_file.exists():
+            # No store is asked for anything here: what it raised would come out of whatever the program is at.
+            if asked.is_set():
                 kill.set()
                 return
-            job.stop_file.put_text("")
+            asked.set()
             timer = threading.Timer(job.train.stop_seconds, kill.set)
             timer.daemon = True
             timer.start()
+
+        def tell_the_ranks() -> None:
+            while not over.is_set():
+                if not asked.wait(_STALL_POLL_SECONDS):
+                    continue
+                # As long as they are not told they go on, until they are killed.
+                with suppress(OSError, UserError):
+                    job.stop_file.put_text("")
+                    return
+                over.wait(_STALL_POLL_SECONDS)
 
         def kill_the_stalled() -> None:
             while not over.wait(_STALL_POLL_SECONDS):
@@ -398,7 +418,8 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
 
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, ask)
-        threading.Thread(target=kill_the_stalled, name="stalled", daemon=True).start()
+        for work in (kill_the_stalled, tell_the_ranks):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
         return kill
 
     horovods = horovod.runner.gloo_run.register_shutdown_event

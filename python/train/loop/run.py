@@ -193,7 +193,14 @@ def _restore_or_build(
     state = build_state(job, schema, collective)
     observe_training_rows(state.model, rows)
     watchdog.phase = "restore"
-    resumed = restore(job.checkpoints, state.model, state.dense, collective, config=job.config_fingerprint)
+    resumed = restore(
+        job.checkpoints,
+        state.model,
+        state.dense,
+        collective,
+        config=job.config_fingerprint,
+        check_fence=job.check_fence,
+    )
     if resumed is not None:
         return state, resumed
     if list_steps(job.checkpoints):
