@@ -47,12 +47,14 @@ def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Location:
 
 
 def written(spark: SparkSession, folder: Path) -> dict[str, dict[str, Any]]:
-    """A folder of Parquet, a Delta table that Delta itself must read, and two that are joined; what `make_spec` takes.
+    """What `make_spec` takes: folders of Parquet, ORC and Avro, a Delta table that Delta itself must read, two joined ones.
 
     The Delta table has a row that breaks the declaration, one that repeats another, and rows that are deleted.
     """
     rows = make_rows(ROWS).astype({"user": object})
     frame(spark, rows).repartition(2).write.partitionBy("dt").parquet(str(folder / "parquet"))
+    for form in ("orc", "avro"):
+        frame(spark, rows).repartition(2).write.format(form).partitionBy("dt").save(str(folder / form))
     rows.loc[5, "click"] = 7
     rows.loc[14, "id"] = 13
     table = folder / "delta"
@@ -68,8 +70,12 @@ def written(spark: SparkSession, folder: Path) -> dict[str, dict[str, Any]]:
     deltalake.write_deltalake(str(folder / "shops"), items)
     prices = {"path": "ROOT/prices", "format": "parquet", "keys": ["item"], "add": {"of": "double"}}
     shops = {"path": "ROOT/shops", "keys": ["item"], "add": {"shop": "string"}}
+    folders = {
+        form: {"source": {"format": form, "path": f"ROOT/{form}", "day": {"partition": "dt"}}}
+        for form in ("parquet", "orc", "avro")
+    }
     return {
-        "parquet": {"source": {"format": "parquet", "path": "ROOT/parquet", "day": {"partition": "dt"}}},
+        **folders,
         "delta": {
             "source": {"format": "delta", "path": "ROOT/delta", "day": {"time": "ts"}},
             "table": {
