@@ -47,7 +47,7 @@ def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Location:
 
 
 def written(spark: SparkSession, folder: Path) -> dict[str, dict[str, Any]]:
-    """What `make_spec` takes: folders of Parquet, ORC and Avro, a Delta table that Delta itself must read, two joined ones.
+    """What `make_spec` takes: folders of Parquet, ORC and Avro, a Delta table of Delta itself, two joined ones.
 
     The Delta table has a row that breaks the declaration, one that repeats another, and rows that are deleted.
     """
