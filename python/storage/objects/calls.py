@@ -90,6 +90,13 @@ class Stored:
     tag: str
     #: Of this write of it, where the store counts them: GCS's generation, S3's version. A listing does not tell it.
     version: str | None = None
+    #: Of its content as it was written, in hex, where the list of its folder says so.
+    crc32: str | None = None
+
+    def check(self, place: str, crc32: str) -> None:
+        """Raise ChangedInPlace where the content that was read has another checksum than the one that was written."""
+        if self.crc32 not in (None, crc32):
+            raise ChangedInPlace(f"{place} is damaged: its CRC-32 is {crc32}, and {self.crc32} was written")
 
     @property
     def revision(self) -> str:

@@ -23,6 +23,7 @@ from headrace.errors import UserError
 from headrace.storage import flock, system
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import ChangedInPlace, Stored
+from headrace.storage.objects.checksum import crc32_of
 
 #: The environment variable that names this host's scratch folder.
 SCRATCH = "HEADRACE_SCRATCH"
@@ -149,6 +150,8 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
                 raise ChangedInPlace(
                     f"{store}/{stored.key} is not the file that was looked for: it was changed in place"
                 )
+            if stored.crc32 is not None:
+                stored.check(f"{store}/{stored.key}", crc32_of(partial))
             system.replace(partial, path)
         finally:
             system.unlink(partial)

@@ -11,6 +11,8 @@ HIDDEN = ".headrace"
 DATA, LISTS = f"{HIDDEN}/data", f"{HIDDEN}/lists"
 #: In the place of an attempt, until it is published: that nobody has emptied the place since the attempt began.
 BEGUN = f"{HIDDEN}/begun"
+#: There, too: empty objects NAME.CRC32, by which whoever writes a file says what is in it to whoever publishes all.
+CHECKSUMS = f"{HIDDEN}/crc32"
 #: What is on its way to its name in a store that has renames, and who replaces a file on a condition.
 PARTIAL, LOCK = ".partial", ".lock"
 
@@ -24,10 +26,13 @@ class ListedFile(BaseModel):
     key: str
     #: Bytes.
     size: int
-    #: The store's checksum of its content: what the object is asked for by.
+    #: The store's name of its content: what the object is asked for by.
     tag: str
     #: Nanoseconds since 1970.
     modified_ns: int
+    #: Of its content as it was written, in hex. None: a program wrote it that says nothing of this (Spark), or two
+    #: attempts wrote different files.
+    crc32: str | None = None
 
 
 class FileList(BaseModel):
@@ -43,7 +48,7 @@ class FileList(BaseModel):
         return {f.key.partition("/")[0] for f in self.files.values()}
 
     def encoded(self) -> bytes:
-        return self.model_dump_json().encode()
+        return self.model_dump_json(exclude_none=True).encode()
 
     @staticmethod
     def decoded(data: bytes, key: str) -> FileList:
@@ -64,6 +69,15 @@ def data_prefix(folder: str, token: str = "") -> str:
     """Where the files of a folder are, of all attempts to fill it or of one."""
     above, _, name = folder.rpartition("/")
     return f"{_in(above)}{DATA}/{name}" + (f"/{token}" if token else "")
+
+
+def checksum_key(key: str, crc32: str) -> str | None:
+    """The key by which a file in the place of an attempt has its checksum; None: it is in none."""
+    parts = key.split("/")
+    starts = [i + 4 for i in range(len(parts) - 4) if "/".join(parts[i : i + 2]) == DATA]
+    if not starts:
+        return None
+    return "/".join([*parts[: starts[-1]], CHECKSUMS, *parts[starts[-1] :]]) + f".{crc32}"
 
 
 def is_unfinished(name: str) -> bool:

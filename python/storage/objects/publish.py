@@ -7,13 +7,24 @@ new files are there before the list that names them, old ones go after the list 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from headrace.storage.lease import LeaseLost
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import Stored
-from headrace.storage.objects.file_list import BEGUN, DATA, LISTS, FileList, ListedFile, data_prefix, list_key
+from headrace.storage.objects.checksum import crc32_of
+from headrace.storage.objects.file_list import (
+    BEGUN,
+    CHECKSUMS,
+    DATA,
+    LISTS,
+    FileList,
+    ListedFile,
+    checksum_key,
+    data_prefix,
+    list_key,
+)
 from headrace.storage.objects.tree import Attempt, Published, Tree
 
 
@@ -44,9 +55,18 @@ def commit(tree: Tree, folder: str, token: str) -> None:
     """
     attempt = tree.attempts[folder, token]
     prefix = data_prefix(folder)
+    place = data_prefix(folder, token)
+    said = calls.list_below(tree.bucket, f"{place}/{CHECKSUMS}")
+    sums = _checksums(o.key[len(place) + len(CHECKSUMS) + 2 :] for o in said)
     new = {
-        name: ListedFile(key=o.key[len(prefix) + 1 :], size=o.size, tag=o.tag, modified_ns=o.modified_ns)
-        for name, o in tree.files(data_prefix(folder, token)).items()
+        name: ListedFile(
+            key=o.key[len(prefix) + 1 :],
+            size=o.size,
+            tag=o.tag,
+            modified_ns=o.modified_ns,
+            crc32=o.crc32 or sums.get(name),
+        )
+        for name, o in tree.files(place).items()
     }
     begun = calls.get(tree.bucket, _begun_key(folder, token))
     if begun is None or begun[0] != attempt.id.encode():
@@ -60,10 +80,18 @@ def commit(tree: Tree, folder: str, token: str) -> None:
             raise LeaseLost(f"{folder}: another run has published it since this one began; run it again")
         _discard(tree, folder, tree.published(folder), token)
     else:
-        calls.delete(tree.bucket, [_begun_key(folder, token), *(o.key for o in calls.list_below(tree.bucket, folder))])
+        plain = calls.list_below(tree.bucket, folder)
+        calls.delete(tree.bucket, [_begun_key(folder, token), *(o.key for o in (*said, *plain))])
         if old is not None:
             _drop(tree, old, new)
     del tree.attempts[folder, token]
+
+
+def say_checksum(tree: Tree, key: str, crc32: str | None) -> None:
+    """Have whoever publishes the place of an attempt know what was written there; elsewhere nothing is done."""
+    said_by = None if crc32 is None else checksum_key(key, crc32)
+    if said_by is not None:
+        calls.put(tree.bucket, said_by, b"")
 
 
 def put_in(tree: Tree, published: Published, name: str, content: bytes | Path) -> None:
@@ -74,7 +102,7 @@ def put_in(tree: Tree, published: Published, name: str, content: bytes | Path) -
         calls.put(tree.bucket, key, content)
     else:
         calls.upload(tree.bucket, key, content)
-    replace_in(tree, published.folder, {name: _listed(tree, key, place)}, ())
+    replace_in(tree, published.folder, {name: _listed(tree, key, place, crc32_of(content))}, ())
 
 
 def replace_in(tree: Tree, folder: str, new: dict[str, ListedFile], gone: Collection[str]) -> None:
@@ -183,14 +211,23 @@ def _moved(tree: Tree, published: Published, token: str) -> Published | None:
             key = other + file.key[len(token) :]
             prefix = data_prefix(published.folder)
             calls.copy(tree.bucket, f"{prefix}/{file.key}", f"{prefix}/{key}")
-            new[name] = _listed(tree, f"{prefix}/{key}", key)
+            new[name] = _listed(tree, f"{prefix}/{key}", key, file.crc32)
     replace_in(tree, published.folder, new, ())
     return tree.published(published.folder)
 
 
-def _listed(tree: Tree, key: str, place: str) -> ListedFile:
+def _checksums(said: Iterable[str]) -> dict[str, str]:
+    """By name the checksum, of NAME.CRC32; not of files that were written twice, and not alike."""
+    found: dict[str, set[str]] = {}
+    for text in said:
+        name, _, crc32 = text.rpartition(".")
+        found.setdefault(name, set()).add(crc32)
+    return {name: next(iter(sums)) for name, sums in found.items() if len(sums) == 1}
+
+
+def _listed(tree: Tree, key: str, place: str, crc32: str | None) -> ListedFile:
     """An object that was written just now, as a list names it."""
     stored = calls.head(tree.bucket, key)
     if stored is None:
         raise calls.StoreError(f"{key} is gone since it was written")
-    return ListedFile(key=place, size=stored.size, tag=stored.tag, modified_ns=stored.modified_ns)
+    return ListedFile(key=place, size=stored.size, tag=stored.tag, modified_ns=stored.modified_ns, crc32=crc32)

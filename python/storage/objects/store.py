@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 from headrace.storage.lease import Holder, Lease
 from headrace.storage.objects import calls, clients, copies, lease, publish
 from headrace.storage.objects.calls import Stored
+from headrace.storage.objects.checksum import crc32_of
 from headrace.storage.objects.file_list import data_prefix
 from headrace.storage.objects.reader import BLOCK, ObjectReader
 from headrace.storage.objects.tree import Published, Tree
@@ -184,6 +185,7 @@ class ObjectStore:
             raise FileNotFoundError(f"there is no file {self.shown(path)}")
         data, stored = found
         if data is not None:
+            stored.check(self.shown(path), crc32_of(data))
             return io.BytesIO(data)
         return cast(BinaryIO, io.BufferedReader(ObjectReader(tree.bucket, stored), BLOCK))
 
@@ -202,6 +204,7 @@ class ObjectStore:
             publish.put_in(tree, owner.published, owner.name, data)
         else:
             calls.put(tree.bucket, key, data)
+            publish.say_checksum(tree, key, crc32_of(data))
             tree.is_plain(key)
 
     def put_new(self, path: PurePosixPath, data: bytes, durable: bool) -> bool:
@@ -238,6 +241,7 @@ class ObjectStore:
                 publish.put_in(tree, owner.published, owner.name, local)
             else:
                 calls.upload(tree.bucket, key, local)
+                publish.say_checksum(tree, key, crc32_of(local))
                 tree.is_plain(key)
         finally:
             copies.drop(local)
@@ -270,6 +274,7 @@ class ObjectStore:
         (tree, _), (other, key) = self._at(source), self._at(target)
         if tree is other and other.owner(key) is None:
             calls.copy(tree.bucket, stored.key, key)
+            publish.say_checksum(other, key, stored.crc32)
             other.is_plain(key)
             return
         with self.new_file(target, durable=False) as local:

@@ -7,7 +7,7 @@ somebody looks at the folder itself, or where a file is not found; a reader goes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.storage.objects import calls
@@ -37,7 +37,8 @@ class Published:
 
     def object_of(self, file: ListedFile) -> Stored:
         """The object that a file of the list is."""
-        return Stored(f"{data_prefix(self.folder)}/{file.key}", file.size, file.modified_ns, file.tag)
+        key = f"{data_prefix(self.folder)}/{file.key}"
+        return Stored(key, file.size, file.modified_ns, file.tag, crc32=file.crc32)
 
     def below(self, key: str) -> dict[str, Stored]:
         """The folder's files below a key that is the folder's or a path in it; by their paths below that key."""
@@ -148,7 +149,7 @@ class Tree:
         if named is not None and told is not None and (told[1].tag, told[1].size) != (named.tag, named.size):
             place = calls.shown(self.bucket, named.key)
             raise ChangedInPlace(f"{place} is not the file that its folder's list names: it was changed in place")
-        return told
+        return None if told is None or named is None else (told[0], replace(told[1], crc32=named.crc32))
 
     def files(self, key: str) -> dict[str, Stored]:
         """All files below a folder, by their paths in it, as they are named now."""
