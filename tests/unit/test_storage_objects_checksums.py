@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage import Location, local, location
+from headrace.storage import LeaseLost, Location, local, location
 from headrace.storage.objects import calls, checksum
 from headrace.storage.objects.calls import ChangedInPlace
 from headrace.storage.objects.checksum import crc32_of
@@ -99,6 +99,37 @@ def test_the_files_of_a_token_that_is_used_again_keep_theirs(home: Location) -> 
             assert checksums(thing) == {"a": crc("a")}
         thing.commit("shared")
     assert checksums(thing) == {"b": crc("b")}
+
+
+def test_a_lost_task_writes_nothing_into_what_is_published(home: Location, tmp_path: Path) -> None:
+    """Its file has the same content, and in most stores would be another one than the list names."""
+    thing = home / "thing"
+    place = thing.begin("shared")
+    (place / "part").put_text("rows")
+    (tmp_path / "local").write_text("rows")
+
+    def late() -> list[Callable[[], object]]:
+        def uploaded() -> None:
+            with (place / "part").new_file() as path:
+                path.write_text("rows")
+
+        return [
+            lambda: (place / "part").put_text("rows"),
+            uploaded,
+            lambda: (place / "part").copy_from(local(tmp_path / "local")),
+            lambda: (place / "other").copy_from(thing / "part"),
+        ]
+
+    for write in late()[:3]:
+        write()
+    thing.commit("shared")
+    before = listed(thing)
+    for write in late():
+        with pytest.raises(LeaseLost, match="is published, or was begun anew, since"):
+            write()
+    assert (thing / "part").read_text() == "rows"
+    assert listed(thing) == before
+    assert left_over(home) == []
 
 
 def by_copy(file: Location) -> Any:

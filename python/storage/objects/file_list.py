@@ -71,13 +71,11 @@ def data_prefix(folder: str, token: str = "") -> str:
     return f"{_in(above)}{DATA}/{name}" + (f"/{token}" if token else "")
 
 
-def checksum_key(key: str, crc32: str) -> str | None:
-    """The key by which a file in the place of an attempt has its checksum; None: it is in none."""
+def place_of(key: str) -> tuple[str, str] | None:
+    """The place of an attempt that a file is in, and its name there; None: it is in none."""
     parts = key.split("/")
     starts = [i + 4 for i in range(len(parts) - 4) if "/".join(parts[i : i + 2]) == DATA]
-    if not starts:
-        return None
-    return "/".join([*parts[: starts[-1]], CHECKSUMS, *parts[starts[-1] :]]) + f".{crc32}"
+    return ("/".join(parts[: starts[-1]]), "/".join(parts[starts[-1] :])) if starts else None
 
 
 def is_unfinished(name: str) -> bool:

@@ -21,9 +21,9 @@ from headrace.storage.objects.file_list import (
     LISTS,
     FileList,
     ListedFile,
-    checksum_key,
     data_prefix,
     list_key,
+    place_of,
 )
 from headrace.storage.objects.tree import Attempt, Published, Tree
 
@@ -87,11 +87,25 @@ def commit(tree: Tree, folder: str, token: str) -> None:
     del tree.attempts[folder, token]
 
 
+def check_open(tree: Tree, key: str) -> None:
+    """Look whether the attempt goes on, before a file is written in its place; elsewhere nothing is done.
+
+    A task that was lost may be writing still when another one has done its work and all is published. In most stores
+    its file would be another one than the one that the list names, though its content is the same.
+
+    Raises:
+        LeaseLost: it is published, or another run has emptied its place.
+    """
+    place = place_of(key)
+    if place is not None and calls.head(tree.bucket, f"{place[0]}/{BEGUN}") is None:
+        raise LeaseLost(f"{calls.shown(tree.bucket, key)}: what it belongs to is published, or was begun anew, since")
+
+
 def say_checksum(tree: Tree, key: str, crc32: str | None) -> None:
     """Have whoever publishes the place of an attempt know what was written there; elsewhere nothing is done."""
-    said_by = None if crc32 is None else checksum_key(key, crc32)
-    if said_by is not None:
-        calls.put(tree.bucket, said_by, b"")
+    place = place_of(key)
+    if place is not None and crc32 is not None:
+        calls.put(tree.bucket, f"{place[0]}/{CHECKSUMS}/{place[1]}.{crc32}", b"")
 
 
 def put_in(tree: Tree, published: Published, name: str, content: bytes | Path) -> None:

@@ -203,6 +203,7 @@ class ObjectStore:
         if owner is not None:
             publish.put_in(tree, owner.published, owner.name, data)
         else:
+            publish.check_open(tree, key)
             calls.put(tree.bucket, key, data)
             publish.say_checksum(tree, key, crc32_of(data))
             tree.is_plain(key)
@@ -240,6 +241,7 @@ class ObjectStore:
             if owner is not None:
                 publish.put_in(tree, owner.published, owner.name, local)
             else:
+                publish.check_open(tree, key)
                 calls.upload(tree.bucket, key, local)
                 publish.say_checksum(tree, key, crc32_of(local))
                 tree.is_plain(key)
@@ -273,6 +275,7 @@ class ObjectStore:
             raise FileNotFoundError(f"there is no file {self.shown(source)}")
         (tree, _), (other, key) = self._at(source), self._at(target)
         if tree is other and other.owner(key) is None:
+            publish.check_open(other, key)
             calls.copy(tree.bucket, stored.key, key)
             publish.say_checksum(other, key, stored.crc32)
             other.is_plain(key)
