@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from headrace.errors import EXIT_USER_ERROR
 from headrace.lake.landing import LandingFile
 from headrace.lake.told_errors import told
-from headrace.storage import Location, local, not_as_written, system
+from headrace.storage import Location, local, location, not_as_written, system
+from headrace.storage.objects import calls
 from headrace.storage.objects.calls import ChangedInPlace
+from headrace.storage.objects.store import ObjectStore
 from tests.storage_homes import hdfs_home, home_of, left_over, memory_home
 
 LOCAL = ["local", "local, no rename that replaces nothing", "local, no exchange of names"]
@@ -366,7 +368,10 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with (home / "p").new_folder() as folder:
         (folder / "a").put_text("right")
         physical = folder / "a"
-    physical.put_text("wrong")
+    store = location.STORES[physical.scheme]
+    assert isinstance(store, ObjectStore)
+    tree, key = store._at(physical.path)
+    calls.put(tree.bucket, key, b"wrong")
     for read in (Location.local_path, Location.read_bytes):
         with pytest.raises(ChangedInPlace, match="changed in place") as raised:
             read(home / "p" / "a")
