@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow.dataset as pads
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from safetensors.numpy import load_file
 
@@ -78,9 +79,12 @@ def manifests(home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, 
     return {stage: m for stage, m in found.items() if m is not None}
 
 
-def read_delta(spark: SparkSession, path: Path, *order: str) -> pd.DataFrame:
-    """A whole Delta table, in a fixed order."""
-    frame = spark.read.format("delta").load(str(path)).toPandas()
+def read_delta(spark: SparkSession | None, path: Path, *order: str) -> pd.DataFrame:
+    """Return a whole Delta table in a fixed order, read by Spark or, without a session, by delta-rs."""
+    if spark is None:
+        frame = DeltaTable(str(path)).to_pandas()
+    else:
+        frame = spark.read.format("delta").load(str(path)).toPandas()
     columns = sorted(frame.columns)
     for column in columns:  # lists compare and sort as text
         if frame[column].map(lambda v: isinstance(v, (list, np.ndarray))).any():
@@ -88,8 +92,11 @@ def read_delta(spark: SparkSession, path: Path, *order: str) -> pd.DataFrame:
     return frame[columns].sort_values(list(order) or columns, kind="stable").reset_index(drop=True)
 
 
-def everything(spark: SparkSession, home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Any]:
-    """All that a day leaves for others to read, in a form that can be compared between two workspaces."""
+def everything(spark: SparkSession | None, home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Any]:
+    """Return all that a day leaves for others to read, in a form that can be compared between two workspaces.
+
+    Compare two that were read in the same way: both with a session, or both without (`read_delta`).
+    """
     ws = Workspace(home)
     made = manifests(home, ds, pipeline)
     source = ["_source_file", "_source_line"]

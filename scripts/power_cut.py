@@ -1,0 +1,195 @@
+"""Power cuts over a day of the pipeline `clicks`: what the disk has then, and whether the same command heals it.
+
+    .venv/bin/python -m scripts.power_cut recorded [--cuts 200] [--seed 36] [--minutes 60] [--days 2]
+    .venv/bin/python -m scripts.power_cut image        (root; loop devices, ext4)
+
+`recorded` records all changes of an undisturbed run and rebuilds the home as a disk that promises no more than POSIX
+may have it (tests/fault/recorded_disk.py): right after each stage, and at moments drawn by the seed. Each home is
+checked without running a stage; then the day is run again in as many of them as the minutes allow, and compared with
+the undisturbed run.
+
+`image` runs the day stage by stage in an ext4 image on a loop device. The image is copied the moment a stage returns:
+what the copy has is what a power cut leaves. The copy is mended by e2fsck, mounted, and the day is run again in it.
+
+A line is printed for each cut, and appended to WORK/outcomes.jsonl; a cut that is in it is not done again. Ends with 1
+where a cut did harm, with 2 where the machine cannot do it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.clicks_stages import CLICKS_STAGES
+from tests.fault.power_cuts import TINY, RecordedDays, comparable, damages, rerun, results
+from tests.support import DAY, NEXT_DAY, assert_same, headrace
+
+_IMAGE_MIB = 700
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("disk", choices=("recorded", "image"))
+    parser.add_argument("--work", type=Path, default=Path("build/power-cut"), help="a folder for homes and outcomes")
+    parser.add_argument("--cuts", type=int, default=200, help="moments to draw, besides those after each stage")
+    parser.add_argument("--seed", type=int, default=36, help="of the draws")
+    parser.add_argument("--days", type=int, choices=(1, 2), default=1, help="days to record")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time for runs of the day again")
+    arguments = parser.parse_args()
+    work = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    outcomes = Outcomes(work / "outcomes.jsonl")
+    if arguments.disk == "image":
+        return _image(work, outcomes)
+    days = (DAY, NEXT_DAY)[: arguments.days]
+    return _recorded(work / f"recorded-{len(days)}", days, arguments, outcomes)
+
+
+class Outcomes:
+    """What became of each cut, as lines of JSON."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        lines = file.read_text().splitlines() if file.is_file() else []
+        self._known: dict[tuple[str, str], Any] = {(o["cut"], o["how"]): o["harm"] for o in map(json.loads, lines)}
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        return key in self._known
+
+    def add(self, cut: str, how: str, harm: object, seconds: float) -> None:
+        """Print and keep an outcome: `harm` is empty or None where there was none."""
+        self._known[cut, how] = harm
+        with self._file.open("a") as f:
+            f.write(json.dumps({"cut": cut, "how": how, "harm": harm, "seconds": round(seconds, 1)}) + "\n")
+        print(f"{how:<7} {'HARM' if harm else 'healed' if how != 'checked' else 'whole':<6} {cut}", flush=True)
+        if harm:
+            print(f"        {str(harm)[:600]}", flush=True)
+
+    def summary(self) -> int:
+        """Print the counts; 1 where there was harm."""
+        counts = Counter((how, bool(harm)) for (_, how), harm in self._known.items())
+        for how in ("checked", "rerun", "image"):
+            done, harmed = counts[how, False] + counts[how, True], counts[how, True]
+            if done:
+                print(f"{how}: {done} cuts, {harmed} with harm")
+        return 1 if any(harm for harm in self._known.values()) else 0
+
+
+def _recorded(work: Path, days: tuple[str, ...], arguments: argparse.Namespace, outcomes: Outcomes) -> int:
+    if (work / "calm").is_dir():
+        recorded = RecordedDays(work, days)
+    else:
+        print(f"recording {', '.join(days)} in {work}", flush=True)
+        recorded = RecordedDays.record(work, days)
+    drawn = recorded.draw(arguments.cuts, arguments.seed)
+    cuts = recorded.after_stages(arguments.seed) + drawn
+    print(f"{len(recorded.recording.records)} records; {len(cuts)} cuts, {len(drawn)} drawn by seed {arguments.seed}")
+    disk = recorded.disk()
+    for cut in sorted(cuts, key=lambda c: c.number):
+        if (str(cut), "checked") not in outcomes:
+            begin = time.monotonic()
+            recorded.rebuild(cut, disk, warehouse=False)
+            outcomes.add(str(cut), "checked", damages(recorded, cut, disk), time.monotonic() - begin)
+    deadline = time.monotonic() + 60 * arguments.minutes
+    for cut in cuts:
+        if (str(cut), "rerun") not in outcomes and time.monotonic() < deadline:
+            begin = time.monotonic()
+            recorded.rebuild(cut, recorded.disk())
+            outcomes.add(str(cut), "rerun", rerun(recorded, cut), time.monotonic() - begin)
+    return outcomes.summary()
+
+
+def _image(work: Path, outcomes: Outcomes) -> int:
+    missing = [name for name in ("mkfs.ext4", "e2fsck", "mount", "losetup") if shutil.which(name) is None]
+    if os.geteuid() != 0 or missing or not Path("/dev/loop-control").exists():
+        print(f"image: needs root, loop devices and e2fsprogs (missing: {', '.join(missing) or 'rights'})")
+        return 2
+    image, copy, disk = work / "disk.img", work / "cut.img", work / "disk"
+    home = disk / "home"
+    _unmount(disk)
+    disk.mkdir(exist_ok=True)
+    calm = _calm(work)
+    image.unlink(missing_ok=True)
+    with image.open("wb") as f:
+        f.truncate(_IMAGE_MIB << 20)
+    _call("mkfs.ext4", "-q", str(image))
+    try:
+        _mount(image, disk)
+        shutil.copytree(work / "calm" / "landing", home / "landing")
+        os.sync()
+        for stage in CLICKS_STAGES:
+            begin = time.monotonic()
+            run = headrace(home, "run", "clicks", "--ds", DAY, "--to", stage, settings=TINY)
+            shutil.copyfile(image, copy)  # the file of the loop device has what the disk has
+            if run.code != 0:
+                raise SystemExit(f"{stage} ended with {run.code}:\n{run.output}")
+            headrace(home, "warehouse", "stop", settings={})
+            _unmount(disk)
+            _call("e2fsck", "-fy", str(copy), codes=(0, 1))
+            _mount(copy, disk)
+            harm = _run_again(home, stage, calm)
+            _unmount(disk)
+            outcomes.add(f"{DAY} after {stage}, ext4", "image", harm, time.monotonic() - begin)
+            _mount(image, disk)
+    finally:
+        _unmount(disk)
+    return outcomes.summary()
+
+
+def _calm(work: Path) -> dict[str, Any]:
+    """Return what an undisturbed day made, and leave its home in WORK/calm."""
+    home = work / "calm"
+    if not (home / "reports").is_dir():
+        for words in (("generate", "clicks", "--until", DAY, "--no-spark"), ("run", "clicks", "--ds", DAY)):
+            run = headrace(home, *words, settings=TINY)
+            if run.code != 0:
+                raise SystemExit(run.output)
+        headrace(home, "warehouse", "stop", settings={})
+    return comparable(results(home, (DAY,))[DAY])
+
+
+def _run_again(home: Path, stage: str, calm: Mapping[str, Any]) -> str | None:
+    """Run the day in what a cut left; return what is wrong, or None."""
+    done = {p.stem for p in (home / "runs" / "clicks" / DAY).glob("*.json")}
+    lost = [name for name in CLICKS_STAGES[: CLICKS_STAGES.index(stage) + 1] if name not in done]
+    run = headrace(home, "run", "clicks", "--ds", DAY, settings=TINY)
+    if run.code != 0:
+        headrace(home, "warehouse", "stop", settings={})
+        return f"the rerun ended with {run.code}: {run.output[-3000:]}"
+    again = [name for name in CLICKS_STAGES[: CLICKS_STAGES.index(stage) + 1] if f"{name}: done" in run.output]
+    try:
+        assert_same(calm, comparable(results(home, (DAY,))[DAY]))
+    except Exception as e:  # whatever it is: the home cannot be read, or it has other values
+        return f"other results: {type(e).__name__}: {str(e)[:2000]}"
+    return f"healed, but these had ended and were not there: {lost}, {again}" if lost or again else None
+
+
+def _mount(image: Path, folder: Path) -> None:
+    _call("mount", "-o", "loop", str(image), str(folder))
+
+
+def _unmount(folder: Path) -> None:
+    if folder.is_mount():
+        _call("umount", str(folder))
+
+
+def _call(*words: str, codes: tuple[int, ...] = (0,)) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode not in codes:
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
