@@ -1,9 +1,11 @@
-# headrace. `make demo` and `make test` do all set-up; every step is skipped when it is up to date.
+# headrace. `make demo` and `make test` do all set-up; each step is skipped where it is up to date.
 #
 #   make demo      set up, then generate clicks and run a whole day: lake -> features -> train -> score -> PostgreSQL -> report
 #                  (make demo DS=2026-01-09 for another day; its results are in ./var)
 #   make closed-loop   six days of lists and visitors who click on them, with an experiment that stops its losing arm (docs/outcomes.md)
-#   make test      set up, then lint and every test, the GPU-plan gate among them
+#   make test      set up what a contributor needs, then lint and the quick lane of tests (CONTRIBUTING.md; about a quarter of an hour cold)
+#   make test-all  set up everything (RAPIDS 1 GB, CUDA 271 MB, ...), then lint and all tests but the long ones: what CI runs
+#   make test-long     by hand: tests marked long, and 40 times as many generated examples of each property test
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make iceberg   the jar for pipelines whose source is an Iceberg table (47 MB)
@@ -47,12 +49,14 @@ PYTHON := .venv/bin/python
 HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
-# What Horovod is built with: nccl (messages between GPUs, and gloo for CPUs), or gloo alone. What is there stays.
-HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS)/horovod.*))),nccl)
+# What Horovod is built with: nccl (messages between GPUs, and gloo for CPUs), or gloo alone. What is there stays;
+# where nothing is, `make test` takes gloo, since nccl needs the CUDA compilers.
+export DEFAULT_FLAVOUR ?= $(if $(filter test setup-test,$(MAKECMDGOALS)),gloo,nccl)
+HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS)/horovod.*))),$(DEFAULT_FLAVOUR))
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo closed-loop test setup-test downloads lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hdfs-day yarn-day hadoop rack rapids onnx export-parity serve wheel gpu-check lock format
+.PHONY: demo closed-loop test test-all test-long setup-test setup-test-all downloads-test downloads-test-all lint bench disk-use quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg clickhouse s3 s3proxy s3-day hdfs-day yarn-day hadoop rack rapids onnx export-parity serve wheel gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -174,7 +178,7 @@ onnx: $(STAMPS)/onnx
 serve: $(STAMPS)/serve
 wheel: env s3
 	@$(STEP) "build the wheel: build/dist" scripts/wheel.sh build/dist
-export-parity: onnx
+export-parity: env onnx
 	@$(PYTHON) -m bench.export_parity
 
 # --- what people run ------------------------------------------------------------------------------------------------
@@ -200,7 +204,8 @@ rack: env s3 s3proxy
 doctor: env
 	@$(HEADRACE) doctor
 
-lint: $(STAMPS)/package
+# mypy reads the packages that headrace's modules import: httptools is one of the server's.
+lint: $(STAMPS)/package $(STAMPS)/serve
 	@$(STEP) "ruff check" .venv/bin/ruff check -q .
 	@$(STEP) "ruff format" .venv/bin/ruff format -q --check .
 	@$(STEP) "mypy --strict" .venv/bin/mypy -p headrace
@@ -209,25 +214,35 @@ lint: $(STAMPS)/package
 gpu-check: env rapids
 	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu
 
+# What the tests of a lane read (tests/lanes.py: which tests these are).
+TEST_READS := $(STAMPS)/horovod.$(HOROVOD) $(addprefix $(STAMPS)/,package jars classes serve airflow)
+QUICK_READS := $(TEST_READS) $(STAMPS)/native
+ALL_READS := $(TEST_READS) $(addprefix $(STAMPS)/,native-cuda rapids iceberg s3proxy hadoop clickhouse)
+
 # First what loads, then what computes. Horovod is compiled by both cores but for its configuration, its links and its
 # last file; the class archive and mypy take one core each. Gradle is run by one process at a time.
-downloads: $(STAMPS)/tools
-	@$(MAKE) rapids
-	@$(MAKE) jars
-	@$(MAKE) iceberg
-	@$(MAKE) s3proxy
-	@$(MAKE) hadoop
-	@$(MAKE) airflow
+downloads-test: $(STAMPS)/tools
+	@for target in jars airflow; do $(MAKE) $$target; done
+downloads-test-all: $(STAMPS)/tools
+	@for target in rapids jars iceberg s3proxy hadoop airflow; do $(MAKE) $$target; done
 setup-test:
-	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads
-	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/serve $(STAMPS)/clickhouse $(STAMPS)/classes lint
-	@$(MAKE) s3
+	@$(MAKE) -j3 $(STAMPS)/venv downloads-test
+	@$(MAKE) -j4 $(QUICK_READS) lint
+setup-test-all:
+	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads-test-all
+	@$(MAKE) -j4 $(ALL_READS) lint
+	@$(MAKE) $(STAMPS)/s3
 
-# Three processes on two cores: many tests wait, for JVMs, for ranks and for deadlines, so two leave a quarter of the
-# cores idle. A process may take 3 GB.
-TEST_PROCESSES ?= 3
+# More processes than cores: many tests wait, for JVMs, for ranks and for deadlines. A process may take 3 GB.
+TEST_PROCESSES ?= 4
+PYTEST := $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations 25
 test: setup-test
-	@$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
+	@HEADRACE_TEST_LANE=quick $(PYTEST) $(PYTEST_ARGS)
+test-all: setup-test-all
+	@HEADRACE_TEST_LANE=all $(PYTEST) $(PYTEST_ARGS)
+# A test may take hours: forty times its examples.
+test-long: setup-test-all
+	@HEADRACE_TEST_LANE=long $(PYTEST) --timeout 36000 $(PYTEST_ARGS)
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/package
 	@$(STEP) "install FBGEMM for the CPU, and TorchRec" bash -c 'for peer in fbgemm torchrec; do rm -rf build/peers/$$peer; $(UV) pip install -q --python $(PYTHON) --target build/peers/$$peer --no-deps -r requirements/$$peer.txt; done'
@@ -255,7 +270,7 @@ disk-use: env
 	@$(PYTHON) -m bench.disk_use
 bench-gpu: env
 	@$(PYTHON) bench/gpu/run.py
-sanitize-gpu: env
+sanitize-gpu: native-cuda env
 	@command -v compute-sanitizer >/dev/null || { echo "sanitize-gpu: no compute-sanitizer here: it comes with the CUDA toolkit (/usr/local/cuda/bin)" >&2; exit 2; }
 	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --noconftest tests/native/test_columns.py -k gpu
 	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --confcutdir=tests/gpu tests/gpu/test_kernels.py tests/gpu/test_interaction.py
@@ -266,7 +281,7 @@ bench-%: env
 
 # --- for developers -------------------------------------------------------------------------------------------------
 
-format: env
+format: $(STAMPS)/venv
 	@.venv/bin/ruff check -q --fix . && .venv/bin/ruff format -q .
 
 # Compile the locks again after a change of requirements/*.in. Hashes, no index address.

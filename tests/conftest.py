@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout, s3_dir
 from tests.hadoop_servers import Hdfs, hdfs
+from tests.lanes import SEED, VARIABLE, LanePlugin
 from tests.spark_settings import GENERATED, INTERPRETED
 from tests.support import DAY, NEXT_DAY, Run, headrace
 from tests.users_package import install
@@ -70,6 +72,8 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
+        if os.environ.get(VARIABLE) == "quick" and path.startswith("tests/spark/"):
+            return "tests/spark"  # a handful of tests: one session
         return next((fixture for fixture, files in _TOGETHER.items() if path in files), path)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -83,17 +87,32 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
 @cache
 def _asks_for_spark(scope: str) -> bool:
-    """Whether tests of a file, or of those of `_TOGETHER`, use the session."""
+    """Whether tests of a file, of a folder, or of the files of `_TOGETHER`, use the session."""
+    if scope == "tests/spark":
+        return True
     files = [checkout() / path for path in _TOGETHER.get(scope, (scope,))]
     return any(path.parent.name == "spark" or "spark: SparkSession" in path.read_text() for path in files)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `make test`, which runs several processes: a file's tests stay in one of them.
+    """For runs of several processes: a file's tests stay in one of them.
 
     (Groups by mark are not seen: pytest-xdist 3.8 writes them to a field that pytest 9.2 no longer reads.)
     """
     return _ByFile(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the lane, and the seed that all processes of this run share."""
+    os.environ.setdefault(SEED, str(random.SystemRandom().randrange(10**9)))
+    config.pluginmanager.register(LanePlugin(os.environ.get(VARIABLE, "")))
+
+
+@pytest.fixture
+def kill_points(request: pytest.FixtureRequest) -> random.Random:
+    """Numbers that decide when a test kills: a function of the run's seed and the test's name."""
+    print(f"{SEED}={os.environ[SEED]}")
+    return random.Random(f"{os.environ[SEED]} {request.node.nodeid}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

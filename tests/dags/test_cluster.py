@@ -29,6 +29,8 @@ sys.exit(int(sys.argv[2]))
 """
 
 
+@pytest.mark.jvm
+@pytest.mark.service
 def test_a_command_as_a_driver_of_a_real_master(tmp_path: Path) -> None:
     """Its arguments, its variables, and by its log its exit code and its last words."""
     program = tmp_path / "program.py"

@@ -326,6 +326,9 @@ def state(path: Path, ws: Workspace) -> dict[str, Any]:
     return {"rows": rows, "publications": publications, "manifests": manifests, "commits": commits}
 
 
+@pytest.mark.jvm
+@pytest.mark.service
+@pytest.mark.slow
 @pytest.mark.timeout(1500)  # fourteen applications of Spark, a dozen seconds each on an idle machine
 def test_a_real_day_and_again(ask: Ask, tiny: tuple[Path, Workspace]) -> None:
     """Again by the command line, which finds that all is done, and by the shorter one of the DAGs."""

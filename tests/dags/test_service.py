@@ -27,7 +27,10 @@ from headrace.workspace import checkout
 from tests.dags import kubernetes_api, stub
 from tests.dags.service import AIRFLOW, Service
 
-pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`"),
+]
 
 DAYS = ("2026-02-01", "2026-02-02", "2026-02-03")
 DS = DAYS[0]

@@ -26,7 +26,10 @@ from headrace_airflow.cluster import Cluster
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 
-pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
+pytestmark = [
+    *(pytest.mark.jvm, pytest.mark.service, pytest.mark.extra),
+    pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`"),
+]
 
 #: Does what is ordered for its day: opens a session or none, works until a file is there, ends with a code.
 _PROGRAM = """

@@ -82,7 +82,7 @@ def run_and_kill(home: Path, stage: str, after: float, kill: Callable[[int], Non
 
 @pytest.mark.timeout(1800)
 def test_killed_anywhere_then_rerun_equals_undisturbed(
-    spark: SparkSession, finished_day: tuple[Path, Run], home: Path
+    spark: SparkSession, finished_day: tuple[Path, Run], home: Path, kill_points: random.Random
 ) -> None:
     """Each run heals what the one before has left, and is killed in the stage after: all in shared applications."""
     undisturbed, _ = finished_day
@@ -90,7 +90,7 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
     seconds = {stage: m.seconds for stage, m in manifests(undisturbed).items()}
     killed: dict[str, float] = {}
     for number, stage in enumerate(CLICKS_STAGES):
-        moment = random.uniform(0.1, 0.9) * seconds[stage]
+        moment = kill_points.uniform(0.1, 0.9) * seconds[stage]
         # The machine's way, and the polite one, which leaves the stage its own end.
         kill = (kill_tree, end_program)[number % 2]
         for _ in range(_AIMS if seconds[stage] > _SHORT_SECONDS else 1):
@@ -102,7 +102,7 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
             manifest = Workspace(home).manifest("clicks", DAY, stage)
             done = Manifest.load(manifest)
             assert done is not None
-            moment = random.uniform(0.1, 0.6) * min(done.seconds, moment)
+            moment = kill_points.uniform(0.1, 0.6) * min(done.seconds, moment)
             manifest.local_path().unlink()
     assert killed.keys() >= {s for s in CLICKS_STAGES if seconds[s] > _SHORT_SECONDS}, (
         "some stages ended before they were hit"

@@ -125,11 +125,13 @@ def test_faults_are_told() -> None:
         arrow.cross([pa.nulls(2**12, pa.int64())], 10, 2**19 + 1)
 
 
+@pytest.mark.extra
 def test_nothing_outside_is_read() -> None:
     ran = sanitized.run("tests.native.fuzz", "libheadrace_columns_asan.so", "4000")
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr[-3000:]
 
 
+@pytest.mark.extra
 def test_the_sanitizer_would_see_it() -> None:
     ran = sanitized.run("tests.native.fuzz", "libheadrace_columns_asan.so", "break")
     assert ran.returncode != 0
@@ -143,11 +145,13 @@ def cuda() -> ColumnLibrary:
     return library.cuda()
 
 
+@pytest.mark.extra
 def test_the_cuda_library_has_code_for_both_generations(cuda: ColumnLibrary) -> None:
     assert library.cuda_targets(library.cuda_path()) == ["sm_80", "sm_90", "compute_90"]
     assert library.cuda_targets(library.host_path()) == []
 
 
+@pytest.mark.extra
 def test_without_a_gpu_the_cuda_library_says_so(cuda: ColumnLibrary) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -156,6 +160,7 @@ def test_without_a_gpu_the_cuda_library_says_so(cuda: ColumnLibrary) -> None:
         cuda.ngrams_offsets(Column(out.ctypes.data, None, 0), 0, 3, 0, out.ctypes.data, None)
 
 
+@pytest.mark.extra
 def test_the_gpu_gives_the_same_bits(cuda: ColumnLibrary) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU")

@@ -52,6 +52,7 @@ def test_a_jar_without_a_gpu_side_and_a_library_that_does_not_load(elsewhere: Pa
     assert "make native-cuda" in found["UDF jar"].todo
 
 
+@pytest.mark.extra
 def test_what_is_here_is_told() -> None:
     if not library.cuda_path().is_file():
         pytest.skip("the CUDA library is not here: make native-cuda")

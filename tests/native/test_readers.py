@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.native import sanitized
+
+pytestmark = pytest.mark.extra
 
 PROGRAM = ("tests.native.fuzz_readers", "libheadrace_readers_asan.so")
 

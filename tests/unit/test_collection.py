@@ -1,4 +1,4 @@
-"""That `make test` runs all tests that there are."""
+"""That pytest passes over no folder of tests."""
 
 from __future__ import annotations
 

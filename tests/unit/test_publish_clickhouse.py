@@ -42,9 +42,8 @@ class InProcess(ClickHouseClient):
             self.run(f"INSERT INTO {table} ({listed}) SELECT {listed} FROM file('{file}', Parquet)")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("chdb") is None, reason="ClickHouse as a wheel (chdb-core-lite, 51 MB) is not here"
-)
+@pytest.mark.extra
+@pytest.mark.skipif(importlib.util.find_spec("chdb") is None, reason="chdb is not installed: run `make clickhouse`")
 def test_days_in_clickhouse_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chdb import session
 

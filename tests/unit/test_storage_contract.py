@@ -27,7 +27,7 @@ from tests.storage_homes import hdfs_home, home_of, left_over, memory_home
 LOCAL = ["local", "local, no rename that replaces nothing", "local, no exchange of names"]
 
 
-@pytest.fixture(params=[*LOCAL, "memory", "hdfs"])
+@pytest.fixture(params=[*LOCAL, "memory", pytest.param("hdfs", marks=[pytest.mark.service, pytest.mark.extra])])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
     kind, _, lacks = request.param.partition(", ")
     if kind == "hdfs":

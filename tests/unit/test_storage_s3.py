@@ -28,6 +28,8 @@ from tests.ingest_support import D1, make_spec
 from tests.s3_server import BUCKET, SECRET, S3Server, s3_server
 from tests.storage_homes import left_over
 
+pytestmark = [pytest.mark.jvm, pytest.mark.service, pytest.mark.extra]
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:

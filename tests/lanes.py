@@ -1,0 +1,148 @@
+"""Lanes of tests: which tests `make test`, `make test-all` and `make test-long` run, and how many examples.
+
+Each of these targets sets HEADRACE_TEST_LANE to a key of LANES. A lane selects tests by their markers, which stand at
+tests, and below for folders, fixtures and files. Without the variable pytest runs what its command line names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import hypothesis
+import pytest
+from _pytest.reports import BaseReport
+
+VARIABLE = "HEADRACE_TEST_LANE"
+SEED = "HEADRACE_TEST_SEED"
+
+_Report = TypeVar("_Report", bound=BaseReport)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A selection of tests.
+
+    Attributes:
+        expression: markers of its tests, as pytest's option -m reads them.
+        examples: factor for the `max_examples` of each property test.
+    """
+
+    expression: str
+    examples: float = 1.0
+
+
+LANES: Mapping[str, Lane] = {
+    "quick": Lane("not (slow or service or rack or long or extra)", examples=0.3),
+    "all": Lane("not long"),
+    # `hypothesis` is the marker that hypothesis itself gives to property tests.
+    "long": Lane("long or hypothesis", examples=40),
+}
+
+#: A shorter lane runs at least this many examples, or all of a test that has fewer.
+FEWEST_EXAMPLES = 5
+
+#: Markers of all tests below a folder.
+FOLDERS: Mapping[str, tuple[str, ...]] = {
+    "tests/spark/": ("jvm",),
+    "tests/fault/": ("jvm", "slow"),
+    "tests/gpu_plan/": ("jvm", "slow", "extra"),
+    "tests/rack/": ("jvm", "rack", "extra"),
+}
+
+#: Markers of all tests that use a fixture.
+FIXTURES: Mapping[str, tuple[str, ...]] = {
+    "spark": ("jvm",),
+    "finished_day": ("jvm",),
+    "hdfs_server": ("jvm", "service", "extra"),
+}
+
+#: The tests of the JVM that are in the quick lane, by what they show: how their node ids begin. All others are `slow`:
+#: a session takes a minute of processor time to start and to compile its code.
+QUICK_JVM: Mapping[str, str] = {
+    "tests/spark/test_ingest.py::test_rows_and_quarantine_equal_a_plain_reading": "landing text",
+    "tests/spark/test_source_tables.py::test_partitions_of_a_delta_table_are_days": "a table read in place",
+    "tests/spark/test_features_engines.py::test_by_position_and_column": "features, by Spark and by Arrow",
+    "tests/spark/test_score_stage.py::test_equals_brute_force_and_reruns": "scores",
+    "tests/spark/test_publish_stage.py::test_publish_replace_and_heal": "publication",
+    "tests/e2e/test_day.py::test_every_stage_is_done_and_shown": "a small day by the command line",
+    "tests/e2e/test_day.py::test_row_counts_equal_the_generators": "a small day by the command line",
+    "tests/e2e/test_day.py::test_running_again_changes_nothing": "a small day by the command line",
+}
+
+#: What a test says that skips because an installation is missing: a target of the Makefile.
+_MISSING = re.compile(r"\bmake [a-z][a-z0-9-]+")
+
+
+def markers_of(nodeid: str, fixtures: Iterable[str], markers: Iterable[str]) -> set[str]:
+    """Return the markers that a test has besides its own: by folder, by fixture, and as QUICK_JVM lacks it."""
+    added = {m for folder, names in FOLDERS.items() if nodeid.startswith(folder) for m in names}
+    added |= {m for fixture in fixtures for m in FIXTURES.get(fixture, ())}
+    if "jvm" in added | set(markers) and not nodeid.startswith(tuple(QUICK_JVM)):
+        added.add("slow")
+    return added
+
+
+def scale_examples(test: Callable[..., Any], factor: float) -> None:
+    """Multiply the `max_examples` of a property test, in place."""
+    own: hypothesis.settings = test._hypothesis_internal_use_settings  # type: ignore[attr-defined]
+    count = round(own.max_examples * factor)
+    if factor < 1:
+        count = max(count, min(FEWEST_EXAMPLES, own.max_examples))
+    test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=count)  # type: ignore[attr-defined]
+
+
+class LanePlugin:
+    """The part of pytest's run that knows of lanes.
+
+    Args:
+        name: a key of LANES, or "" where the command line alone says what runs.
+    """
+
+    def __init__(self, name: str) -> None:
+        if name and name not in LANES:
+            raise pytest.UsageError(f"{VARIABLE}={name}: there is no such lane; lanes: {', '.join(LANES)}")
+        self.name = name
+        self._lane = LANES.get(name)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        if self._lane and not config.option.markexpr:
+            config.option.markexpr = self._lane.expression
+
+    def pytest_report_header(self) -> str:
+        lane = f"lane: {self.name} ({self._lane.expression}); " if self._lane else ""
+        return f"{lane}{SEED}={os.environ.get(SEED, '')} draws the same kill points again"
+
+    @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        scaled: set[int] = set()
+        for item in items:
+            own = {mark.name for mark in item.iter_markers()}
+            for name in sorted(markers_of(item.nodeid, getattr(item, "fixturenames", ()), own)):
+                item.add_marker(name)
+            test = getattr(item, "obj", None)
+            test = getattr(test, "__func__", test)
+            # A function may be several items, by its parameters.
+            if self._lane and getattr(test, "is_hypothesis_test", False) and id(test) not in scaled:
+                scaled.add(id(test))
+                scale_examples(test, self._lane.examples)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        return self._refuse_skip((yield))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        return self._refuse_skip((yield))
+
+    def _refuse_skip(self, report: _Report) -> _Report:
+        """Turn a skip for want of an installation into a failure: a lane's target installs what its tests need."""
+        if self._lane and report.skipped and isinstance(report.longrepr, tuple):
+            reason = str(report.longrepr[2])
+            if _MISSING.search(reason):
+                report.outcome = "failed"
+                report.longrepr = f"{reason}\nThe set-up of the lane '{self.name}' lacks it: mark the test `extra`."
+        return report

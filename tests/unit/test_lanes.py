@@ -1,0 +1,152 @@
+"""The lanes of tests: each test is in one, and a lane runs what it selects."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from itertools import chain, combinations
+from pathlib import Path
+
+import pytest
+from _pytest.mark.expression import Expression
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.workspace import checkout
+from tests.lanes import FIXTURES, FOLDERS, LANES, QUICK_JVM, VARIABLE, markers_of, scale_examples
+
+
+def lanes_of(markers: set[str]) -> set[str]:
+    return {
+        name
+        for name, lane in LANES.items()
+        if Expression.compile(lane.expression).evaluate(lambda marker, **_: marker in markers)
+    }
+
+
+def test_whatever_markers_a_test_has_it_is_in_a_lane(pytestconfig: pytest.Config) -> None:
+    names = [re.match(r"\w+", line)[0] for line in pytestconfig.getini("markers")]  # type: ignore[index]
+    ours = ["jvm", "service", "slow", "rack", "long", "extra"]
+    assert set(ours) <= set(names)
+    for markers in map(set, chain.from_iterable(combinations([*ours, "hypothesis"], n) for n in range(len(ours) + 2))):
+        lanes = lanes_of(markers)
+        assert lanes, markers
+        assert "quick" not in lanes or "all" in lanes
+        assert ("all" in lanes) == ("long" not in markers)
+    assert lanes_of(set()) == {"quick", "all"}
+    assert lanes_of({"hypothesis", "slow"}) == {"all", "long"}
+
+
+def test_each_lane_has_its_target() -> None:
+    makefile = (checkout() / "Makefile").read_text()
+    assert set(re.findall(rf"{VARIABLE}=(\w+)", makefile)) == set(LANES)
+    assert "make test-all" in (checkout() / ".ci" / "run").read_text()
+
+
+def test_what_the_tables_name_is_here() -> None:
+    assert [f for f in FOLDERS if not any((checkout() / f).glob("test_*.py"))] == []
+    for prefix in QUICK_JVM:
+        file, _, function = prefix.partition("::")
+        assert f"\ndef {function}(" in (checkout() / file).read_text()
+    conftest = (checkout() / "tests" / "conftest.py").read_text()
+    assert [name for name in FIXTURES if f"def {name}(" not in conftest] == []
+
+
+def test_who_uses_spark_is_slow_unless_it_is_named() -> None:
+    quick = next(iter(QUICK_JVM))
+    assert markers_of(quick, ["spark"], []) == {"jvm"}
+    assert markers_of("tests/unit/test_any.py", ["spark"], []) == {"jvm", "slow"}
+    assert markers_of("tests/unit/test_any.py", [], ["jvm"]) == {"slow"}
+    assert markers_of("tests/unit/test_any.py", ["tmp_path"], []) == set()
+    assert markers_of("tests/rack/test_any.py", [], []) == {"jvm", "rack", "extra", "slow"}
+
+
+@pytest.mark.parametrize(
+    ("own", "factor", "expected"), [(40, 0.3, 12), (10, 0.3, 5), (3, 0.3, 3), (20, 1, 20), (6, 40, 240)]
+)
+def test_a_lane_scales_a_property_test_s_own_examples(own: int, factor: float, expected: int) -> None:
+    seen: list[int] = []
+
+    @settings(max_examples=own, deadline=None, database=None)
+    @given(st.integers())
+    def property_test(n: int) -> None:
+        seen.append(n)
+
+    scale_examples(property_test, factor)
+    property_test()
+    assert len(seen) == expected
+
+
+_TESTS = """
+import pytest
+from hypothesis import given, settings, strategies as st
+
+seen = []
+
+def test_plain(): pass
+
+@pytest.mark.slow
+def test_slow(): pass
+
+@pytest.mark.long
+def test_long(): pass
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers())
+def test_property(name, n):
+    seen.append(name)
+
+def test_examples():
+    print("examples", seen.count("a"), seen.count("b"))
+
+def test_lacks_a_jar(): pytest.skip("the jar is not here: run `make iceberg`")
+
+def test_lacks_a_gpu(): pytest.skip("no GPU")
+"""
+
+
+@pytest.mark.parametrize(
+    ("lane", "expected"),
+    [
+        ("", {"passed": 6, "skipped": 2, "examples": 20}),
+        ("quick", {"passed": 4, "skipped": 1, "failed": 1, "deselected": 2, "examples": 6}),
+        ("all", {"passed": 5, "skipped": 1, "failed": 1, "deselected": 1, "examples": 20}),
+        ("long", {"passed": 3, "deselected": 5}),
+    ],
+)
+def test_a_run_of_a_lane(lane: str, expected: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(_TESTS)
+    (tmp_path / "conftest.py").write_text(
+        "import os\nfrom tests.lanes import LanePlugin\n"
+        f"def pytest_configure(config): config.pluginmanager.register(LanePlugin({lane!r}))\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    long\n    jvm\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(checkout())},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    counted = {word: int(n) for n, word in re.findall(r"(\d+) (passed|skipped|failed|deselected)", ran.stdout)}
+    if examples := re.search(r"examples (\d+) \1", ran.stdout):
+        counted["examples"] = int(examples[1])
+    assert counted == expected, ran.stdout + ran.stderr
+    assert ("mark the test `extra`" in ran.stdout) == (lane in ("quick", "all"))
+
+
+def test_a_lane_that_there_is_not(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "--collect-only", "tests/unit/test_lanes.py"],
+        env=os.environ | {VARIABLE: "fast"},
+        cwd=checkout(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 4
+    assert "HEADRACE_TEST_LANE=fast: there is no such lane; lanes: quick, all, long" in ran.stderr
