@@ -60,6 +60,28 @@ FIXTURES: Mapping[str, tuple[str, ...]] = {
     "hdfs_server": ("jvm", "service", "extra"),
 }
 
+#: Unit tests that the quick lane leaves out for their processor time, by the beginning of their node ids. Other tests,
+#: which it keeps, show the same of smaller models, of fewer kills or of one case.
+SLOW: tuple[str, ...] = (
+    "tests/unit/test_export_onnx.py::test_memory_does_not_grow_with_the_tables",
+    "tests/unit/test_export_onnx.py::test_a_program_of_torch_needs_nothing_of_headrace",
+    "tests/unit/test_export_onnx.py::test_a_registered_model_is_exported_by_the_command",
+    "tests/unit/test_export_onnx.py::test_onnxruntime_gives_what_torch_gives[hstu",
+    "tests/unit/test_export_onnx.py::test_onnxruntime_gives_what_torch_gives[sasrec",
+    "tests/unit/test_export_onnx.py::test_programs_of_torch_give_what_the_model_gives[sasrec",
+    "tests/unit/test_export_onnx.py::test_programs_of_torch_give_what_the_model_gives[din",
+    "tests/unit/test_export_onnx.py::test_programs_of_torch_give_what_the_model_gives[two_tower",
+    "tests/unit/test_export_triton.py::test_a_server_that_polls_never_sees_a_part",
+    "tests/unit/test_forget.py::test_killed_at_many_calls",
+    "tests/unit/test_gpu.py::test_by_the_interpreter",
+    "tests/unit/test_housekeeping.py::test_killed_at_any_call",
+    "tests/unit/test_housekeeping.py::test_the_log_of_a_table_that_keeps_some_days_does_not_grow",
+    "tests/unit/test_jobs.py::test_exit_codes_of_a_job",
+    "tests/unit/test_search.py::test_a_search_over_several_models",
+    "tests/unit/test_train_launch.py::test_a_rank_whose_store_does_not_answer_names_the_object",
+    "tests/unit/test_train_resume.py::test_killed_and_run_again_equals_undisturbed",
+)
+
 #: The tests of the JVM that are in the quick lane, by what they show: how their node ids begin. All others are `slow`:
 #: a session takes a minute of processor time to start and to compile its code.
 QUICK_JVM: Mapping[str, str] = {
@@ -78,10 +100,10 @@ _MISSING = re.compile(r"\bmake [a-z][a-z0-9-]+")
 
 
 def markers_of(nodeid: str, fixtures: Iterable[str], markers: Iterable[str]) -> set[str]:
-    """Return the markers that a test has besides its own: by folder, by fixture, and as QUICK_JVM lacks it."""
+    """Return the markers that a test has besides its own: by folder, by fixture, and by the tables above."""
     added = {m for folder, names in FOLDERS.items() if nodeid.startswith(folder) for m in names}
     added |= {m for fixture in fixtures for m in FIXTURES.get(fixture, ())}
-    if "jvm" in added | set(markers) and not nodeid.startswith(tuple(QUICK_JVM)):
+    if nodeid.startswith(SLOW) or ("jvm" in added | set(markers) and not nodeid.startswith(tuple(QUICK_JVM))):
         added.add("slow")
     return added
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.workspace import checkout
-from tests.lanes import FIXTURES, FOLDERS, LANES, QUICK_JVM, VARIABLE, markers_of, scale_examples
+from tests.lanes import FIXTURES, FOLDERS, LANES, QUICK_JVM, SLOW, VARIABLE, markers_of, scale_examples
 
 
 def lanes_of(markers: set[str]) -> set[str]:
@@ -47,9 +47,9 @@ def test_each_lane_has_its_target() -> None:
 
 def test_what_the_tables_name_is_here() -> None:
     assert [f for f in FOLDERS if not any((checkout() / f).glob("test_*.py"))] == []
-    for prefix in QUICK_JVM:
+    for prefix in [*QUICK_JVM, *SLOW]:
         file, _, function = prefix.partition("::")
-        assert f"\ndef {function}(" in (checkout() / file).read_text()
+        assert f"\ndef {function.partition('[')[0]}(" in (checkout() / file).read_text()
     conftest = (checkout() / "tests" / "conftest.py").read_text()
     assert [name for name in FIXTURES if f"def {name}(" not in conftest] == []
 
