@@ -187,7 +187,7 @@ _ENTRIES = (
         "headrace.publish.stage:Publish",
         dag="score",
         section="publish",
-        counts=("published",),
+        counts=("published", "left_out"),
         writes=("lake/{pipeline}/published", "{scores} in the warehouse"),
         imports=("headrace.publish.stage",),
     ),

@@ -73,7 +73,11 @@ def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> l
 
 def _show_sample(publish: Manifest) -> None:
     from headrace.publish.psql_text import psql_table
+    from headrace.publish.unfit_keys import described
 
+    if left_out := publish.rows.get("left_out"):
+        named = "; ".join(described(dict(key)) for key in facts.records(publish.facts.get("left_out")))
+        out.print(f"\nleft out  {left_out:,} rows whose keys the target cannot hold: {named}", markup=False)
     sample = facts.records(publish.facts.get("sample"))[:_SAMPLE_ROWS]
     where = publish.facts.get("table", "scores")
     out.print(f"\nSELECT * FROM {where} WHERE ds = '{publish.ds}' LIMIT {len(sample)};", markup=False)

@@ -19,6 +19,7 @@ from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
 from headrace.config.gate import Gate
 from headrace.config.generate import Generate, Site
 from headrace.config.housekeeping import Housekeeping
+from headrace.config.id_columns import id_columns
 from headrace.config.load import build_spec, load_overlay, load_sharding, load_spec
 from headrace.config.loss import Loss
 from headrace.config.model import Model
@@ -35,7 +36,7 @@ from headrace.config.section import Section, parse_ds
 from headrace.config.source import AnySource, LandingSource, Source, TableSource
 from headrace.config.spark import LOOPBACK, Spark, spark_profile
 from headrace.config.spec import Spec
-from headrace.config.table import Expectations, Table
+from headrace.config.table import Expectations, Ids, Table
 from headrace.config.tasks import KnownAfter, Task
 from headrace.config.train import (
     DynamicTable,
@@ -83,6 +84,7 @@ __all__ = [
     "Gate",
     "Generate",
     "Housekeeping",
+    "Ids",
     "KnownAfter",
     "LandingSource",
     "Loss",
@@ -132,6 +134,7 @@ __all__ = [
     "Watermark",
     "WhereFilter",
     "build_spec",
+    "id_columns",
     "load_overlay",
     "load_sharding",
     "load_spec",

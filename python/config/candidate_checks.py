@@ -26,7 +26,7 @@ def check_score_sources(
     Raises:
         ValueError: a source or a column is not, with the nearest.
     """
-    for where, entry in _entries(score):
+    for where, entry in score_entries(score):
         name = getattr(entry, "from_", None)
         if name is None:
             if isinstance(entry, PairEvents) and entry.days is not None and event_time is None:
@@ -41,14 +41,14 @@ def check_score_sources(
 
 
 def _check_declared(where: str, entry: Section, score: Score, declared: Collection[str], place: str) -> None:
-    for key, column in _columns(entry, score):
+    for key, column in score_keys(entry, score):
         if column not in declared:
             hint = nearest(column, declared)
             raise ValueError(f"{where}.{key}: column '{column}' is not declared in {place}{hint}")
 
 
-def _entries(score: Score) -> Iterator[tuple[str, Section]]:
-    """What may name a source, by its place in the spec."""
+def score_entries(score: Score) -> Iterator[tuple[str, Section]]:
+    """Yield the sections that may name a source, with their places in the spec."""
     yield "score.user", score.user
     yield "score.item", score.item
     if score.candidates is not None:
@@ -58,8 +58,8 @@ def _entries(score: Score) -> Iterator[tuple[str, Section]]:
         yield f"score.filters[{i}]", entry
 
 
-def _columns(entry: Any, score: Score) -> Iterator[tuple[str, str]]:
-    """(key of the spec, column) that an entry reads of its source."""
+def score_keys(entry: Any, score: Score) -> Iterator[tuple[str, str]]:
+    """Yield (key of the spec, column) that an entry of `score_entries` reads of its source."""
     if isinstance(entry, Entity):
         yield "key", entry.key
         return

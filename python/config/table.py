@@ -29,6 +29,20 @@ class Expectations(Section):
     freshness_hours: float | None = None
 
 
+class Ids(Section):
+    """Limits of texts that are ids: keys of the table, of users and of items (headrace.config.id_columns).
+
+    Each id becomes a key of a warehouse's index or of a store of keys, which take no key of any length.
+    """
+
+    #: UTF-8 bytes of an id; a longer one sends its row to quarantine. null: any number.
+    max_bytes: int | None = Field(default=480, ge=1)
+    #: What is done about a row whose id is the empty text.
+    empty: Literal["quarantine", "keep"] = "quarantine"
+    #: What is done about a row whose id has a NUL character (U+0000), which PostgreSQL does not take.
+    nul: Literal["quarantine", "keep"] = "quarantine"
+
+
 class Table(Section):
     """The lake's Delta table, partitioned by `ds` (the landing day; a snapshot's: the run's)."""
 
@@ -44,6 +58,10 @@ class Table(Section):
     clock_skew_seconds: int = Field(default=0, ge=0, le=86_400)
     #: A column that the declaration lacks: report it and go on, add it to the table as text, or stop.
     new_columns: Literal["report", "accept", "refuse"] = "report"
+    #: What an id may be.
+    ids: Ids = Ids()
+    #: What is done about a row with a NUL character (U+0000) in another text.
+    text_nul: Literal["quarantine", "keep"] = "quarantine"
     #: What must hold for a day.
     expectations: Expectations = Expectations()
 

@@ -18,6 +18,7 @@ from headrace.publish.audit.rules import own_checks, reference_checks
 from headrace.publish.online.store import export, open_store
 from headrace.publish.online.version import Version
 from headrace.publish.target import Target, beyond_retention, table_name
+from headrace.publish.unfit_keys import without_unfit_keys
 from headrace.publish.warehouses import open_target
 from headrace.stage import Context, Result, Stage
 
@@ -95,6 +96,9 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
     scores = ctx.upstream["score"].output("delta")
     df = _read(ctx, spark, scores)
     target.create(df.dtypes)
+    limits_of_keys = {key: target.key_limits(key) for key in (score.user.key, score.item.key)}
+    df, left_out = without_unfit_keys(df, limits_of_keys, score.user.key)
+    left_out.warn(target.label)
     source = f"{scores.name}@{scores.version}"
     # A run that was killed between the swap and the manifest left the warehouse done.
     if target.missing(ctx.ds, ctx.key) is not None:
@@ -102,7 +106,8 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             user=score.user.key,
             item=score.item.key,
             required=("ds", score.user.key, score.item.key, "rank", "score", "model_version"),
-            expected_rows=scores.rows if scores.rows is not None else ctx.upstream["score"].rows["scores"],
+            expected_rows=(ctx.upstream["score"].rows["scores"] if scores.rows is None else scores.rows)
+            - left_out.rows,
             min_rows=publish.min_rows,
             top_k=score.top_k,
             max_row_change=publish.max_row_change,
@@ -135,7 +140,9 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
     version = _write_delta(ctx, df)
     if publish.online is not None and ctx.ds == max(target.days()):
         with open_store(ctx.spec, ctx.ws, ctx.lock) as store:
-            export(store, df, score.user.key, score.item.key, Version(ctx.ds, ctx.key))
+            unfit = export(store, df, score.user.key, score.item.key, Version(ctx.ds, ctx.key))
+            unfit.warn(store.label)
+            left_out += unfit
             log.info("the items of %s are in %s", ctx.ds, store.label)
     sample = target.sample(ctx.ds, _SAMPLE_ROWS)
     return Result(
@@ -143,12 +150,13 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             Output(kind=target.kind, name=target.label, version=ctx.key, rows=rows),
             Output(kind="delta", name=f"lake/{ctx.spec.pipeline}/published", version=str(version), rows=rows),
         ),
-        rows={"published": rows},
+        rows={"published": rows, **({"left_out": left_out.rows} if left_out.rows else {})},
         facts={
             "warehouse": target.address,
             "table": target.label,
             "source": source,
             "audit": done.audit,
+            **({"left_out": list(left_out.keys)} if left_out.rows else {}),
             "sample": [{k: v if isinstance(v, (int, float)) else str(v) for k, v in row.items()} for row in sample],
         },
     )

@@ -21,6 +21,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import Spec
+from headrace.publish.unfit_keys import KeyLimits
 from headrace.storage import LeaseLost
 
 if TYPE_CHECKING:
@@ -120,6 +121,10 @@ class Target(Protocol):
     def claim(self) -> None:
         """Have changes of earlier runs that stand still refused from now on, as far as the warehouse can."""
         return
+
+    def key_limits(self, column: str) -> KeyLimits:
+        """Return what the table holds of a key's text. `column`: that of the user key, or of the item key."""
+        return KeyLimits()
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         """Make the table and its current view where there are none; add columns that the scores have gained.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pandas as pd
 import psycopg
@@ -321,6 +323,63 @@ def test_executors_that_cannot_reach_the_server_say_so(spark: SparkSession, fres
             assert staging.copy_scores(df, server, staged, table) == 20
             count = conn.execute(f"SELECT count(*) FROM {staged.relation}").fetchone()
             assert count == (20,)
+
+
+#: Keys that PostgreSQL does not hold as text, or in the index of the primary key.
+UNFIT = ["nul\0", "\0", "".join(np.random.default_rng(1).choice(list("abcdefghijklmnop"), 4_000))]
+
+
+def lmdb_items(folder: Path, user: str) -> list[str] | None:
+    with lmdb.open(f"{folder}/top.lmdb", subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
+        found = None if len(user) > 511 else reading.get(user.encode())
+    return None if found is None else [row["item"] for row in json.loads(found)]
+
+
+def test_keys_that_the_warehouse_cannot_hold_are_left_out(
+    spark: SparkSession, ws: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = scores(8, text_keys=True)
+    users = frame["user_id"].unique()
+    frame["user_id"] = frame["user_id"].replace({users[0]: UNFIT[0], users[1]: UNFIT[2], users[2]: "l" * 600})
+    # Two of the four items of a list, and one of another's; the index has no items, so that a long one is fine.
+    frame.loc[[13, 15, 17, 20], "item_id"] = [UNFIT[0], UNFIT[1], UNFIT[0], UNFIT[2]]
+    land(spark, ws, frame)
+    online = ["publish.online.kind=lmdb", f"publish.online.path={tmp_path}/top.lmdb"]
+    expected = frame[~frame["user_id"].isin([UNFIT[0], UNFIT[2]]) & ~frame["item_id"].isin(UNFIT[:2])].copy()
+    expected["rank"] = expected.groupby("user_id")["rank"].rank().astype(np.int32)
+    assert len(expected) == len(frame) - 4 - 4 - 3
+    with embedded.lease(ws):
+        manifest = publish(ws, overrides=online).manifest
+        same(in_warehouse(ws), expected)
+        assert publish(ws, overrides=online).skipped
+        # What the server refuses all the same is no fault of the network.
+        df = spark.read.format("delta").load(str(ws.table("clicks", "scores")))
+        place = SPEC.publish.warehouse  # type: ignore[union-attr]
+        table = tables.scores_table("public", "clicks_scores", "user_id", "item_id", df.dtypes)
+        with (
+            warehouse.serve(place, ws) as server,
+            warehouse.connect_to(server, place) as conn,
+            staging.staging_table(conn, table, DS, "k") as staged,
+            pytest.raises(UserError, match=r"invalid byte sequence .* public\.clicks_scores holds what it") as refused,
+        ):
+            staging.copy_scores(df, server, staged, table)
+        assert "reachable" not in str(refused.value)
+    same(in_lake(spark, ws), expected)
+    # Of LMDB's keys the limit is another.
+    assert lmdb_items(tmp_path, "l" * 600) is None
+    for user in users[3:]:
+        assert lmdb_items(tmp_path, user) == list(expected.query("user_id == @user").sort_values("rank")["item_id"])
+    assert manifest.rows == {"published": len(expected), "left_out": 4 + 4 + 3 + 4}
+    named = [next(iter(key.items())) for key in manifest.facts["left_out"]]
+    assert sorted(named) == sorted(
+        [*(("user_id", u) for u in (UNFIT[0], UNFIT[2], "l" * 600)), *(("item_id", i) for i in UNFIT[:2])]
+    )
+    assert "11 rows are left out: user_id " in caplog.text
+
+    # Another warehouse holds other keys: 255 characters, NUL or not.
+    place = Warehouses(tmp_path)
+    publish(ws, overrides=place.overrides("sqlalchemy"))
+    same(place.read("sqlalchemy", ws, DS), frame[frame["user_id"].str.len() <= 255])
 
 
 def online(kind: str, folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import redis
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.publish.online.lmdb_file import VERSION_KEY
+from headrace.publish.online.lmdb_file import VERSION_DATABASE, VERSION_KEY
 from headrace.publish.online.redis_server import RedisStore
 from headrace.publish.online.store import open_store
 from headrace.publish.online.version import Version
@@ -204,13 +204,47 @@ def read_lmdb(store: Any, ws: Workspace) -> None:
     with opened(file) as after, after.begin() as reading:
         assert json.loads(reading.get(b"u77")) == [{"item": "new", "score": 77}]
         assert reading.stat()["entries"] == 12_001
-        assert Version.from_json(bytes(reading.get(VERSION_KEY))) == NEW
+    with lmdb.open(str(file), subdir=False, readonly=True, lock=False, max_dbs=1) as after:
+        database = after.open_db(VERSION_DATABASE, create=False)
+        with after.begin() as reading:
+            assert Version.from_json(bytes(reading.get(VERSION_KEY, db=database))) == NEW
     assert [f.name for f in file.parent.iterdir()] == [file.name]
-    users = Users(1, "x")
-    users.rows[0]["user"] = "u" * 512
-    with pytest.raises(UserError, match="has a key of 512 bytes, and LMDB takes 511: use kind redis"):
-        store.put(users, OLD)
-    assert store.current() == NEW
+
+
+def test_users_named_like_the_version(tmp_path: Path) -> None:
+    """No user's key is in the way of the version, of this release or of the one before."""
+    spec = load_spec("clicks", ["publish.online.kind=lmdb", f"publish.online.path={tmp_path}/s.lmdb"])
+    names = ["\0headrace", "headrace", "version", "ÿheadrace", "\0", "u" * 511]
+    users = Users(len(names), "x")
+    for row, name in zip(users.rows, names, strict=True):
+        row["user"] = name
+    with open_store(spec, Workspace(tmp_path)) as store:
+        store.put(users, NEW)
+        assert store.current() == NEW
+        assert store.users_with([*names, "nobody", "u" * 512, ""]) == len(names)
+        with lmdb.open(f"{tmp_path}/s.lmdb", subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
+            items = [json.loads(reading.get(name.encode())) for name in names]
+        assert items == [[{"item": "x", "score": i}] for i in range(len(names))]
+        store.erase(["\0headrace", "version"])
+        assert store.current() == NEW
+        assert store.users_with(names) == len(names) - 2
+
+
+@pytest.mark.parametrize("user", [b"u1", b"\0headrace"])
+def test_a_file_of_an_earlier_release(tmp_path: Path, user: bytes) -> None:
+    """Its version is an entry among the users; where a user took its place, the day is exported again."""
+    spec = load_spec("clicks", ["publish.online.kind=lmdb", f"publish.online.path={tmp_path}/s.lmdb"])
+    with lmdb.open(f"{tmp_path}/s.lmdb", subdir=False, lock=False) as env, env.begin(write=True) as writing:
+        writing.put(b"\0headrace", OLD.to_json().encode())
+        writing.put(b"u2", b"[]")
+        writing.put(user, b"[]")
+    with open_store(spec, Workspace(tmp_path)) as store:
+        assert store.current() == (OLD if user == b"u1" else None)
+        store.erase(["u2"])
+        assert store.users_with(["u1", "u2"]) == (1 if user == b"u1" else 0)
+        assert store.current() == (OLD if user == b"u1" else None)
+        store.put(Users(1, "new"), NEW)
+        assert store.current() == NEW
 
 
 def test_a_server_that_does_not_answer(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from headrace.lake.blocks.lines import I64, Block, Mask
 from headrace.lake.blocks.screen import odd_bytes
+from headrace.lake.blocks.text import lengths
 from headrace.schema import EpochUnit, TableColumn
 
 
@@ -26,6 +27,12 @@ class Declaration:
     timestamps: Mapping[str, EpochUnit]
     ranges: Mapping[str, tuple[float | None, float | None]]
     event_time: str | None
+    #: Text columns whose values are ids.
+    ids: tuple[str, ...] = ()
+    #: UTF-8 bytes of an id at most; None: any number.
+    id_bytes: int | None = None
+    #: Whether an id may be the empty text.
+    empty_ids: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,12 +133,22 @@ def read_block(reader: Reader, block: Block, declaration: Declaration, times: Ti
 
 
 def out_of_bounds(columns: Sequence[pa.Array], declaration: Declaration, times: TimeRange) -> Mask:
-    """Rows that lack a required value, are outside a range, or whose event was at another time. bool [rows]."""
+    """Rows that lack a required value, have an id that is empty or too long, are outside a range, or whose event was at
+    another time. bool [rows].
+
+    NUL characters are not looked for: whole lines that have one are left out before (`odd_bytes`, `odd_json`).
+    """
     wrong = np.zeros(len(columns[0]), np.bool_)
     by_name = dict(zip(declaration.names, columns, strict=True))
     for c in declaration.columns:
         if c.required and by_name[c.name].null_count:
             wrong |= by_name[c.name].is_null().to_numpy(zero_copy_only=False)
+    for name in declaration.ids:
+        size = lengths(by_name[name])
+        if declaration.id_bytes is not None:
+            wrong |= size > declaration.id_bytes
+        if not declaration.empty_ids and len(size) and not size.all():
+            wrong |= (size == 0) & by_name[name].is_valid().to_numpy(zero_copy_only=False)
     for name, (low, high) in declaration.ranges.items():
         value = by_name[name].cast(pa.float64(), safe=False)
         if low is not None:

@@ -15,6 +15,7 @@ _OPEN, _CLOSE, _QUOTE = ord("{"), ord("}"), ord('"')
 #: shorter than the first reach neither. The last is the limit of a text.
 _LONG, _MOST_DIGITS, _MOST_DEPTH, _MOST_TEXT = 900, re.compile(rb"[0-9.eE+-]{900}"), 400, 20_000_000
 _NOT_FINITE = re.compile(rb"[:,\[] *[-+]?(?:NaN|Inf)")
+_NUL = b"\\u0000"
 #: A second half of a surrogate pair without its first one.
 _LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
 
@@ -56,8 +57,8 @@ def odd_quotes(block: Block, separator: str) -> Mask:
 
 
 def odd_json(block: Block) -> Mask:
-    """Lines that are not `{...}` from their first byte to their last, and such that JSON parsers differ about.
-    bool [lines].
+    """Lines that are not `{...}` from their first byte to their last, such that JSON parsers differ about, and such
+    with a NUL character as JSON spells it. bool [lines].
     """
     data, starts, ends = block.bytes, block.starts, block.ends
     odd: Mask = (data[starts] != _OPEN) | (data[np.maximum(ends - 1, 0)] != _CLOSE) | (ends == starts)
@@ -65,6 +66,9 @@ def odd_json(block: Block) -> Mask:
         if _has(block, sign):
             places = np.array([m.end() - 1 for m in pattern.finditer(block.data)], np.int64)
             odd[block.line_of(places)] = True
+    if _has(block, _NUL):
+        places = np.array([m.start() for m in re.finditer(re.escape(_NUL), block.data)], np.int64)
+        odd[block.line_of(places)] = True
     for i in np.flatnonzero(ends - starts > _LONG).tolist():
         line = block.data[starts[i] : ends[i]]
         deep = line.count(b"{") + line.count(b"[") > _MOST_DEPTH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -107,11 +107,18 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         first, end = batch.event_times(ds)
         micros = TimeRange(None if first is None else _micros(first), _micros(end))
         files[i] = SourceFile(ds, file.name, micros, form)
-    return ArrowPlan(files, declaration_of(source, table, tuple(kept)), accept)
+    return ArrowPlan(files, declaration_of(source, table, tuple(kept), batch.ids), accept)
 
 
-def declaration_of(source: LandingSource, table: Table, extra: Sequence[str]) -> Declaration:
-    """What a spec's sections say to a reader of blocks; `extra`: undeclared columns that the table has."""
+def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], ids: Collection[str] = ()) -> Declaration:
+    """What a spec's sections say to a reader of blocks.
+
+    Args:
+        source: the spec's.
+        table: the spec's.
+        extra: undeclared columns that the table has.
+        ids: declared text columns whose values are ids.
+    """
     return Declaration(
         table.columns,
         tuple(extra),
@@ -119,6 +126,9 @@ def declaration_of(source: LandingSource, table: Table, extra: Sequence[str]) ->
         dict(source.timestamps),
         dict(table.expectations.ranges),
         table.event_time,
+        tuple(sorted(ids)),
+        table.ids.max_bytes,
+        table.ids.empty == "keep",
     )
 
 

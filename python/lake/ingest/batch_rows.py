@@ -240,7 +240,7 @@ def rows_by_spark(
     Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
     """
     with one_file_a_task(batch.spark), damaged_file_named(batch):
-        frames = [typed(frame, batch.source, batch.table, forgotten) for frame in form.read(batch)]
+        frames = [typed(frame, batch.source, batch.table, batch.ids, forgotten) for frame in form.read(batch)]
         rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
     if form.finish is None:
         return rows, folder / "lines"

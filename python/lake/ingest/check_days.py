@@ -77,7 +77,7 @@ class DaysCheck:
         tick = time.perf_counter()
         rows, stored = self._rows(spark, self.snapshot, self.days)
         self._check_columns(stored)
-        rows = judged(rows, self.source, self.table, self._any_age())
+        rows = judged(rows, self.source, self.table, self.ctx.ids, self._any_age())
         found = profiles(rows, self.source, self.table, stored.missing)
         self._count_forgotten(spark, found)
         changes = self._changes(spark, found)

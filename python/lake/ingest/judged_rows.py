@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.lake.ingest.profile import FileProfile
-from headrace.lake.ingest.rules import Wrong, column_of, event_time, missing, out_of_range, untimely
+from headrace.lake.ingest.rules import Wrong, column_of, event_time, missing, out_of_range, unfit_texts, untimely
 from headrace.lake.source_tables.days import day_limits
 from headrace.lake.source_tables.declared import FAULTS
 from headrace.lake.source_tables.snapshot import FILE, LINE
@@ -24,13 +24,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RAW = 4_000
 
 
-def judged(rows: DataFrame, source: TableSource, table: Table, any_age: Collection[str] = ()) -> DataFrame:
+def judged(
+    rows: DataFrame, source: TableSource, table: Table, ids: Collection[str], any_age: Collection[str] = ()
+) -> DataFrame:
     """Rows with what is wrong with them.
 
     Args:
         rows: of headrace.lake.source_tables.declared.table_rows.
         source: the spec's.
         table: the declaration.
+        ids: declared text columns whose values are ids.
         any_age: days of which `table.late_days` asks nothing.
 
     Returns:
@@ -48,7 +51,8 @@ def judged(rows: DataFrame, source: TableSource, table: Table, any_age: Collecti
     )
     start, end = day_limits(source, table.late_days, table.clock_skew_seconds, any_age)
     frame = frame.select("*", start.alias("_from"), end.alias("_to"))
-    wrong = [_missing(c) for c in table.columns if c.required] + out_of_range(table) + untimely(source, table)
+    wrong = [_missing(c) for c in table.columns if c.required]
+    wrong += unfit_texts(table, ids) + out_of_range(table) + untimely(source, table)
     bad = reduce(lambda a, b: a | b, (w.when for w in wrong), F.size(FAULTS) > 0)
     frame = frame.select("*", F.when(bad, BAD).otherwise(GOOD).alias("_state"))
     is_bad = F.col("_state") == BAD

@@ -79,7 +79,8 @@ class Load:
             self._load(days)
 
     def _load(self, days: list[DayFiles]) -> None:
-        batch = LandingBatch(self.spark, self.ctx.landing_source, self.ctx.table, tuple(d.day for d in days))
+        ctx = self.ctx
+        batch = LandingBatch(self.spark, ctx.landing_source, ctx.table, tuple(d.day for d in days), ctx.ids)
         try:
             self._load_batch(batch, days)
         except FileDamaged as e:

@@ -119,7 +119,7 @@ def declared_source(source: Source) -> dict[str, Any]:
 
 def declared_table(table: Table) -> dict[str, Any]:
     """The section `table` for fingerprints."""
-    return _without_defaults(table, ("clock_skew_seconds",))
+    return _without_defaults(table, ("clock_skew_seconds", "ids", "text_nul"))
 
 
 def _without_defaults(section: Section, keys: Sequence[str]) -> dict[str, Any]:

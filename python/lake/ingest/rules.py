@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
 from headrace.lake.sources.frame import quoted
 from headrace.schema import TableColumn
+
+#: Characters of a value that a reason quotes.
+SHOWN = 100
+_NUL = "\0"
 
 
 class Wrong:
@@ -38,6 +44,42 @@ def out_of_range(table: Table) -> list[Wrong]:
         reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span}"))
         found.append(Wrong(F.coalesce(outside, F.lit(False)), f"{column}: {span}", reason, text))
     return found
+
+
+def unfit_texts(table: Table, ids: Collection[str]) -> list[Wrong]:
+    """Texts that `table.ids` and `table.text_nul` refuse.
+
+    Args:
+        table: the declaration.
+        ids: declared text columns whose values are ids.
+    """
+    limits = table.ids
+    found: list[Wrong] = []
+    for column in table.columns:
+        name, value = column.name, column_of(column.name)
+        if name in ids:
+            if limits.max_bytes is not None:
+                length, most = F.octet_length(value), f"an id has at most {limits.max_bytes:,} bytes"
+                reason = F.concat(
+                    F.lit(f"{name}: '"), F.substring(value, 1, SHOWN), F.lit("' has "), length, F.lit(f"; {most}")
+                )
+                found.append(_unfit(length > limits.max_bytes, f"{name}: {most}", reason, value))
+            if limits.empty == "quarantine":
+                found.append(_unfit(value == "", f"{name}: an id is empty", None, value))
+        if (limits.nul if name in ids else table.text_nul) == "quarantine":
+            kind = f"{name}: {'an id' if name in ids else 'a text'} has a NUL character"
+            if column.type == "string":
+                found.append(_unfit(value.contains(_NUL), kind, None, value))
+            elif column.type == "array<string>":
+                found.append(_unfit(F.exists(value, lambda e: e.contains(_NUL)), kind, None, F.to_json(value)))
+    return found
+
+
+def _unfit(when: Column, kind: str, reason: Column | None, value: Column) -> Wrong:
+    """A text of a row that may be shown, but has no place in the table; null is none."""
+    shown = F.replace(F.substring(value, 1, SHOWN), F.lit(_NUL), F.lit("\\0"))
+    told = F.lit(kind) if reason is None else F.replace(reason, F.lit(_NUL), F.lit("\\0"))
+    return Wrong(F.coalesce(when, F.lit(False)), kind, told, shown)
 
 
 def untimely(source: AnySource, table: Table) -> list[Wrong]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from headrace.config import LandingSource, Source, Table, TableSource
+from headrace.config import LandingSource, Source, Table, TableSource, id_columns
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog
@@ -64,6 +64,11 @@ class SourceContext:
         """What of the list of `headrace forget` is of this source's columns; None: nothing."""
         found = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
         return None if found is None else found.of([c.name for c in self.table.columns])
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The declared text columns whose values are ids."""
+        return id_columns(self.run.spec)[self.name]
 
     @property
     def table_source(self) -> TableSource | None:

@@ -5,6 +5,7 @@ What text is readable as which type: headrace.lake.sources.values.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -13,15 +14,13 @@ from pyspark.sql import functions as F
 from headrace.config import AnySource, Table
 from headrace.errors import UserError
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.ingest.rules import Wrong, column_of, missing, out_of_range, untimely
+from headrace.lake.ingest.rules import SHOWN, Wrong, column_of, missing, out_of_range, unfit_texts, untimely
 from headrace.lake.sources.frame import BAD, FORGOTTEN, GOOD, SKIPPED, mask_names, quoted
 from headrace.lake.sources.values import a_type, from_text, kind_unreadable, list_from_texts
 from headrace.schema import TableColumn as Declared
 from headrace.schema import decimal_digits
 
 _NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
-#: Characters of a value that a reason quotes.
-_SHOWN = 100
 
 
 def check_table(table: Table, where: str = "") -> None:
@@ -44,13 +43,16 @@ def check_table(table: Table, where: str = "") -> None:
         )
 
 
-def typed(frame: DataFrame, source: AnySource, table: Table, forgotten: ForgottenValues | None = None) -> DataFrame:
+def typed(
+    frame: DataFrame, source: AnySource, table: Table, ids: Collection[str], forgotten: ForgottenValues | None = None
+) -> DataFrame:
     """A reader's frame with its columns typed and the state of each row.
 
     Args:
         frame: a reader's.
         source: the spec's.
         table: the declaration.
+        ids: declared text columns whose values are ids.
         forgotten: values whose rows must not come back, of declared columns.
 
     Returns:
@@ -61,7 +63,7 @@ def typed(frame: DataFrame, source: AnySource, table: Table, forgotten: Forgotte
     columns = table.columns
     values = [_cast(frame, i, c, source).alias(c.name) for i, c in enumerate(columns)]
     frame = frame.select("*", *values)
-    wrong = _wrong(frame, source, table)
+    wrong = _wrong(frame, source, table, ids)
     bad = F.col("_broken").isNotNull() | reduce(lambda a, b: a | b, (w.when for w in wrong), F.lit(False))
     state = F.when(F.col("_skip"), SKIPPED)
     if forgotten is not None:
@@ -72,7 +74,7 @@ def typed(frame: DataFrame, source: AnySource, table: Table, forgotten: Forgotte
     kinds = F.array_compact(
         F.array(*(F.when(w.when, F.struct(F.lit(w.kind).alias("kind"), w.value.alias("value"))) for w in wrong))
     )
-    whole = F.array(F.struct(F.col("_broken").alias("kind"), F.substring("_text", 1, _SHOWN).alias("value")))
+    whole = F.array(F.struct(F.col("_broken").alias("kind"), F.substring("_text", 1, SHOWN).alias("value")))
     reason = F.concat_ws("; ", *(F.when(w.when, w.reason) for w in wrong))
     broken = F.col("_broken").isNotNull()
     return frame.select(
@@ -101,12 +103,12 @@ def _forgotten(forgotten: ForgottenValues, table: Table) -> Column:
     return found
 
 
-def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[Wrong]:
+def _wrong(frame: DataFrame, source: AnySource, table: Table, ids: Collection[str]) -> list[Wrong]:
     found = []
     there = set(frame.columns)
     for i, c in enumerate(table.columns):
         text = F.col(f"_t{i}")
-        shown = F.substring(text, 1, _SHOWN)
+        shown = F.substring(text, 1, SHOWN)
         name = F.lit(c.name)
         unread = _unread(i, c, f"_v{i}" in there)
         if unread is not None:
@@ -114,7 +116,7 @@ def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[Wrong]:
             found.append(Wrong(unread, kind_unreadable(c), reason, shown))
         if c.required:
             found.append(missing(c, text.isNull(), shown))
-    return [*found, *out_of_range(table), *untimely(source, table)]
+    return [*found, *unfit_texts(table, ids), *out_of_range(table), *untimely(source, table)]
 
 
 def _cast(frame: DataFrame, i: int, column: Declared, source: AnySource) -> Column:

@@ -71,6 +71,8 @@ class LandingBatch:
     source: LandingSource
     table: Table
     days: tuple[LandingDay, ...]
+    #: The declared text columns whose values are ids (`table.ids`).
+    ids: frozenset[str] = frozenset()
     #: Parquet files with some of the lines: `_file` int, `_line` bigint, `_text` string, each line without its line
     #: feed. None: all lines are read.
     left: tuple[Location, ...] | None = None

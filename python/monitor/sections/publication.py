@@ -12,6 +12,7 @@ from headrace.monitor.sections.day import Day, checks, not_run
 from headrace.stages import ORDER
 
 _SAMPLE_ROWS = 10
+_KEY_CHARACTERS = 40
 
 
 def publication(day: Day) -> Section:
@@ -25,6 +26,15 @@ def publication(day: Day) -> Section:
     checked = checks(found.get("audit"))
     if checked:
         blocks.append(Table(("Audit", ">Value", ">Limit", ""), checked, "Audit of the staged scores"))
+    if left_out := day.manifests["publish"].rows.get("left_out") if "publish" in day.manifests else None:
+        named = tuple(
+            (column, str(value), str(key.get("reason")))
+            for key in facts.records(found.get("left_out"))
+            for column, value in key.items()
+            if column != "reason"
+        )
+        title = f"{left_out:,} rows are left out: the target cannot hold their keys"
+        blocks.append(Table(("Column", "Key", "Why"), tuple((c, _shortened(v), why) for c, v, why in named), title))
     sample = facts.records(found.get("sample")) or facts.records(day.facts("score").get("sample"))
     if sample:
         # What all rows share is said once: the table stays narrow.
@@ -42,6 +52,10 @@ def publication(day: Day) -> Section:
         [*([f"Scored by the {model} model."] if model else []), *([f"Warehouse: {where}."] if where else [])]
     )
     return Section("published", "Publication", tuple(blocks) or (not_run("score"),), note)
+
+
+def _shortened(key: str) -> str:
+    return key if len(key) <= _KEY_CHARACTERS else key[:_KEY_CHARACTERS] + "…"
 
 
 def _raw(value: Any) -> str:

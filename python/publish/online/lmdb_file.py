@@ -1,4 +1,4 @@
-"""An LMDB file: a user's key -> its items, and an entry `\\0headrace` that says which version it is.
+"""An LMDB file: a user's key -> its items, and a named database that says which version the file is.
 
 The file is written beside and then takes the place of the one before in one step. Who has that one open reads on in it;
 who opens the file anew (`lmdb.open(path, subdir=False, readonly=True, lock=False)`) reads the new one. Whether a later
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
@@ -17,6 +18,7 @@ from headrace.errors import UserError
 from headrace.publish.online.version import Version
 from headrace.publish.opening import client_library
 from headrace.publish.target import lease_lost, table_name
+from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
@@ -24,8 +26,12 @@ from headrace.workspace import Workspace
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: The key of the entry that says which version it is: no text of a user's begins so.
-VERSION_KEY = b"\0headrace"
+#: The database of the version. Its name is an entry beside the users' keys, and no text in UTF-8: no user's key.
+VERSION_DATABASE = b"\xffheadrace"
+#: The only key in it.
+VERSION_KEY = b"version"
+#: Where earlier releases kept the version: an entry among the users' keys.
+_OLD_VERSION_KEY = b"\0headrace"
 #: Addresses set aside; the file is as large as what is in it.
 _MAP_BYTES = 1 << 40
 #: Users of a transaction.
@@ -34,6 +40,9 @@ _BATCH = 10_000
 
 class LmdbStore:
     """One file; see `headrace.publish.online.store.OnlineStore`."""
+
+    #: LMDB's own limit (MDB_MAXKEYSIZE).
+    key_limits = KeyLimits(max_bytes=511, empty=False)
 
     def __init__(self, lmdb: Any, file: Location, lock: RunLock | None = None) -> None:
         self._lmdb, self._file, self._lock = lmdb, file, lock
@@ -44,13 +53,23 @@ class LmdbStore:
         return None if found is None else Version.from_json(found)
 
     def _entry(self) -> bytes | None:
-        """What says which version the file is, by now."""
+        """Return the record of the version that the file is by now; None where there is no file, or no record."""
         if not self._file.is_file():
             return None
         path = str(self._file.local_path())
-        with self._lmdb.open(path, subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
-            found = reading.get(VERSION_KEY)
-        return None if found is None else bytes(found)
+        with self._lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=1) as env, env.begin() as reading:
+            return self._record(env, reading)[1]
+
+    def _record(self, env: Any, reading: Any) -> tuple[bytes, bytes | None]:
+        """Return the entry among the users' keys that is no user's, and the record of the version, if there is one."""
+        try:
+            database = env.open_db(VERSION_DATABASE, txn=reading, create=False)
+        except self._lmdb.NotFoundError:
+            found = reading.get(_OLD_VERSION_KEY)
+            # There a user of that name took the record's place; his items are a list.
+            is_record = found is not None and bytes(found).startswith(b"{")
+            return _OLD_VERSION_KEY, bytes(found) if is_record else None
+        return VERSION_DATABASE, bytes(reading.get(VERSION_KEY, db=database))
 
     def _check(self) -> None:
         """Raises LeaseLost where a later run has written the file, or is at work."""
@@ -63,25 +82,27 @@ class LmdbStore:
 
     def put(self, users: DataFrame, version: Version) -> None:
         with self._file.new_file() as path:
-            with self._lmdb.open(str(path), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False) as env:
+            with self._new(path) as env:
                 writing = env.begin(write=True)
                 fences = {self._lock.fence.lease: self._lock.fence.token} if self._lock else {}
-                said = json.loads(version.to_json()) | ({"fences": fences} if fences else {})
-                writing.put(VERSION_KEY, json.dumps(said).encode())
+                record = json.loads(version.to_json()) | ({"fences": fences} if fences else {})
+                self._put_record(env, writing, json.dumps(record).encode())
                 for i, row in enumerate(users.toLocalIterator(prefetchPartitions=True)):
-                    key = row["user"].encode()
-                    if len(key) > env.max_key_size():
-                        raise UserError(
-                            f"publish.online: user '{row['user'][:40]}...' has a key of {len(key)} bytes, and LMDB "
-                            f"takes {env.max_key_size()}: use kind redis"
-                        )
-                    writing.put(key, row["items"].encode())
+                    writing.put(row["user"].encode(), row["items"].encode())
                     if i % _BATCH == _BATCH - 1:
                         writing.commit()
                         writing = env.begin(write=True)
                 writing.commit()
                 env.sync(True)
             self._check()
+
+    def _new(self, path: Path) -> Any:
+        """Open a file that is being written."""
+        return self._lmdb.open(str(path), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False, max_dbs=1)
+
+    @staticmethod
+    def _put_record(env: Any, writing: Any, record: bytes) -> None:
+        writing.put(VERSION_KEY, record, db=env.open_db(VERSION_DATABASE, txn=writing))
 
     def claim(self) -> None:
         """Nothing: what takes the place of the file looks for the lease right before."""
@@ -99,12 +120,15 @@ class LmdbStore:
         gone, path, before = {u.encode() for u in users}, str(self._file.local_path()), self._entry()
         with self._file.new_file() as new:
             with (
-                self._lmdb.open(path, subdir=False, readonly=True, lock=False) as old,
-                self._lmdb.open(str(new), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False) as env,
+                self._lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=1) as old,
+                self._new(new) as env,
             ):
                 with old.begin() as reading, env.begin(write=True) as writing:
+                    no_user, record = self._record(old, reading)
+                    if record is not None:
+                        self._put_record(env, writing, record)
                     for key, value in reading.cursor():
-                        if bytes(key) not in gone:
+                        if bytes(key) not in gone and bytes(key) != no_user:
                             writing.put(key, value)
                 env.sync(True)
             self._check()

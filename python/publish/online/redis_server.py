@@ -22,6 +22,7 @@ from headrace.publish.online.version import Version
 from headrace.publish.opening import client_library
 from headrace.publish.passwords import password_of
 from headrace.publish.target import lease_lost, table_name
+from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace
@@ -36,6 +37,9 @@ _BATCH = 1000
 
 class RedisStore:
     """The keys of one table; see `headrace.publish.online.store.OnlineStore`."""
+
+    #: Keys of 512 MB are longer than any id, and a prefix stands before the user's.
+    key_limits = KeyLimits()
 
     def __init__(self, client: Any, url: str, password: str | None, table: str, fence: Fence | None = None) -> None:
         self._client, self._url, self._password, self._table, self._fence = client, url, password, table, fence

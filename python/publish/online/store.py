@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.config import Spec
+from headrace.lake.sources.frame import quoted
 from headrace.publish.online.lmdb_file import open_lmdb
 from headrace.publish.online.redis_server import open_redis
 from headrace.publish.online.version import Version
+from headrace.publish.unfit_keys import KeyLimits, LeftOut, without_unfit_keys
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
@@ -22,6 +24,8 @@ class OnlineStore(Protocol):
 
     #: For people.
     label: str
+    #: What a user's key may be.
+    key_limits: KeyLimits
 
     def current(self) -> Version | None:
         """The version that readers see; None where there is none."""
@@ -80,15 +84,19 @@ def items_by_user(df: DataFrame, user: str, item: str) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    def column(name: str) -> str:
-        return "`" + name.replace("`", "``") + "`"
-
-    ranked = F.sort_array(F.collect_list(F.struct("rank", F.col(column(item)).alias("item"), "score")))
+    user_key, item_key = (F.col(q) for q in quoted([user, item]))
+    ranked = F.sort_array(F.collect_list(F.struct("rank", item_key.alias("item"), "score")))
     items = F.to_json(F.transform(ranked, lambda r: F.struct(r["item"].alias("item"), r["score"].alias("score"))))
-    return df.groupBy(F.col(column(user)).cast("string").alias("user")).agg(items.alias("items"))
+    return df.groupBy(user_key.cast("string").alias("user")).agg(items.alias("items"))
 
 
-def export(store: OnlineStore, df: DataFrame, user: str, item: str, version: Version) -> None:
-    """Make the day's scores what readers of the store see, unless they are already."""
+def export(store: OnlineStore, df: DataFrame, user: str, item: str, version: Version) -> LeftOut:
+    """Make the day's scores what readers of the store see, unless they are already.
+
+    Returns:
+        what the store cannot hold, and is not in it.
+    """
+    fit, left_out = without_unfit_keys(df, {user: store.key_limits}, user)
     if store.current() != version:
-        store.put(items_by_user(df, user, item), version)
+        store.put(items_by_user(fit, user, item), version)
+    return left_out

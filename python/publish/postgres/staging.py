@@ -229,21 +229,24 @@ def copy_scores(df: DataFrame, server: Server, staged: PostgresStagedDay, table:
 
         context = TaskContext.get()
         number = context.partitionId() if context else 0
-        rows, fault = 0, ""
+        rows, fault, is_away = 0, "", False
         try:
             rows = copy_partition(server, place, parts, columns, number, batches)
         except psycopg.Error as e:
-            fault = reason_of(e)
-        yield pyarrow.RecordBatch.from_pydict({"rows": [rows], "fault": [fault]})
+            fault, is_away = reason_of(e), isinstance(e, psycopg.OperationalError)
+        yield pyarrow.RecordBatch.from_pydict({"rows": [rows], "fault": [fault], "is_away": [is_away]})
 
-    sent = df.select(*columns).coalesce(_WRITERS).mapInArrow(send, "rows bigint, fault string").collect()
+    report = "rows bigint, fault string, is_away boolean"
+    sent = df.select(*columns).coalesce(_WRITERS).mapInArrow(send, report).collect()
     faults = sorted({str(row["fault"]) for row in sent if row["fault"]})
     if faults:
-        raise UserError(
-            f"Spark's executors could not write the scores to {server}: {'; '.join(faults)}. The server must be "
-            f"reachable from every executor (the embedded one is from this machine only: on a cluster set "
-            f"publish.warehouse.kind=postgres)"
-        )
+        advice = f"{table.label} holds what it held before"
+        if any(row["is_away"] for row in sent):
+            advice = (
+                "The server must be reachable from every executor (the embedded one is from this machine only: on a "
+                "cluster set publish.warehouse.kind=postgres)"
+            )
+        raise UserError(f"Spark's executors could not write the scores to {server}: {'; '.join(faults)}. {advice}")
     staged.rows = sum(int(row["rows"]) for row in sent)
     return staged.rows
 

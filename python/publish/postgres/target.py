@@ -17,6 +17,7 @@ from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.grants import set_grants
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
 from headrace.publish.target import Check, Key, Publication, StagedDay, Target, table_name
+from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
 from headrace.storage import Fence
 from headrace.workspace import Workspace
@@ -74,6 +75,11 @@ class PostgresTarget(Target):
             make_fences(self._conn, self._schema, self._fence)
             with self._conn.transaction():
                 claim_in_time(self._conn, self._schema, self._name, self._fence)
+
+    def key_limits(self, column: str) -> KeyLimits:
+        # The user is in the primary key: PostgreSQL's B-tree takes entries of a third of a page, 2,704 bytes, of which
+        # the day, the rank and what stands before a value take some.
+        return KeyLimits(max_bytes=2_600 if column == self._score.user.key else None, nul=False)
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         self._table = tables.scores_table(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.publish.sql.cleanup import cleaned_up
+from headrace.publish.unfit_keys import KeyLimits
 
 #: Spark's `simpleString` -> the type of databases that say it with the standard's words.
 ANSI_TYPES: Mapping[str, str] = {
@@ -52,6 +53,10 @@ class SqlClient(ABC):
     def type_of(self, spark: str) -> str:
         """The database's type of one of the `types`."""
         return self.types[spark]
+
+    def key_limits(self, of_user: bool) -> KeyLimits:
+        """Return what a column of keys holds: the user's is of `key_type`, the item's of the type of texts."""
+        return KeyLimits()
 
     def optional(self, kind: str) -> str:
         """The type of a column that may be null."""

@@ -16,6 +16,7 @@ from headrace.publish.sql.s3_faults import s3_fault
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
@@ -50,6 +51,10 @@ class RedshiftClient(SqlClient):
     mark = "%s"
     text_type = "VARCHAR(65535)"
     has_keys = False
+
+    def key_limits(self, of_user: bool) -> KeyLimits:
+        # VARCHAR counts bytes there.
+        return KeyLimits(max_bytes=255 if of_user else 65_535, nul=False)
 
     def __init__(
         self,

@@ -10,7 +10,10 @@ from typing import Any, ClassVar
 from headrace.errors import UserError
 from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient
+from headrace.publish.unfit_keys import KeyLimits
 
+#: Characters of a text that can be a key.
+KEY_CHARACTERS = 255
 #: Rows sent by one call of the driver.
 _BATCH_ROWS = 20_000
 #: A parameter in a statement, until it is written as the driver has it: no identifier has this character.
@@ -45,7 +48,7 @@ class SqlAlchemyClient(SqlClient):
                 f"publish.warehouse.url: the driver {self._dialect.driver} has parameters of the style "
                 f"{self._dialect.paramstyle}, which is none of: {', '.join(_MARKS)}"
             )
-        self.key_type, self.text_type = self._type("Unicode", 255), self._type("UnicodeText")
+        self.key_type, self.text_type = self._type("Unicode", KEY_CHARACTERS), self._type("UnicodeText")
         self.moment_type, self.count_type = self.type_of("timestamp"), self.type_of("bigint")
         self._in_transaction = False
 
@@ -55,6 +58,9 @@ class SqlAlchemyClient(SqlClient):
 
     def type_of(self, spark: str) -> str:
         return self._type(self.types[spark])
+
+    def key_limits(self, of_user: bool) -> KeyLimits:
+        return KeyLimits(max_characters=KEY_CHARACTERS if of_user else None)
 
     def _type(self, generic: str, *args: int) -> str:
         from sqlalchemy import types

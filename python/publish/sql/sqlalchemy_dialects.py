@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from headrace.errors import UserError
 from headrace.publish.sql.client import SqlClient
-from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
+from headrace.publish.sql.sqlalchemy_client import KEY_CHARACTERS, SqlAlchemyClient
+from headrace.publish.unfit_keys import KeyLimits
 
 
 class SqliteClient(SqlAlchemyClient):
@@ -38,12 +40,19 @@ class SqliteClient(SqlAlchemyClient):
 class PostgresqlClient(SqlAlchemyClient):
     """PostgreSQL, and databases that speak as it does."""
 
+    def key_limits(self, of_user: bool) -> KeyLimits:
+        return replace(super().key_limits(of_user), nul=False)
+
     def has_role(self, role: str) -> bool | None:
         return bool(self.run(f"SELECT 1 FROM pg_roles WHERE rolname = {self.mark}", [role]))
 
 
 class MySqlClient(SqlAlchemyClient):
     """MySQL and MariaDB."""
+
+    def key_limits(self, of_user: bool) -> KeyLimits:
+        # TEXT.
+        return super().key_limits(of_user) if of_user else KeyLimits(max_bytes=65_535)
 
     def type_of(self, spark: str) -> str:
         return "DATETIME(6)" if spark == "timestamp" else super().type_of(spark)
@@ -78,6 +87,9 @@ class SqlServerClient(SqlAlchemyClient):
 
 class OracleClient(SqlAlchemyClient):
     """Oracle, 12.2 and later. It reads an empty text as null."""
+
+    def key_limits(self, of_user: bool) -> KeyLimits:
+        return KeyLimits(max_characters=KEY_CHARACTERS, empty=False) if of_user else KeyLimits(4_000, empty=False)
 
     def type_of(self, spark: str) -> str:
         # A CLOB cannot be compared; DATE has no fractions of a second.

@@ -19,6 +19,7 @@ from headrace.publish.files.target import FilesTarget, Record
 from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient, TokenOvertaken
 from headrace.publish.target import Key, Publication, lease_lost
+from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace
@@ -65,6 +66,10 @@ class SqlTarget(FilesTarget):
         with self._connect() as client:
             # Where there is no table yet, too: what stands still may be its first publication.
             self._claim(client)
+
+    def key_limits(self, column: str) -> KeyLimits:
+        with self._connect() as client:
+            return client.key_limits(column == self.user)
 
     def create_table(self) -> None:
         with self._connect() as client:
