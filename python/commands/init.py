@@ -14,7 +14,7 @@ from headrace.config.section import NAME
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
 from headrace.scaffold.columns import ColumnProfile, profile
-from headrace.scaffold.pipeline_yaml import pipeline_yaml
+from headrace.scaffold.pipeline_yaml import partition_day, pipeline_yaml
 from headrace.scaffold.roles import Named, Roles, find_roles
 from headrace.scaffold.sample import Sample, take_sample
 from headrace.score.rank.pair_features import check_columns
@@ -51,17 +51,28 @@ def init(path: str, target: Path | None, name: str | None, named: Named, force: 
     Workflow.from_spec(spec)
     if spec.score is not None:
         check_columns(spec, spec.score)
-    day = f" --ds {sample.newest_day or 'DATE'}" if spec.ds is None else ""
+    day = f" --ds {_newest_day(sample, columns) or 'DATE'}" if spec.ds is None else ""
     quoted = shlex.quote(str(file))
     out.print(f"\nwrote {file}. Read it, then:\n", markup=False, soft_wrap=True)
     out.print(f"  headrace run {quoted}{day} --dry-run", markup=False, soft_wrap=True)
     out.print(f"  headrace run {quoted}{day}", markup=False, soft_wrap=True)
 
 
+def _newest_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
+    """The newest day among the paths of files, or of the partitions that are days."""
+    if sample.newest_day is not None:
+        return sample.newest_day
+    partition = partition_day(sample, columns)
+    return None if partition is None else next(c for c in columns if c.name == partition).days()[1]
+
+
 def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> None:
     seen = "all" if sample.whole else f"{sample.rows.num_rows:,}"
     about = "" if sample.whole else "about "
-    out.print(f"{sample.shown}: {about}{sample.total_rows:,} rows, {seen} looked at\n", markup=False)
+    out.print(f"{sample.shown}: {about}{sample.total_rows:,} rows, {seen} looked at", markup=False)
+    if sample.unread_lines:
+        out.print(f"{sample.unread_lines:,} further lines could not be read: they go to quarantine", markup=False)
+    out.print()
     shown = table("column", "type", ">nulls", ">values", "for", "why")
     for c in columns:
         use, why = _use(c, roles)

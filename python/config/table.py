@@ -83,4 +83,4 @@ class Table(Section):
     @property
     def spark_schema(self) -> str:
         """The declared columns as a Spark DDL string."""
-        return ", ".join(f"`{c.name}` {c.stored_type}" for c in self.columns)
+        return ", ".join("`" + c.name.replace("`", "``") + f"` {c.stored_type}" for c in self.columns)

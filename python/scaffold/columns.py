@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.scaffold.names import is_identifier, is_time
+from headrace.scaffold.names import is_identifier, is_item, is_time, is_user
 from headrace.schema import EpochUnit
 
 _INTEGER = r"^[+-]?\d{1,19}$"
@@ -26,9 +26,16 @@ _DATE = r"^\d{4}-\d{2}-\d{2}$"
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
 #: Pairs of texts that `ingest` reads as booleans.
 _BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"})
-_INT32 = 2**31 - 1
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+#: What Spark reads unsigned integers of 64 bits as.
+_UINT64 = "decimal(20,0)"
 #: 2001 to 2100, seconds since 1970.
 _EPOCH = (978_307_200, 4_102_444_800)
+#: Microseconds since 1970 of 0001-01-01 and of 10000-01-01: times between them are read, others go to quarantine.
+_FIRST_MICROS, _END_MICROS = -62_135_596_800_000_000, 253_402_300_800_000_000
+_MICROS_PER_DAY = 86_400_000_000
+#: Microseconds per unit of Arrow's timestamps; of nanoseconds 1,000 are one.
+_MICROS: Mapping[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
 #: What Delta takes in no name without column mapping.
 _BAD_NAME = re.compile(r"[ ,;{}()\n\t=]")
 
@@ -48,6 +55,8 @@ class ColumnProfile:
     path: str | None = None
     #: Why it cannot be declared; then only the name counts.
     fault: str = ""
+    #: Times before year 1 or after year 9999, which are null in `values`: `ingest` sends such rows to quarantine.
+    far_times: int = 0
 
     @property
     def rows(self) -> int:
@@ -138,11 +147,15 @@ def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
         copied: whether rows become a Delta table of ours, which does not take all names.
     """
     taken = {name.lower() for name in rows.column_names}
+    declared: set[str] = set()
     found = []
     for name in rows.column_names:
         for steps, values in _leaves((name,), rows[name].combine_chunks()):
             plain = steps[0] if len(steps) == 1 else None
-            if plain is not None and not (_is_reserved(plain) or (copied and _BAD_NAME.search(plain))):
+            # Of names that differ by case alone the first keeps its own: two columns of a table may not.
+            twin = plain is not None and plain.lower() in declared
+            if plain is not None and not (twin or _is_reserved(plain) or (copied and _BAD_NAME.search(plain))):
+                declared.add(plain.lower())
                 found.append(_column(plain, values, copied))
                 continue
             made = _free_name("_".join(steps), taken)
@@ -198,17 +211,39 @@ def _column(name: str, values: pa.Array, copied: bool) -> ColumnProfile:
     type_ = _arrow_type(values.type)
     if type_ is None:
         return ColumnProfile(name, "string", values, fault=f"of type {values.type}")
-    if type_ in ("int", "bigint"):
+    if pa.types.is_uint64(values.type) and (pc.max(values).as_py() or 0) > _INT64:
+        # Text takes part in features and scores; such a decimal is a number that is none.
+        if is_identifier(name) or is_user(name) or is_item(name):
+            return ColumnProfile(name, "string", values.cast(pa.string()))
+        return ColumnProfile(name, _UINT64, values.cast(pa.decimal128(20, 0)))
+    if type_ in ("tinyint", "smallint", "int", "bigint"):
         values = values.cast(pa.int64())
+    if type_ in ("int", "bigint"):
         if (unit := _epoch(name, values)) is not None:
             return _with_epoch(name, values, unit)
         if copied:
             type_ = _integer_type(name, values)
-    if type_ == "timestamp":
-        values = values.cast(pa.timestamp("us", tz="UTC"), safe=False)
-    if type_ == "date":
-        values = values.cast(pa.date32())
+    if type_ in ("timestamp", "date"):
+        nulls = values.null_count
+        values = _within_years(values)
+        return ColumnProfile(name, type_, values, far_times=values.null_count - nulls)
     return ColumnProfile(name, type_, values)
+
+
+def _within_years(values: pa.Array) -> pa.Array:
+    """Times as timestamps in microseconds of UTC, dates as date32; null what is not of the years 1 to 9999."""
+    if pa.types.is_date(values.type):
+        days = values.cast(pa.date32(), safe=False).cast(pa.int32())
+        first, end, plain, type_ = _FIRST_MICROS // _MICROS_PER_DAY, _END_MICROS // _MICROS_PER_DAY, days, pa.date32()
+    elif values.type.unit == "ns":  # of the years 1677 to 2262
+        return values.cast(pa.timestamp("us", tz="UTC"), safe=False)
+    else:
+        per = _MICROS[values.type.unit]
+        first, end, plain = _FIRST_MICROS // per, _END_MICROS // per, values.cast(pa.int64())
+        type_ = pa.timestamp("us", tz="UTC")
+    is_near = pc.and_(pc.greater_equal(plain, first), pc.less(plain, end))
+    near = pc.if_else(is_near, plain, None)
+    return near.cast(type_) if pa.types.is_date(type_) else pc.multiply(near, per).cast(type_)
 
 
 def _arrow_type(type_: pa.DataType) -> str | None:
@@ -222,6 +257,10 @@ def _arrow_type(type_: pa.DataType) -> str | None:
         (pa.types.is_int16, "smallint"),
         (pa.types.is_int32, "int"),
         (pa.types.is_int64, "bigint"),
+        (pa.types.is_uint8, "smallint"),
+        (pa.types.is_uint16, "int"),
+        (pa.types.is_uint32, "bigint"),
+        (pa.types.is_uint64, "bigint"),
         (pa.types.is_float32, "float"),
         (pa.types.is_float64, "double"),
         (pa.types.is_boolean, "boolean"),

@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import UserError, nearest
+from headrace.lake.sources.frame import quoted as quote_names
 from headrace.scaffold.columns import ColumnProfile
 from headrace.scaffold.names import POSITIVE, RATINGS, label_rank, words
 
 #: Rows that a verdict about a leak takes.
 _ROWS, _POSITIVES = 100, 10
+#: Columns that cannot be read and that a refusal names.
+_FAULTS_SHOWN = 3
 #: What a column that gives the label away does at least: rows whose value says it, or the area under the curve.
 _SURE = 0.999
 
@@ -52,6 +55,8 @@ def find_label(columns: Sequence[ColumnProfile], name: str | None, positive: str
     binary = [c for c in usable if not c.is_list and not c.is_time and c.distinct == 2]
     if name is not None:
         names = [c.name for c in usable]
+        if name not in names and (unread := [c for c in columns if c.name == name]):
+            raise UserError(f"--label {name}: such a column cannot be declared ({unread[0].fault})")
         if name not in names:
             raise UserError(f"--label {name}: no such column{nearest(name, names)}; there are: {', '.join(names)}")
         column = usable[names.index(name)]
@@ -67,6 +72,9 @@ def find_label(columns: Sequence[ColumnProfile], name: str | None, positive: str
         if c.is_number and set(words(c.name)) & RATINGS and 2 < c.distinct <= 20:
             return _label(c, None, "by its name; high values mean 1", tuple(b.name for b in binary))
     said = f"two values have: {', '.join(c.name for c in binary)}" if binary else "no column has exactly two values"
+    if faulty := [f"'{c.name}' ({c.fault})" for c in columns if c.fault]:
+        more = ", ..." if len(faulty) > _FAULTS_SHOWN else ""
+        said += f"; not looked at, since they cannot be declared: {', '.join(faulty[:_FAULTS_SHOWN])}{more}"
     raise UserError(
         f"no column looks like a label; {said}. Say which one it is: --label COLUMN, and --positive VALUE where it is "
         f"neither 0/1 nor true/false"
@@ -93,7 +101,7 @@ def _label(column: ColumnProfile, positive: str | None, why: str, others: tuple[
         raise UserError(f"--label {column.name}: it is {column.type}; a label has two values, or numbers")
     if _is_zero_one(column) and positive is None:
         return Label(column, None, column.numbers, why, others)
-    quoted = f"`{column.name}`"
+    (quoted,) = quote_names([column.name])
     uniques = [str(v) for v in column.uniques.to_pylist()]
     if column.is_number and column.distinct > 2 and positive is None:
         if column.distinct > 20:

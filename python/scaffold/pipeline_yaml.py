@@ -32,7 +32,7 @@ _OPS: dict[Treatment, list[Any]] = {
 
 def pipeline_yaml(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, name: str) -> str:
     """The text of a pipeline's file."""
-    daily = "{ds}" in str(sample.source["path"]) or _partition_day(sample, columns) is not None
+    daily = "{ds}" in str(sample.source["path"]) or partition_day(sample, columns) is not None
     lines: list[str] = []
     seen = f"all {sample.total_rows:,} rows" if sample.whole else f"{sample.rows.num_rows:,} rows"
     lines += _comment(f"Written by `headrace init` from {seen} ({sample.shown}).", 0)
@@ -84,8 +84,8 @@ def _day(sample: Sample, roles: Roles, daily: bool) -> list[str]:
     return [*_comment(f"All of it is one snapshot, loaded as this day: {why}.", 0), f"ds: {ds}"]
 
 
-def _partition_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
-    """The partition column of a table that is a day."""
+def partition_day(sample: Sample, columns: Sequence[ColumnProfile]) -> str | None:
+    """Return the name of the partition column of a table that is a day; None where there is none."""
     for c in columns:
         if c.name in sample.partitions and not c.fault and c.type == "date":
             return c.name
@@ -107,7 +107,7 @@ def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
             lines += _comment("A glob. With {ds} in it, each day has files of its own: landing/{ds}/*.csv", 2)
         why = f"  # {reasons[key]}" if key in reasons else ""
         lines.append(f"  {key}: {_flow(value)}{why}")
-    if (day := _partition_day(sample, columns)) is not None:
+    if (day := partition_day(sample, columns)) is not None:
         lines += [*_comment("Each partition is a day; nothing is copied.", 2), f"  day: {{partition: {_flow(day)}}}"]
     elif sample.source["format"] not in ("csv", "jsonl"):
         lines += _comment(
@@ -137,7 +137,8 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
     lines.append("  columns:")
     needed = [c.name for c in (roles.label.column, roles.time, roles.key, roles.user, roles.item) if c is not None]
     for c in columns:
-        if c.fault or c.name in sample.partitions:
+        # A partition column is declared where something is made of it.
+        if c.fault or (c.name in sample.partitions and c.name not in needed):
             continue
         entry: dict[str, Any] = {"name": c.name, "type": c.type}
         if c.path is not None:
@@ -145,6 +146,8 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
         if c.name in needed and not c.nulls:
             entry["required"] = True
         nulls = f", {c.null_rate:.1%} null" if c.nulls else ""
+        if c.far_times:
+            nulls += f" ({c.far_times:,} times before year 1 or after year 9999: such rows go to quarantine)"
         lines.append(f"    - {_plain(entry)}  # {c.distinct:,} values{nulls}")
     for c in columns:
         if c.fault:

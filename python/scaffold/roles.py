@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Literal
 
@@ -13,6 +13,7 @@ from headrace.errors import UserError, nearest
 from headrace.scaffold.columns import ColumnProfile, text_facts
 from headrace.scaffold.label import Label, find_label, leak
 from headrace.scaffold.names import is_identifier, is_item, is_key, is_line_number, is_user, side_of, time_rank, words
+from headrace.schema import path_steps
 
 #: How a column becomes features.
 Treatment = Literal["number", "skewed", "category", "id", "list", "time"]
@@ -85,6 +86,7 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
     Raises:
         UserError: no label is likely, or a named column is not there or cannot be what it is said to be.
     """
+    named = _declared_names(named, columns)
     roles = Roles(find_label(columns, named.label, named.positive))
     left = {c.name: c for c in columns}
     del left[roles.label.column.name]
@@ -109,15 +111,29 @@ def find_roles(columns: Sequence[ColumnProfile], named: Named, partitions: Seque
     return roles
 
 
-def _said(left: Mapping[str, ColumnProfile], option: str, name: str) -> ColumnProfile:
-    if name not in left:
-        raise UserError(f"--{option} {name}: no such column{nearest(name, left)}; there are: {', '.join(left)}")
-    return left[name]
+def _declared_names(named: Named, columns: Sequence[ColumnProfile]) -> Named:
+    """Return what the user says under the names that columns are declared by, where the source has others."""
+    declared = {c.name for c in columns}
+    renamed = {path_steps(c.path): c.name for c in columns if c.path is not None}
+    said = {option: name for option, name in vars(named).items() if option != "positive"}
+    return replace(named, **{o: renamed.get((n,), n) for o, n in said.items() if n is not None and n not in declared})
+
+
+def _said(roles: Roles, left: Mapping[str, ColumnProfile], option: str, name: str) -> ColumnProfile:
+    """Return the column that the user names; raise UserError with the reason why it is not to be had."""
+    if name in left:
+        return left[name]
+    taken = {"label": roles.label.column, "time": roles.time, "key": roles.key, "user": roles.user, "item": roles.item}
+    if role := next((role for role, column in taken.items() if column is not None and column.name == name), None):
+        raise UserError(f"--{option} {name}: it is the {role} already")
+    if name in roles.left_out:
+        raise UserError(f"--{option} {name}: {roles.left_out[name]}")
+    raise UserError(f"--{option} {name}: no such column{nearest(name, left)}; there are: {', '.join(left)}")
 
 
 def _time(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     if named.time is not None:
-        roles.time = _said(left, "time", named.time)
+        roles.time = _said(roles, left, "time", named.time)
         if not roles.time.is_time:
             raise UserError(f"--time {named.time}: it is {roles.time.type}, neither a timestamp nor a date")
         roles.why[named.time] = "time of the event: you said so"
@@ -140,7 +156,7 @@ def _time(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
 
 def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     if named.key is not None:
-        roles.key = _said(left, "key", named.key)
+        roles.key = _said(roles, left, "key", named.key)
         roles.why[named.key] = "key: you said so"
     else:
         for c in left.values():
@@ -157,7 +173,7 @@ def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
 def _sides(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
     for option, said, by_name in (("user", named.user, is_user), ("item", named.item, is_item)):
         if said is not None:
-            found, why = [_said(left, option, said)], "you said so"
+            found, why = [_said(roles, left, option, said)], "you said so"
         else:
             found = [c for c in left.values() if by_name(c.name) and (c.type == "string" or c.is_integer)]
             found = [c for c in found if c.distinct > 1]

@@ -63,6 +63,8 @@ class Sample:
     partitions: tuple[str, ...] = field(default=())
     #: The newest day that a path with `{ds}` has files of.
     newest_day: str | None = None
+    #: Lines looked at that are no rows: of another number of fields, or no JSON object. They are not among `rows`.
+    unread_lines: int = 0
 
 
 def take_sample(text: str) -> Sample:
@@ -88,19 +90,18 @@ def take_sample(text: str) -> Sample:
     pattern, newest = _by_day(path, list(files), kind)
     source: dict[str, Any] = {"format": format_, "path": str(pattern)}
     chunks = sample_bytes(files)
-    notes: tuple[str, ...] = ()
     if format_ == "csv":
-        rows, options, notes = csv_rows(chunks, text)
+        rows, options, notes, unread = csv_rows(chunks, text)
         source |= options
     else:
-        rows = json_rows(chunks, text)
+        rows, notes, unread = json_rows(chunks, text)
     if not rows.num_rows:
         raise UserError(f"{text}: no rows to look at")
     read = sum(c.read_bytes for c in chunks)
     whole = all(c.whole for c in chunks) and len(chunks) == len(files)
     total = rows.num_rows if whole else round(rows.num_rows * size / max(read, 1))
     name = _name(path.name if kind == "folder" else _stem(path))
-    return Sample(rows, source, total, whole, shown, notes, name, _modified(files.values()), (), newest)
+    return Sample(rows, source, total, whole, shown, notes, name, _modified(files.values()), (), newest, unread)
 
 
 def _table(place: Location) -> Sample | None:

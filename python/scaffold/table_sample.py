@@ -75,7 +75,7 @@ def delta_rows(folder: Location) -> TableRows:
         for f in files
     ]
     is_mapped = state.configuration.get("delta.columnMapping.mode", "none") != "none"
-    found = _rows(sorted(given, key=lambda f: sorted(f.partition.items())), names.rename if is_mapped else None)
+    found = _rows(sorted(given, key=_partition_order), names.rename if is_mapped else None)
     return _with_deleted(found, sum(f.deleted for f in files))
 
 
@@ -92,11 +92,16 @@ def iceberg_rows(folder: Location) -> TableRows:
     schema = metadata.schema(metadata.current)
     of_id = {int(f["id"]): f["name"] for f in schema["fields"]}
     given = []
-    for f in sorted(files, key=lambda f: str(sorted(f.partition.items()))):
+    for f in files:
         partition = {of_id[k]: None if v is None else str(v) for k, v in f.partition.items() if k in of_id}
         given.append(_File(f.path, f.format, partition))  # type: ignore[arg-type]
-    found = _rows(given, StoredNames.of_iceberg(schema).rename)
+    found = _rows(sorted(given, key=_partition_order), StoredNames.of_iceberg(schema).rename)
     return _with_deleted(found, None if any(f.deletes for f in files) else 0)
+
+
+def _partition_order(file: _File) -> list[tuple[str, bool, str]]:
+    """Sort key of files by their partition's values, null first."""
+    return sorted((name, value is not None, value or "") for name, value in file.partition.items())
 
 
 def _with_deleted(found: TableRows, deleted: int | None) -> TableRows:

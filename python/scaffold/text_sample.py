@@ -27,6 +27,8 @@ SAMPLE_BYTES, SAMPLE_FILES = 32 << 20, 8
 _PROBE = 1 << 20
 _SEPARATORS = (",", "\t", ";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+#: How JSON text spells half of a character beyond 16 bits.
+_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}|\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 #: Texts that stand for nothing.
 _NULLS = ("?", "NA", "N/A", "n/a", "NULL", "null", "None", "nan", "NaN", r"\N", "-")
 
@@ -94,8 +96,8 @@ def _whole_lines(data: bytes) -> bytes:
 # --- delimited text ---------------------------------------------------------------------------------------------------
 
 
-def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, Any], tuple[str, ...]]:
-    """(rows, all text; keys of section `source`; notes).
+def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, Any], tuple[str, ...], int]:
+    """(rows, all text; keys of section `source`; notes; lines that are no rows).
 
     Raises:
         UserError: not UTF-8, not a table, or a name twice.
@@ -142,7 +144,7 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
         notes.append(f"also seen, and taken as text: {', '.join(others)}")
     if not header:
         notes.append("no line with names was seen: columns are numbered; rename them below, in their order")
-    return rows, options, tuple(notes)
+    return rows, options, tuple(notes), skipped
 
 
 def _names(chunk: Chunk, separator: str, trim: bool, text: str) -> tuple[str, ...]:
@@ -256,14 +258,14 @@ def _null_value(rows: pa.Table) -> tuple[str | None, list[str]]:
 # --- JSON lines -------------------------------------------------------------------------------------------------------
 
 
-def json_rows(chunks: Sequence[Chunk], text: str) -> pa.Table:
-    """Rows of JSON lines; values of one column that have several types are text.
+def json_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, tuple[str, ...], int]:
+    """(rows; notes; lines that are no rows) of JSON lines; values of one column that have several types are text.
 
     Raises:
         UserError: no line is a JSON object.
     """
     objects: list[Mapping[str, Any]] = []
-    bad = 0
+    bad = replaced = 0
     for chunk in chunks:
         for line in chunk.lines():
             if not line.strip():
@@ -273,13 +275,31 @@ def json_rows(chunks: Sequence[Chunk], text: str) -> pa.Table:
             except ValueError:
                 found = None
             if isinstance(found, dict):
+                if _SURROGATE.search(line) and (valid := _without_surrogates(found)) != found:
+                    found, replaced = valid, replaced + 1
                 objects.append(found)
             else:
                 bad += 1
     if not objects or bad > len(objects):
         raise UserError(f"{text}: not JSON lines (one object a line): {bad:,} lines of {bad + len(objects):,} are none")
     names = dict.fromkeys(key for o in objects for key in o)
-    return pa.table({name: _json_column([o.get(name) for o in objects]) for name in names})
+    notes = []
+    if bad:
+        notes.append(f"{bad:,} of the lines looked at are no JSON object: they go to quarantine")
+    if replaced:
+        notes.append(f"{replaced:,} of the lines looked at have half a surrogate pair: U+FFFD takes its place")
+    return pa.table({name: _json_column([o.get(name) for o in objects]) for name in names}), tuple(notes), bad
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Return a JSON value with U+FFFD in place of each half of a surrogate pair, in keys and texts."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_without_surrogates(v) for v in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+    return value
 
 
 def _json_column(values: Sequence[Any]) -> pa.Array:

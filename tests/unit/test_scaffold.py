@@ -28,6 +28,7 @@ from headrace.config.source import LandingSource
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.landing import find
+from headrace.scaffold.columns import profile
 from headrace.scaffold.roles import Named
 from headrace.storage import Location, local
 from headrace.storage.objects import calls, store
@@ -546,3 +547,166 @@ def test_rows_without_a_label_are_dropped(tmp_path: Path) -> None:
     spec = written(tmp_path / "log.csv", tmp_path / "p.yaml")
     assert [(op.op, dict(op.params)) for op in spec.features.prepare] == [("dropna", {"subset": ["clicked"]})]
     assert not next(c for c in spec.table.columns if c.name == "clicked").required
+
+
+# --- what `init` could not look at, or wrote and then refused ---------------------------------------------------------
+
+
+def parquet_log(folder: Path, **columns: pa.Array) -> Path:
+    """A folder of one Parquet file with users, items, a label and the given columns, 60 rows each."""
+    plain = {"user_id": [n % 7 for n in range(60)], "item_id": [n % 5 for n in range(60)]}
+    label = {"clicked": [n % 3 == 0 for n in range(60)]}
+    folder.mkdir()
+    pq.write_table(pa.table(columns | plain | label), folder / "log.parquet")
+    return folder
+
+
+def test_times_beyond_the_years_of_a_calendar(tmp_path: Path) -> None:
+    """One time of the year 57,988 is none, and the days of the others stand."""
+    micros = [1_767_225_600_000_000 + n * 3_600_000_000 for n in range(60)]
+    near = pa.array(micros, pa.timestamp("us", tz="UTC"))
+    far = pa.array([1_767_225_600_000_000_000, *micros[1:]]).cast(pa.timestamp("us", tz="UTC"))
+    days = pa.array([5_000_000, *range(59)], pa.int32()).cast(pa.date32())
+    target = tmp_path / "p.yaml"
+    spec = written(parquet_log(tmp_path / "log", ts=far, near=near, day=days), target, time="ts")
+    assert spec.ds == "2026-01-03"
+    assert target.read_text().count("1 times before year 1 or after year 9999") == 2
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_every_unit(tmp_path: Path, unit: str) -> None:
+    per = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    times = pa.array([(1_767_225_600 + n * 3_600) * per for n in range(60)], pa.timestamp(unit))
+    columns = profile(pa.table({"ts": times}), copied=False)
+    assert [(c.type, c.far_times, c.days()) for c in columns] == [("timestamp", 0, ("2026-01-01", "2026-01-03"))]
+
+
+def test_unsigned_integers_are_numbers(tmp_path: Path) -> None:
+    rows = np.arange(60)
+    folder = tmp_path / "log"
+    folder.mkdir()
+    table = {
+        "user_id": (rows % 7).astype(np.uint64),
+        "item_id": (rows % 5).astype(np.uint64) + 2**63,
+        "a": rows.astype(np.uint8),
+        "b": rows.astype(np.uint16),
+        "c": rows.astype(np.uint32),
+        "d": rows.astype(np.uint64) + 2**63,
+        "clicked": (rows % 3 == 0).astype(np.uint8),
+    }
+    pq.write_table(pa.table(table), folder / "log.parquet")
+    found = {c.name: c.type for c in profile(pq.read_table(folder), copied=False)}
+    assert found == {
+        "user_id": "bigint",
+        "item_id": "string",
+        "a": "smallint",
+        "b": "int",
+        "c": "bigint",
+        "d": "decimal(20,0)",
+        "clicked": "smallint",
+    }
+    spec = written(folder, tmp_path / "p.yaml")
+    assert spec.features.label == "clicked"
+    assert types(spec) == found
+
+
+def test_a_label_that_cannot_be_declared_is_said_to_be_there(tmp_path: Path) -> None:
+    folder = parquet_log(tmp_path / "log", odd=pa.array([b"x", b"y"] * 30))
+    with pytest.raises(UserError, match=r"--label odd: such a column cannot be declared \(of type binary\)"):
+        init(str(folder), tmp_path / "p.yaml", None, Named(label="odd"), force=False)
+
+
+def test_a_named_column_has_one_role(tmp_path: Path) -> None:
+    folder = parquet_log(tmp_path / "log", empty=pa.nulls(60, pa.string()))
+    for named, message in (
+        (Named(label="clicked", user="clicked"), "--user clicked: it is the label already"),
+        (Named(user="empty"), "--user empty: it has no value"),
+        (Named(user="usr_id"), "--user usr_id: no such column; did you mean 'user_id'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            init(str(folder), tmp_path / "p.yaml", None, named, force=False)
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_a_partition_that_is_the_only_time(tmp_path: Path, form: str) -> None:
+    data = clicks(300, 3)
+    data["dt"] = [date.fromisoformat(t[:10]) for t in data.pop("ts")]
+    data = data.drop(columns=["clicked_at"])
+    folder = tmp_path / "log"
+    if form == "delta":
+        deltalake.write_deltalake(str(folder), pa.Table.from_pandas(data, preserve_index=False), partition_by=["dt"])
+    else:
+        data.to_parquet(folder, partition_cols=["dt"], index=False)
+    spec = written(folder, tmp_path / "p.yaml")
+    assert (spec.table.event_time, types(spec)["dt"]) == ("dt", "date")
+    assert spec.source.model_dump(exclude_defaults=True)["day"] == {"partition": "dt"}
+
+
+def test_the_day_to_run_is_the_newest_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = clicks(300, 3)
+    data["dt"] = [t[:10] for t in data["ts"]]
+    data.to_parquet(tmp_path / "log", partition_cols=["dt"], index=False)
+    init(str(tmp_path / "log"), tmp_path / "p.yaml", None, Named(), force=False)
+    assert "--ds 2026-03-03 --dry-run" in capsys.readouterr().out
+
+
+def test_nulls_in_the_partition_column(tmp_path: Path) -> None:
+    data = clicks(300, 3)
+    data["country"] = [None if n % 3 == 0 else c for n, c in enumerate(data["country"])]
+    folder = str(tmp_path / "log")
+    for half in (data[:150], data[150:]):
+        table = pa.Table.from_pandas(half, preserve_index=False)
+        deltalake.write_deltalake(folder, table, mode="append", partition_by=["country"])
+    assert "country" not in types(written(folder, tmp_path / "p.yaml"))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_names_that_differ_by_case_alone(tmp_path: Path, form: str) -> None:
+    rows = pd.DataFrame({"userId": np.arange(60) % 7, "userid": ["a", "b"] * 30, "clicked": np.arange(60) % 2})
+    path = tmp_path / "log"
+    path.mkdir()
+    if form == "jsonl":
+        rows.to_json(path / "log.jsonl", orient="records", lines=True)
+    else:
+        pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), path / "log.parquet")
+    spec = written(path, tmp_path / "p.yaml")
+    declared = {c.name: c.path for c in spec.table.columns}
+    assert declared == {"userId": None, "userid_2": "userid", "clicked": None}
+
+
+def test_columns_are_named_as_the_file_names_them(tmp_path: Path) -> None:
+    """Though Delta takes no blank, so that they are declared under other names."""
+    path = tmp_path / "log.csv"
+    path.write_text("Kunden-Nr.,Artikel Nr,ja nein\n" + "".join(f"{n % 7},A{n % 5},{n % 2}\n" for n in range(60)))
+    spec = written(path, tmp_path / "p.yaml", label="ja nein", user="Kunden-Nr.", item="Artikel Nr")
+    assert spec.score is not None
+    assert (spec.score.user.key, spec.score.item.key) == ("Kunden-Nr.", "Artikel_Nr")
+    assert spec.features.label == "ja_nein"
+
+
+def test_half_a_surrogate_pair_in_json(tmp_path: Path) -> None:
+    lines = [
+        {"user_id": n % 7, "title": "half \ud83d" if n % 10 == 1 else "whole \U0001f600", "clicked": n % 2}
+        for n in range(60)
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spec = written(path, tmp_path / "p.yaml")
+    assert types(spec)["title"] == "string"
+    assert "6 of the lines looked at have half a surrogate pair" in (tmp_path / "p.yaml").read_text()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_lines_that_are_no_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    good = [f"{n % 7},{n % 5},{n % 2}" for n in range(60)]
+    if form == "jsonl":
+        good = [json.dumps({"user_id": n % 7, "item_id": n % 5, "clicked": n % 2}) for n in range(60)]
+    bad = ["1,2,3,4" if form == "csv" else "{no JSON"] * 25
+    path = tmp_path / f"log.{form}"
+    head = ["user_id,item_id,clicked"] if form == "csv" else []
+    path.write_text("\n".join([*head, *good, *bad]) + "\n")
+    init(str(path), tmp_path / "p.yaml", None, Named(), force=False)
+    printed = capsys.readouterr().out
+    assert "60 rows, all looked at" in printed
+    assert "25 further lines could not be read: they go to quarantine" in printed
+    assert "25 of the lines looked at" in (tmp_path / "p.yaml").read_text()
