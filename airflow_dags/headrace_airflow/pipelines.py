@@ -14,12 +14,10 @@ from typing import Any
 
 import yaml
 
-from headrace_airflow.settings import SETTINGS, STAGES
+from headrace_airflow.settings import SETTINGS, STAGES, YAML_TEXT
 
 #: As headrace wants a pipeline's own name.
 _NAME = "[a-z][a-z0-9_]*"
-#: libyaml's where it is there: ten times as fast.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 GPU_POOL = "headrace_gpu"
 POOL = "headrace"
@@ -79,7 +77,9 @@ def pipelines() -> Iterator[Pipeline]:
 def _read(path: Path) -> Pipeline:
     stem = re.sub("[^a-z0-9_]", "_", path.stem.lower())
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        data = YAML_TEXT.parse_yaml(path.read_text(encoding="utf-8"))
+    except YAML_TEXT.YamlFault as e:
+        return Pipeline(stem, path, fault=f"{path}: {'; '.join(str(e).splitlines())}")
     except (OSError, yaml.YAMLError, ValueError) as e:
         return Pipeline(stem, path, fault=f"{path} is not YAML: {' '.join(str(e).split())}")
     name = data.get("pipeline") if isinstance(data, dict) else None

@@ -91,7 +91,7 @@ SETTINGS = settings()
 
 
 def _by_path(name: str) -> Any:
-    """A module of the package `headrace` that imports nothing but the standard library."""
+    """A module of the package `headrace` that imports nothing but the standard library and PyYAML."""
     spec = spec_from_file_location(f"headrace_by_path_{name}", SETTINGS.checkout / "python" / f"{name}.py")
     assert spec is not None, "a path that ends in .py"
     assert spec.loader is not None
@@ -104,3 +104,5 @@ def _by_path(name: str) -> Any:
 #: `headrace.stages.STAGES` and `headrace.errors`.
 STAGES = _by_path("stages").STAGES
 ERRORS = _by_path("errors")
+#: `headrace.yaml_text`: how the files of pipelines are read.
+YAML_TEXT = _by_path("yaml_text")

@@ -16,6 +16,7 @@ from headrace.config.spec import Spec
 from headrace.config.train import Sharding
 from headrace.errors import UserError, nearest
 from headrace.workspace import pipeline_file
+from headrace.yaml_text import YamlFault, parse_yaml
 
 #: The key of the model's class, by either name.
 _CLASS_KEYS = ("model.class", "model.kind")
@@ -73,30 +74,22 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A YAML file that is a mapping.
+    """Read a YAML file that is a mapping. What an alias repeats is one object: change none in place.
 
     Raises:
-        UserError: no such file, not YAML, not a mapping.
+        UserError: no such file, not YAML, a key that is given twice, aliases that stand for too much, not a mapping.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no such pipeline file: {path}") from None
+    except YamlFault as e:
+        raise UserError("\n".join(f"{path}: {fault}" for fault in str(e).splitlines())) from None
     except (yaml.YAMLError, ValueError) as e:  # ValueError: bytes that are no text, or a date like 2026-02-30
         raise UserError(f"{path} is not YAML: {' '.join(str(e).split())}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: a pipeline is a mapping of sections, not a {type(data).__name__}")
-    try:
-        return {key: _own(value) for key, value in data.items()}
-    except RecursionError:
-        raise UserError(f"{path}: an alias stands within what it repeats") from None
-
-
-def _own(value: Any) -> Any:
-    """A value of its own for each alias: a key that is set below one is not set below the others."""
-    if isinstance(value, dict):
-        return {key: _own(one) for key, one in value.items()}
-    return [_own(one) for one in value] if isinstance(value, list) else value
+    return data
 
 
 def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
@@ -145,13 +138,15 @@ def _apply(data: dict[str, Any], override: str) -> None:
     *parents, leaf = _split_key(key)
     node: Any = data
     for parent in parents:
-        if node.get(parent) is None:
-            node[parent] = {}
-        node = node[parent]
-        if not isinstance(node, dict):
+        found = node.get(parent)
+        if found is not None and not isinstance(found, dict):
             raise UserError(f"--set {key}: '{parent}' is not a section")
+        # Its own: by an alias the section may stand elsewhere, too, and is not changed there.
+        node[parent] = node = dict(found or {})
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
+    except YamlFault as e:
+        raise UserError(f"--set {key}: {'; '.join(str(e).splitlines())}") from None
     except (yaml.YAMLError, ValueError) as e:
         # A YAML error's own text quotes the line.
         reason = getattr(e, "problem", None) or e

@@ -11,6 +11,7 @@ from headrace.config import EmbeddingOptimizerKind
 from headrace.embeddings.sharding.plan import Lookup, Pooling, Table
 from headrace.errors import UserError
 from headrace.workspace import installation
+from headrace.yaml_text import YamlFault, parse_yaml
 
 
 class DeclaredTable(BaseModel):
@@ -60,9 +61,11 @@ def load_tables(path_or_name: str) -> DeclaredTables:
             shipped = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
             raise UserError(f"no tables '{path_or_name}'; shipped: {shipped}; or give the path of a .yaml file")
     try:
-        return DeclaredTables.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return DeclaredTables.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"no such file of tables: {path}") from None
+    except YamlFault as e:
+        raise UserError("\n".join(f"{path}: {fault}" for fault in str(e).splitlines())) from None
     except yaml.YAMLError as e:
         raise UserError(f"{path} is not YAML: {' '.join(str(e).split())}") from None
     except ValidationError as e:
