@@ -34,12 +34,17 @@ _EXPLAINED = (EXIT_USER_ERROR, EXIT_REFUSED, EXIT_BUSY, EXIT_INCOMPLETE)
 
 
 def resolve(pipeline: str, ds: str | None, overrides: Sequence[str]) -> tuple[Spec, str]:
-    """The spec and the day.
+    """Read the spec and the day.
 
     Raises:
-        UserError: the spec has faults; no day is given and the spec has none.
+        UserError: the spec has faults, those included that a stage would come to; no day is given and the spec has
+            none.
     """
     spec = load_spec(pipeline, overrides)
+    # Late: with the operators come pyarrow and pandas; a misspelt key should be told at once.
+    from headrace.jobs.spec_check import check_spec
+
+    check_spec(spec)
     if ds is not None:
         return spec, parse_ds(ds)
     if spec.ds is not None:

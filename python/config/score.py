@@ -68,6 +68,8 @@ def version_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+#: Columns of the scores table besides the keys.
+SCORES_COLUMNS = ("ds", "rank", "score", "model_version")
 #: Columns of items that candidates are made with; and of the scores where there are candidates.
 _OF_CANDIDATES = ("item_row", "events", "first_event")
 _OF_SCORES = ("source", "sources")
@@ -123,6 +125,16 @@ class Score(Section):
     def of_registry(self) -> bool:
         """Whether `model` is one of the registry."""
         return self.model[0] == "@" or self.model.isdecimal()
+
+    @model_validator(mode="after")
+    def _keys_are_free(self) -> Score:
+        for side, key in (("user", self.user.key), ("item", self.item.key)):
+            if key.lower() in SCORES_COLUMNS:
+                raise ValueError(
+                    f"{side}.key: '{key}' is the name of another column of the scores table "
+                    f"({', '.join(SCORES_COLUMNS)}); rename the column"
+                )
+        return self
 
     @model_validator(mode="after")
     def _candidates_fit(self) -> Score:

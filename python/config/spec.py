@@ -371,10 +371,17 @@ def _section(name: str, make: Callable[[], Section]) -> Section:
 
 
 def _check_timestamps(source: Source, table: Table, where: str) -> None:
+    """Refuse columns of times that are declared as something else. `where`: what stands before `source` in a key."""
     types = {c.name: c.type for c in table.columns}
-    for column in source.timestamps:
-        if types.get(column) != "timestamp":
+
+    def check(key: str, column: str, allowed: Sequence[str]) -> None:
+        if types.get(column) not in allowed:
             found = f"is {types[column]}" if column in types else f"is not declared in {where}table.columns"
-            raise ValueError(f"{where}source.timestamps: column '{column}' {found}; declare it timestamp")
+            raise ValueError(f"{where}{key}: column '{column}' {found}; declare it {' or '.join(allowed)}")
+
+    for column in source.timestamps:
+        check("source.timestamps", column, ["timestamp"])
+    if source.complete is not None and source.complete.watermark is not None:
+        check("source.complete.watermark", source.complete.watermark.column, ["timestamp", "date"])
     if isinstance(source, LandingSource) and source.timestamps and source.has_own_times:
         raise ValueError(f"{where}source.timestamps: format '{source.format}' has times of its own; leave it out")

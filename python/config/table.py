@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 from headrace.errors import nearest
-from headrace.schema import TableColumn
+from headrace.schema import TableColumn, decimal_digits
+
+_NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
 
 
 class Expectations(Section):
@@ -74,10 +76,24 @@ class Table(Section):
             if name.lower() in there:
                 raise ValueError(f"column '{name}' is declared twice (names that differ in case alone are one)")
             there.add(name.lower())
+            if name.startswith("_") or name.lower() == "ds":
+                raise ValueError(f"columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
         wanted = [*self.keys, *self.expectations.null_rate, *self.expectations.ranges]
         for name in [*wanted, *([self.event_time] if self.event_time else [])]:
             if name not in names:
                 raise ValueError(f"column '{name}' is used but not declared{nearest(name, names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_can_be_judged(self) -> Table:
+        types = {c.name: c.type for c in self.columns}
+        for name in self.expectations.ranges:
+            if types[name] not in _NUMERIC and not decimal_digits(types[name]):
+                raise ValueError(f"expectations.ranges: column '{name}' is {types[name]}, not a number")
+        if self.event_time and types[self.event_time] not in ("timestamp", "date"):
+            raise ValueError(
+                f"event_time: column '{self.event_time}' is {types[self.event_time]}; declare it timestamp or date"
+            )
         return self
 
     @property

@@ -77,6 +77,10 @@ def _stages(text: str) -> list[str]:
 def _run(args: argparse.Namespace) -> int:
     try:
         spec = load_spec(args.pipeline, args.set)
+        # Late, for the same reason as in `headrace run`.
+        from headrace.jobs.spec_check import check_spec
+
+        check_spec(spec)
         ds = parse_ds(args.ds) if args.ds else spec.ds
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")

@@ -9,9 +9,8 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.features.build.stage import engine_of
 from headrace.features.layout.day_ranges import time_ranges
-from headrace.features.layout.files import FilePlan, plan_files
+from headrace.features.layout.files import FilePlan, engine_of, plan_files
 from headrace.lake.partition_keys import partition_keys
 
 

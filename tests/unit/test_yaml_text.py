@@ -43,7 +43,7 @@ def expanded(value: Any) -> int:
     return 1 + (sum(map(expanded, value)) if isinstance(value, list) else 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(documents())
 def test_work_is_that_of_the_text(text: str) -> None:
     """Each node is visited once, however often aliases repeat it; what is parsed is what PyYAML parses."""
@@ -61,7 +61,7 @@ def test_work_is_that_of_the_text(text: str) -> None:
     assert size == expanded(found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.dictionaries(KEYS, st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=5), st.data())
 def test_a_key_that_is_given_twice_is_refused_with_both_lines(mappings: list[dict[str, int]], data: Any) -> None:
     lines: list[tuple[str, str]] = []

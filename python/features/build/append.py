@@ -25,7 +25,6 @@ from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.layout.files import ColumnCounts, FilePlan, WrittenDataset, WrittenFile, plan_files
 from headrace.features.layout.split_rule import TimeRule, day_name, day_number
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Input, Manifest, fingerprint
 from headrace.stage import Context
 from headrace.storage import Location, StoreAway
@@ -64,27 +63,6 @@ class BaseDataset:
     def fitted(self) -> FittedWorkflow:
         """What it was written with; vocabularies stay in their files."""
         return FittedWorkflow.load(self.folder / "workflow", most_values=0)
-
-
-def check(workflow: Workflow) -> None:
-    """Refuse what cannot be appended to.
-
-    Raises:
-        UserError: an operator whose result for a row depends on whether it trains, or that may drop a feature.
-    """
-    for i, chain in enumerate(workflow.chains):
-        for j, step in chain.named_steps():
-            if step.op.out_of_fold:
-                raise UserError(
-                    f"features.workflow[{i}].ops[{j}] ({step.op.name}): gives rows of the training range another value "
-                    f"than others, so yesterday's validation files cannot become training files; leave features.append "
-                    f"or the operator out"
-                )
-        if any(end.min_cardinality for end in chain.outputs.values()):
-            raise UserError(
-                f"features.workflow[{i}]: drop_low_cardinality may leave a feature out of one day's files and not of "
-                f"another's; leave features.append or the operator out"
-            )
 
 
 def base_input(ctx: Context, spec_part: Mapping[str, Any], version: int) -> Input | None:

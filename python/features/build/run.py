@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Spec, TableSource
+from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.features.build import append
 from headrace.features.build.events import events_of_window, pinned_table, read_events, source_table
@@ -23,7 +23,7 @@ from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.engines.spark import write as spark_write
 from headrace.features.engines.spark.fit import fit
-from headrace.features.layout.files import Engine, FilePlan, WrittenDataset, plan_files
+from headrace.features.layout.files import Engine, FilePlan, WrittenDataset, engine_of, plan_files
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
 from headrace.features.layout.split_rule import TimeRule
 from headrace.features.types import declared
@@ -58,13 +58,6 @@ class BuiltDay:
 
 #: Counts the columns of a day for the stage `drift`, and gives the outputs: headrace.drift.count_day.
 CountStatistics = Callable[[Context, BuiltDay, SparkSession], tuple[Output, ...]]
-
-
-def engine_of(spec: Spec) -> Engine:
-    """The engine that `auto` stands for."""
-    if spec.features.engine == "auto":
-        return "spark" if spec.spark.profile == "gpu" else "arrow"
-    return spec.features.engine
 
 
 def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:

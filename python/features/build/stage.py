@@ -9,15 +9,14 @@ from typing import Any
 
 from headrace.config import Spec
 from headrace.dataset.parquet.layout import LISTING
-from headrace.errors import UserError
 from headrace.features.build import append
+from headrace.features.build.checks import checked_workflow
 from headrace.features.build.events import pinned_table
 from headrace.features.build.prepared_rows import day_rows, other_inputs
-from headrace.features.build.run import CountStatistics, append_day, build, day_events, engine_of
+from headrace.features.build.run import CountStatistics, append_day, build, day_events
+from headrace.features.layout.files import engine_of
 from headrace.features.table_ops.preparation import Preparation
-from headrace.features.table_ops.row_preparation import spark_alone
 from headrace.features.vocabulary.delta_table import again_if_overtaken
-from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest
@@ -90,19 +89,7 @@ class BuildFeatures(Stage):
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec or the data lack."""
-        workflow = Workflow.from_spec(ctx.spec)
-        if ctx.spec.features.append is not None:
-            append.check(workflow)
-            if ctx.spec.features.prepare and (step := spark_alone(ctx.spec)) is not None:
-                raise UserError(
-                    f"{step}: features.append works on the lake's files, to which only filter, dropna, rename and such "
-                    f"lambda expressions are applied as Arrow evaluates like Spark (docs/features.md); leave "
-                    f"features.append or the operator out"
-                )
-            if engine_of(ctx.spec) != "arrow":
-                raise UserError(
-                    "features.append: only the Arrow engine appends; set features.engine: arrow, or append: false"
-                )
+        workflow = checked_workflow(ctx.spec)
         with (
             session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark,
             day_rows(ctx, day_events(ctx, workflow, spark), from_files=engine_of(ctx.spec) == "arrow") as rows,

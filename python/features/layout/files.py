@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.config import Spec
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 
@@ -25,6 +26,13 @@ _GROUPS_A_PART = 4
 #: A split of this many rows is cut into a few parts, so that a few cores can work at it.
 _ROWS_WORTH_A_PART = 20_000
 _FEW_PARTS = 4
+
+
+def engine_of(spec: Spec) -> Engine:
+    """Return the engine that a pipeline's dataset is made by, `auto` resolved."""
+    if spec.features.engine == "auto":
+        return "spark" if spec.spark.profile == "gpu" else "arrow"
+    return spec.features.engine
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 
-from headrace.config import AnySource, ControlFile, Table, parse_duration
+from headrace.config import AnySource, ControlFile, parse_duration
 from headrace.config.complete import END_OF_DAY
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.ingest.source_context import SourceContext
@@ -110,17 +110,6 @@ def incomplete(ctx: SourceContext, ds: str, lacks: Sequence[str]) -> IncompleteE
 def warn_left_out(ds: str, why: str) -> None:
     """Say that a day before the run's own is not taken: once, however often a run looks at its days."""
     _LOG.warning("%s is left out as it is not complete: %s", ds, why)
-
-
-def check_watermark(source: AnySource, table: Table, where: str = "") -> None:
-    """Raises UserError where the watermark's column is not declared, or is no time."""
-    if source.complete is None or source.complete.watermark is None:
-        return
-    name = source.complete.watermark.column
-    types = {c.name: c.type for c in table.columns}
-    if types.get(name) not in ("timestamp", "date"):
-        found = f"is {types[name]}" if name in types else "is not declared in table.columns"
-        raise UserError(f"{where}source.complete.watermark: column '{name}' {found}; declare it timestamp or date")
 
 
 def _first(path: str, ws: Workspace, ds: str) -> Location | None:

@@ -13,7 +13,6 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.assess import summed
-from headrace.lake.ingest.completeness import check_watermark
 from headrace.lake.ingest.day_files import DayFiles, covered_days
 from headrace.lake.ingest.load import Load
 from headrace.lake.ingest.load_history import LoadHistory, last_change, row_counts
@@ -23,7 +22,6 @@ from headrace.lake.ingest.table_look import TableLook, look
 from headrace.lake.ingest.table_result import table_result, why_gone
 from headrace.lake.ingest.tables import check_columns, create_tables
 from headrace.lake.ingest.take_table import TableCheck
-from headrace.lake.ingest.typed_rows import check_table
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
@@ -83,9 +81,6 @@ class Ingest(Stage):
             IncompleteError: the run's own day is behind its watermark.
         """
         found = [_Found.of(source) for source in source_contexts(ctx)]
-        for one in found:
-            check_table(one.ctx.table, one.ctx.where)
-            check_watermark(one.ctx.source, one.ctx.table, one.ctx.where)
         if tuple(i for one in found for i in one.inputs()) != ctx.inputs:
             raise UserError(f"what {ctx.ds} is loaded from came or changed as the run began; run again")
         plans = [one.plan(self.version) for one in found]

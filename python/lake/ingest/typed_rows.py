@@ -12,35 +12,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
-from headrace.errors import UserError
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.rules import SHOWN, Wrong, column_of, missing, out_of_range, unfit_texts, untimely
 from headrace.lake.sources.frame import BAD, FORGOTTEN, GOOD, SKIPPED, mask_names, quoted
 from headrace.lake.sources.values import a_type, from_text, kind_unreadable, list_from_texts
 from headrace.schema import TableColumn as Declared
-from headrace.schema import decimal_digits
-
-_NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
-
-
-def check_table(table: Table, where: str = "") -> None:
-    """Refuse declarations that rows cannot be checked by. `where`: before `table` in a key, for messages.
-
-    Raises:
-        UserError: a reserved name, a range of a column that has no order, an event time that is no time.
-    """
-    types = {c.name: c.type for c in table.columns}
-    for name in types:
-        if name.startswith("_") or name.lower() == "ds":
-            raise UserError(f"{where}table.columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
-    for name in table.expectations.ranges:
-        if types[name] not in _NUMERIC and not decimal_digits(types[name]):
-            raise UserError(f"{where}table.expectations.ranges: column '{name}' is {types[name]}, not a number")
-    if table.event_time and types[table.event_time] not in ("timestamp", "date"):
-        raise UserError(
-            f"{where}table.event_time: column '{table.event_time}' is {types[table.event_time]}; declare it timestamp "
-            f"or date"
-        )
 
 
 def typed(

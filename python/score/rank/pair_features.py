@@ -136,19 +136,13 @@ def check_columns(spec: Spec, score: Score) -> None:
     """See that every column that the features read comes from exactly one place; cheap, needs no data.
 
     Raises:
-        UserError: a column comes from nowhere or from two places, a key is a list, a constant has the wrong type, or a
-            key's name is taken by a column of the scores table.
+        UserError: a column comes from nowhere or from two places, a key is a list, or a constant has the wrong type.
     """
     types = {c.name: declared(c) for c in prepared_columns(spec)}
     places: dict[str, list[str]] = {}
     for side_name, side in (("user", score.user), ("item", score.item)):
         if types[side.key].is_list:
             raise UserError(f"score.{side_name}.key: column '{side.key}' is {types[side.key]}; a key is a single value")
-        if side.key.lower() in RESERVED:
-            raise UserError(
-                f"score.{side_name}.key: '{side.key}' is the name of another column of the scores table "
-                f"({', '.join(RESERVED)}); rename the column"
-            )
         for column in dict.fromkeys((side.key, *side.columns)):
             places.setdefault(column, []).append(f"score.{side_name}")
     for column in score.context:
@@ -182,10 +176,6 @@ def _check_keys(spec: Spec, score: Score) -> None:
                     f"{', '.join(others)} is not the {side_name}'s: what was before a pair is not asked for when all "
                     f"pairs are scored. Leave the operator out, or give it keys of one side"
                 )
-
-
-#: Columns of the scores table besides the two keys.
-RESERVED = ("ds", "rank", "score", "model_version")
 
 
 def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:

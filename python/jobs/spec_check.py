@@ -1,0 +1,24 @@
+"""What a spec alone decides, told before the first stage begins rather than by the stage that comes to it.
+
+Imports neither Spark nor torch.
+"""
+
+from __future__ import annotations
+
+from headrace.config import Spec
+from headrace.features.build.checks import checked_workflow
+from headrace.score.rank.pair_features import check_columns
+from headrace.score.rerank.columns import check_rule_columns
+
+
+def check_spec(spec: Spec) -> None:
+    """Check all that is known of a pipeline without its data: chains, `prepare`, features, and what a pair has.
+
+    Raises:
+        UserError: an unknown operator, parameter or column, two features of one name, a feature made of the label, a
+            column of a pair that comes from nowhere or from two places, ...: with the key's place in the spec.
+    """
+    checked_workflow(spec)
+    if spec.score is not None:
+        check_columns(spec, spec.score)
+        check_rule_columns(spec)
