@@ -25,12 +25,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.clicks_stages import CLICKS_STAGES
-from tests.fault.power_cuts import TINY, RecordedDays, comparable, damages, rerun, results
+from headrace.config import load_spec
+from headrace.stages import ORDER, STAGES
+from tests.fault.power_cuts import FIFTEEN, TINY, RecordedDays, comparable, damages, rerun, results
 from tests.support import DAY, NEXT_DAY, assert_same, headrace
 
 _IMAGE_MIB = 700
@@ -45,16 +46,20 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("build/power-cut"), help="a folder for homes and outcomes")
     parser.add_argument("--cuts", type=int, default=200, help="moments to draw, besides those after each stage")
     parser.add_argument("--seed", type=int, default=36, help="of the draws")
+    parser.add_argument("--nine", action="store_true", help="the nine stages of clicks, in place of all fifteen")
     parser.add_argument("--days", type=int, choices=(1, 2), default=1, help="days to record")
     parser.add_argument("--minutes", type=float, default=60.0, help="time for runs of the day again")
+    parser.add_argument("--stage", action="store_true", help="run again to the end of the stage at work, not the day")
+    parser.add_argument("--drawn", action="store_true", help="run again only at drawn moments")
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     outcomes = Outcomes(work / "outcomes.jsonl")
+    settings = TINY if arguments.nine else FIFTEEN
     if arguments.disk == "image":
-        return _image(work, outcomes)
+        return _image(work, settings, outcomes)
     days = (DAY, NEXT_DAY)[: arguments.days]
-    return _recorded(work / f"recorded-{len(days)}", days, arguments, outcomes)
+    return _recorded(work / f"recorded-{len(days)}", days, settings, arguments, outcomes)
 
 
 class Outcomes:
@@ -80,19 +85,21 @@ class Outcomes:
     def summary(self) -> int:
         """Print the counts; 1 where there was harm."""
         counts = Counter((how, bool(harm)) for (_, how), harm in self._known.items())
-        for how in ("checked", "rerun", "image"):
+        for how in ("checked", "rerun", "stage", "image"):
             done, harmed = counts[how, False] + counts[how, True], counts[how, True]
             if done:
                 print(f"{how}: {done} cuts, {harmed} with harm")
         return 1 if any(harm for harm in self._known.values()) else 0
 
 
-def _recorded(work: Path, days: tuple[str, ...], arguments: argparse.Namespace, outcomes: Outcomes) -> int:
+def _recorded(
+    work: Path, days: Sequence[str], settings: Mapping[str, Any], arguments: argparse.Namespace, outcomes: Outcomes
+) -> int:
     if (work / "calm").is_dir():
-        recorded = RecordedDays(work, days)
+        recorded = RecordedDays(work, days, settings)
     else:
         print(f"recording {', '.join(days)} in {work}", flush=True)
-        recorded = RecordedDays.record(work, days)
+        recorded = RecordedDays.record(work, days, settings)
     drawn = recorded.draw(arguments.cuts, arguments.seed)
     cuts = recorded.after_stages(arguments.seed) + drawn
     print(f"{len(recorded.recording.records)} records; {len(cuts)} cuts, {len(drawn)} drawn by seed {arguments.seed}")
@@ -103,15 +110,18 @@ def _recorded(work: Path, days: tuple[str, ...], arguments: argparse.Namespace, 
             recorded.rebuild(cut, disk, warehouse=False)
             outcomes.add(str(cut), "checked", damages(recorded, cut, disk), time.monotonic() - begin)
     deadline = time.monotonic() + 60 * arguments.minutes
-    for cut in cuts:
-        if (str(cut), "rerun") not in outcomes and time.monotonic() < deadline:
+    how = "stage" if arguments.stage else "rerun"
+    for cut in drawn if arguments.drawn else cuts:
+        if (str(cut), how) not in outcomes and time.monotonic() < deadline:
             begin = time.monotonic()
             recorded.rebuild(cut, recorded.disk())
-            outcomes.add(str(cut), "rerun", rerun(recorded, cut), time.monotonic() - begin)
+            outcomes.add(
+                str(cut), how, rerun(recorded, cut.stage if arguments.stage else None), time.monotonic() - begin
+            )
     return outcomes.summary()
 
 
-def _image(work: Path, outcomes: Outcomes) -> int:
+def _image(work: Path, settings: Mapping[str, Any], outcomes: Outcomes) -> int:
     missing = [name for name in ("mkfs.ext4", "e2fsck", "mount", "losetup") if shutil.which(name) is None]
     if os.geteuid() != 0 or missing or not Path("/dev/loop-control").exists():
         print(f"image: needs root, loop devices and e2fsprogs (missing: {', '.join(missing) or 'rights'})")
@@ -120,7 +130,7 @@ def _image(work: Path, outcomes: Outcomes) -> int:
     home = disk / "home"
     _unmount(disk)
     disk.mkdir(exist_ok=True)
-    calm = _calm(work)
+    calm, stages = _calm(work, settings), _stages(settings)
     image.unlink(missing_ok=True)
     with image.open("wb") as f:
         f.truncate(_IMAGE_MIB << 20)
@@ -129,9 +139,9 @@ def _image(work: Path, outcomes: Outcomes) -> int:
         _mount(image, disk)
         shutil.copytree(work / "calm" / "landing", home / "landing")
         os.sync()
-        for stage in CLICKS_STAGES:
+        for stage in stages:
             begin = time.monotonic()
-            run = headrace(home, "run", "clicks", "--ds", DAY, "--to", stage, settings=TINY)
+            run = headrace(home, "run", "clicks", "--ds", DAY, "--to", stage, settings=settings)
             shutil.copyfile(image, copy)  # the file of the loop device has what the disk has
             if run.code != 0:
                 raise SystemExit(f"{stage} ended with {run.code}:\n{run.output}")
@@ -139,7 +149,7 @@ def _image(work: Path, outcomes: Outcomes) -> int:
             _unmount(disk)
             _call("e2fsck", "-fy", str(copy), codes=(0, 1))
             _mount(copy, disk)
-            harm = _run_again(home, stage, calm)
+            harm = _run_again(home, stages[: stages.index(stage) + 1], calm, settings)
             _unmount(disk)
             outcomes.add(f"{DAY} after {stage}, ext4", "image", harm, time.monotonic() - begin)
             _mount(image, disk)
@@ -148,32 +158,37 @@ def _image(work: Path, outcomes: Outcomes) -> int:
     return outcomes.summary()
 
 
-def _calm(work: Path) -> dict[str, Any]:
+def _stages(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    spec = load_spec("clicks", [f"{key}={value}" for key, value in settings.items()])
+    return tuple(name for name in ORDER if STAGES[name].applies(spec))
+
+
+def _calm(work: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an undisturbed day made, and leave its home in WORK/calm."""
     home = work / "calm"
     if not (home / "reports").is_dir():
         for words in (("generate", "clicks", "--until", DAY, "--no-spark"), ("run", "clicks", "--ds", DAY)):
-            run = headrace(home, *words, settings=TINY)
+            run = headrace(home, *words, settings=settings)
             if run.code != 0:
                 raise SystemExit(run.output)
         headrace(home, "warehouse", "stop", settings={})
     return comparable(results(home, (DAY,))[DAY])
 
 
-def _run_again(home: Path, stage: str, calm: Mapping[str, Any]) -> str | None:
-    """Run the day in what a cut left; return what is wrong, or None."""
+def _run_again(home: Path, ended: Sequence[str], calm: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+    """Run the day in what a cut left after some stages; return what is wrong, or None."""
     done = {p.stem for p in (home / "runs" / "clicks" / DAY).glob("*.json")}
-    lost = [name for name in CLICKS_STAGES[: CLICKS_STAGES.index(stage) + 1] if name not in done]
-    run = headrace(home, "run", "clicks", "--ds", DAY, settings=TINY)
+    lost = [name for name in ended if name not in done]
+    run = headrace(home, "run", "clicks", "--ds", DAY, settings=settings)
     if run.code != 0:
         headrace(home, "warehouse", "stop", settings={})
         return f"the rerun ended with {run.code}: {run.output[-3000:]}"
-    again = [name for name in CLICKS_STAGES[: CLICKS_STAGES.index(stage) + 1] if f"{name}: done" in run.output]
+    again = [name for name in ended if f"{name}: done" in run.output]
     try:
         assert_same(calm, comparable(results(home, (DAY,))[DAY]))
     except Exception as e:  # whatever it is: the home cannot be read, or it has other values
         return f"other results: {type(e).__name__}: {str(e)[:2000]}"
-    return f"healed, but these had ended and were not there: {lost}, {again}" if lost or again else None
+    return f"healed, but of stages that had ended lost were {lost}, and run again {again}" if lost or again else None
 
 
 def _mount(image: Path, folder: Path) -> None:

@@ -93,41 +93,41 @@ def read_delta(spark: SparkSession | None, path: Path, *order: str) -> pd.DataFr
 
 
 def everything(spark: SparkSession | None, home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Any]:
-    """Return all that a day leaves for others to read, in a form that can be compared between two workspaces.
+    """Return all that a day's finished stages leave for others to read, in a form that two workspaces can share.
 
     Compare two that were read in the same way: both with a session, or both without (`read_delta`).
     """
     ws = Workspace(home)
     made = manifests(home, ds, pipeline)
-    source = ["_source_file", "_source_line"]
-    found: dict[str, Any] = {
-        "events": read_delta(spark, ws.table(pipeline, "events"), *source),
-        "quarantine": read_delta(spark, ws.table(pipeline, "quarantine"), *source),
-        "vocabulary": read_delta(spark, ws.table(pipeline, "vocabulary"), "name", "code"),
-        **{
+    # Ingest counts the days that a run loaded, and a rerun after a kill loads what was left: the tables are compared.
+    found: dict[str, Any] = {"rows": {stage: m.rows for stage, m in made.items() if stage != "ingest"}}
+    if "ingest" in made:
+        for name in ("events", "quarantine"):
+            found[name] = read_delta(spark, ws.table(pipeline, name), "_source_file", "_source_line")
+    if "features" in made:
+        found["vocabulary"] = read_delta(spark, ws.table(pipeline, "vocabulary"), "name", "code")
+        dataset, schema = ws.home / made["features"].output("dataset").name, made["features"].dataset_schema
+        assert schema is not None
+        for split in ("train", "valid"):
+            found[f"dataset {split}"] = padded(pads.dataset(dataset / split, format="parquet").to_table(), schema)
+    if "train" in made:
+        model = ws.home / made["train"].output("model").name
+        for path in sorted(model.rglob("*.safetensors")):
+            for name, array in load_file(path).items():
+                found[f"model {path.relative_to(model)} {name}"] = array
+    found["metrics"] = {stage: made[stage].facts["metrics"] for stage in ("train", "baseline") if stage in made}
+    for stage, table in (("score", "scores"), ("publish", "published")):
+        if stage in made:
             # Keys are made of Delta versions, among others, and a healed day may have taken one commit more.
-            name: read_delta(spark, ws.table(pipeline, name), "ds", "user_id", "rank").drop(
+            found[table] = read_delta(spark, ws.table(pipeline, table), "ds", "user_id", "rank").drop(
                 columns=["model_version", "published_key"], errors="ignore"
             )
-            for name in ("scores", "published")
-        },
-    }
-    dataset, schema = ws.home / made["features"].output("dataset").name, made["features"].dataset_schema
-    assert schema is not None
-    for split in ("train", "valid"):
-        found[f"dataset {split}"] = padded(pads.dataset(dataset / split, format="parquet").to_table(), schema)
-    model = ws.home / made["train"].output("model").name
-    for path in sorted(model.rglob("*.safetensors")):
-        for name, array in load_file(path).items():
-            found[f"model {path.relative_to(model)} {name}"] = array
-    found["metrics"] = {stage: made[stage].facts["metrics"] for stage in ("train", "baseline")}
-    # Ingest counts the days that a run loaded, and a rerun after a kill loads what was left: the tables are compared.
-    found["rows"] = {stage: m.rows for stage, m in made.items() if stage != "ingest"}
-    with connect(Warehouse(), ws) as db:
-        columns = "ds::text, user_id, item_id, rank, score"
-        found["warehouse"] = db.execute(
-            f"SELECT {columns} FROM {pipeline}_scores ORDER BY ds, user_id, rank"
-        ).fetchall()
+    if "publish" in made:
+        with connect(Warehouse(), ws) as db:
+            columns = "ds::text, user_id, item_id, rank, score"
+            found["warehouse"] = db.execute(
+                f"SELECT {columns} FROM {pipeline}_scores ORDER BY ds, user_id, rank"
+            ).fetchall()
     return found
 
 

@@ -25,10 +25,10 @@ from headrace.errors import UserError
 from headrace.jobs.stages import load_stage
 from headrace.manifest import Manifest
 from headrace.stage import plan_run
+from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
-from tests.clicks_stages import CLICKS_STAGES
 from tests.fault.recorded_disk import Baseline, File, Folder, RecordedDisk, Recording, RecordKind, Survival, environment
-from tests.support import DAY, SMALL, assert_same, command, everything, headrace
+from tests.support import DAY, SMALL, assert_same, command, everything, headrace, manifests
 
 #: A day of some hundred rows: most of its time goes to starting programs.
 TINY = SMALL | {
@@ -39,6 +39,17 @@ TINY = SMALL | {
     "train.batch_size": 256,
     "baseline.rounds": 3,
     "spark.master": "local[1]",
+}
+#: The same with each of the fifteen stages that a day can have.
+FIFTEEN = TINY | {
+    "generate.site": "{length: 5, position_bias: 0.3, random: 0.5}",
+    "outcomes": "{}",
+    "experiments": "{ranker: {arms: {main: {}, other: {model: '1'}}, min_users: 5}}",
+    "features.split": "{by: time, valid_days: 1, test_days: 1}",
+    "train.warm_start": "true",
+    "challenger": "{}",
+    "second_stage": "{rounds: 3, max_depth: 2, workers: 1}",
+    "gate": "{metrics: {auc: {min: 0}}}",
 }
 #: Not recorded: PostgreSQL syncs its files itself, and as root it runs as an account that cannot reach the log.
 WITHOUT = ("postgres",)
@@ -74,10 +85,14 @@ class Cut:
 class RecordedDays:
     """Undisturbed days of the pipeline `clicks`, with every change of the home."""
 
-    def __init__(self, work: Path, days: Sequence[str]) -> None:
-        """Open what `record` made in a folder."""
+    def __init__(self, work: Path, days: Sequence[str] = (DAY,), settings: Mapping[str, Any] = TINY) -> None:
+        """Open what `record` made in a folder, of the same days and settings."""
         self.work = work
         self.days = tuple(days)
+        self.settings = settings
+        self.spec = load_spec("clicks", [f"{key}={value}" for key, value in settings.items()])
+        #: The stages that a day has, in its order.
+        self.stages = tuple(name for name in ORDER if STAGES[name].applies(self.spec))
         #: Where the recording was made, and where homes are rebuilt: paths in them stay true.
         self.home = work / "home"
         #: The home of the undisturbed run.
@@ -113,7 +128,7 @@ class RecordedDays:
             headrace(home, "warehouse", "stop", settings={})
             shutil.copytree(home / "postgres", work / f"postgres-{ds}", symlinks=True)
             _keep_owner(home / "postgres", work / f"postgres-{ds}")
-        found = RecordedDays(work, days)
+        found = RecordedDays(work, days, settings)
         disk = found.disk()
         disk.replay(len(found.recording.records))
         missed = disk.differences(home, WITHOUT)
@@ -131,7 +146,7 @@ class RecordedDays:
         return {
             (ds, stage): self.recording.after_name(f"runs/clicks/{ds}/{stage}.json")
             for ds in self.days
-            for stage in CLICKS_STAGES
+            for stage in self.stages
         }
 
     @cached_property
@@ -199,20 +214,31 @@ def results(home: Path, days: Sequence[str]) -> dict[str, dict[str, Any]]:
         headrace(home, "warehouse", "stop", settings={})
 
 
-def rerun(recorded: RecordedDays, cut: Cut, settings: Mapping[str, Any] = TINY) -> str | None:
+def rerun(recorded: RecordedDays, last: str | None = None) -> str | None:
     """Give the interrupted command again in a rebuilt home; return what is wrong afterwards, or None.
 
     All recorded days are run, so that days before the cut are shown to stand and days after it to be unharmed.
+
+    Args:
+        recorded: the days.
+        last: the stage to run to, of a single recorded day, and to compare to; None: the whole day.
     """
+    words = ("--to", last) if last else ()
+    needed = recorded.stages[: recorded.stages.index(last or recorded.stages[-1]) + 1]
     for ds in recorded.days:
-        done = headrace(recorded.home, "run", "clicks", "--ds", ds, settings=settings)
+        done = headrace(recorded.home, "run", "clicks", "--ds", ds, *words, settings=recorded.settings)
         if done.code != 0:
             headrace(recorded.home, "warehouse", "stop", settings={})
             return f"the rerun of {ds} ended with {done.code}: {done.output[-3000:]}"
     try:
-        found = results(recorded.home, recorded.days)
-        for ds in recorded.days:
-            assert_same(comparable(recorded.result[ds]), comparable(found[ds]))
+        for ds, found in results(recorded.home, recorded.days).items():
+            if missing := set(needed) - manifests(recorded.home, ds).keys():
+                return f"the rerun of {ds} left no manifest of {sorted(missing)}"
+            left, right = comparable(recorded.result[ds]), comparable(found)
+            if last:
+                left = {name: value for name, value in left.items() if name in right}
+                left["metrics"] = {stage: left["metrics"][stage] for stage in right["metrics"]}
+            assert_same(left, right)
     except Exception as e:  # whatever it is: the home cannot be read, or it has other values
         return f"other results: {type(e).__name__}: {str(e)[:2000]}"
     return None
@@ -224,7 +250,7 @@ def comparable(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name != "rows"}
 
 
-def damages(recorded: RecordedDays, cut: Cut, disk: RecordedDisk, settings: Mapping[str, Any] = TINY) -> list[str]:
+def damages(recorded: RecordedDays, cut: Cut, disk: RecordedDisk) -> list[str]:
     """Return what is wrong with a rebuilt home as far as it shows without running a stage.
 
     - A stage says that its finished run stands, and what its manifest names is not there as it was written.
@@ -234,14 +260,13 @@ def damages(recorded: RecordedDays, cut: Cut, disk: RecordedDisk, settings: Mapp
     `publish` is not asked, since it would start PostgreSQL.
     """
     found: list[str] = []
-    spec = load_spec("clicks", [f"{key}={value}" for key, value in settings.items()])
     ws = Workspace(recorded.home)
     for ds in recorded.begun(cut):
         stands = True
-        for name in CLICKS_STAGES:
+        for name in recorded.stages:
             is_done = recorded.ends[ds, name] <= cut.number
             try:
-                plan = plan_run(load_stage(name), spec, ws, ds, verify=name != "publish")
+                plan = plan_run(load_stage(name), recorded.spec, ws, ds, verify=name != "publish")
             except UserError as e:
                 if stands:
                     found.append(f"{ds} {name}: refused for the user: {e}")
@@ -271,7 +296,7 @@ def _missing(home: Path, disk: RecordedDisk, manifest: Manifest) -> Iterator[str
         versions = [int(n[:20]) for n in folder.live if n[:20].isdigit()] if isinstance(folder, Folder) else []
         if versions:
             yield from _table_missing(home, disk, "lake/clicks/vocabulary", max(versions))
-    if manifest.stage in ("train", "baseline"):
+    if manifest.stage in ("train", "challenger", "baseline", "second_stage"):
         recorded = disk.find("mlflow.db")
         if isinstance(recorded, File) and not (home / "mlflow.db").is_file():
             yield "mlflow.db is gone"
