@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 from headrace.errors import nearest
+from headrace.identifiers import quoted
 from headrace.schema import TableColumn, decimal_digits
 
 _NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
@@ -99,4 +100,4 @@ class Table(Section):
     @property
     def spark_schema(self) -> str:
         """The declared columns as a Spark DDL string."""
-        return ", ".join("`" + c.name.replace("`", "``") + f"` {c.stored_type}" for c in self.columns)
+        return ", ".join(f"{quoted(c.name)} {c.stored_type}" for c in self.columns)

@@ -44,6 +44,7 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.gpu_plan import cases as gpu_cases
 from headrace.gpu_plan.explain import Explainer, Node, Plan
 from headrace.gpu_plan.rows import made_rows
+from headrace.identifiers import quoted
 from headrace.manifest import Manifest, Output
 from headrace.schema import TableColumn
 from headrace.stage import run_stage
@@ -264,7 +265,9 @@ def _land_source(spark: SparkSession, ws: Workspace, spec: Spec, ds: str, name: 
     file = _fresh(ws, "landed") / "rows.parquet"
     with file.new_file() as made:
         pq.write_table(rows, made)
-    ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in table.columns), "_source_file string", "_source_line bigint"])
+    ddl = ", ".join(
+        [*(f"{quoted(c.name)} {c.type}" for c in table.columns), "_source_file string", "_source_line bigint"]
+    )
     frame = spark.read.schema(ddl).parquet(str(file)).selectExpr("*", f"'{ds}' AS ds")
     path = ws.events(spec.pipeline, name)
     frame.write.format("delta").mode("overwrite").partitionBy("ds").save(str(path))
@@ -280,7 +283,7 @@ def _table(spark: SparkSession, path: Location, columns: Sequence[TableColumn], 
     rows_file = path.parent / f"{path.name}.parquet" if delta else path / "rows.parquet"
     with rows_file.new_file() as made:
         pq.write_table(rows, made)
-    ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in columns), "_source_file string", "_source_line bigint"])
+    ddl = ", ".join([*(f"{quoted(c.name)} {c.type}" for c in columns), "_source_file string", "_source_line bigint"])
     frame = spark.read.schema(ddl).parquet(str(rows_file))
     if delta:
         frame.write.format("delta").save(str(path))

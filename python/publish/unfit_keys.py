@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from headrace.lake.sources.frame import quoted
+from headrace.identifiers import column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -95,7 +95,7 @@ def without_unfit_keys(df: DataFrame, limits: dict[str, KeyLimits], user: str) -
     names = [name for name, of in limits.items() if name in texts and of != KeyLimits()]
     if not names:
         return df, LeftOut()
-    keys = [F.col(q) for q in quoted(names)]
+    keys = [column(name) for name in names]
     reasons = [limits[name].reason(key) for name, key in zip(names, keys, strict=True)]
     unfit = reduce(lambda a, b: a | b, (reason.isNotNull() for reason in reasons))
     rows = df.where(unfit).count()
@@ -107,6 +107,6 @@ def without_unfit_keys(df: DataFrame, limits: dict[str, KeyLimits], user: str) -
         found = df.select(shown.alias("key"), reason.alias("reason")).where("reason IS NOT NULL").distinct()
         named += [{name: row["key"], "reason": row["reason"]} for row in found.orderBy("reason", "key").take(_NAMED)]
     kept = df.where(~unfit)
-    order = Window.partitionBy(F.col(quoted([user])[0])).orderBy("rank")
+    order = Window.partitionBy(column(user)).orderBy("rank")
     rank = F.row_number().over(order).cast(df.schema["rank"].dataType)
-    return kept.withColumn("rank", rank).select(*map(F.col, quoted(df.columns))), LeftOut(rows, named[:_NAMED])
+    return kept.withColumn("rank", rank).select(*map(column, df.columns)), LeftOut(rows, named[:_NAMED])

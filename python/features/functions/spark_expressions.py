@@ -6,11 +6,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from headrace.features.types import ValueType
+from headrace.identifiers import column
 
 
 def col(name: str) -> Column:
     """A column by its exact name, dots and all."""
-    return F.col(f"`{name.replace('`', '``')}`")
+    return column(name)
 
 
 def input_column(name: str, input_type: ValueType) -> Column:

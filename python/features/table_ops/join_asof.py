@@ -19,6 +19,7 @@ from headrace.features.table_ops.base import (
 )
 from headrace.features.table_ops.external import ReadsOtherTable, duplicates_spark, refuse_duplicates
 from headrace.features.types import ValueType
+from headrace.identifiers import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,7 +105,7 @@ class JoinAsof(ReadsOtherTable):
         for name, type_ in since.items():
             at = spark_micros(col(name), type_)
         needed = [*self.keys.values(), *since]
-        other = other.withColumn("__from", at).dropna(subset=[*(f"`{c}`" for c in needed), "__from"])
+        other = other.withColumn("__from", at).dropna(subset=[*(quoted(c) for c in needed), "__from"])
         if self.from_ is None:
             refuse_duplicates(self.what, ", ".join(needed), *duplicates_spark(other, needed))
         versions = other.select(

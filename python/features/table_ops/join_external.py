@@ -9,6 +9,7 @@ from pydantic import model_validator
 from headrace.features.table_ops.base import ExternalTable, SourceRead, SparkTableContext, TableSchema, refuse
 from headrace.features.table_ops.external import ReadsOtherTable, duplicates_spark, refuse_duplicates
 from headrace.features.types import ValueType
+from headrace.identifiers import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,10 +65,10 @@ class JoinExternal(ReadsOtherTable):
         from headrace.features.functions.spark_expressions import col
 
         theirs = list(self.keys.values())
-        other = self.read(context, {}).dropna(subset=[f"`{k}`" for k in theirs])
+        other = self.read(context, {}).dropna(subset=[quoted(k) for k in theirs])
         if self.on_duplicate == "first":
             order: list[Column] = [
-                F.desc_nulls_last(f"`{n[1:]}`") if n.startswith("-") else F.asc_nulls_first(f"`{n}`")
+                F.desc_nulls_last(quoted(n[1:])) if n.startswith("-") else F.asc_nulls_first(quoted(n))
                 for n in self.order
             ]
             # rank, not row_number: equal firsts are refused, not chosen among.

@@ -14,6 +14,7 @@ from headrace.features.functions.arrays import one_chunk
 from headrace.features.table_ops.base import SparkTableContext, TableOp, TableSchema
 from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import OpError, ValueType, declared
+from headrace.identifiers import quoted
 from headrace.schema import ColumnType, TableColumn
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Lambda(TableOp):
         for name, made in self.add.items():
             try:
                 # Only what was declared: not the row's identity, nor helper columns.
-                visible = frame.select(*[f"`{c.replace('`', '``')}`" for c in context.schema.types])
+                visible = frame.select(*[quoted(c) for c in context.schema.types])
                 result = visible.select(F.expr(made.expression).cast(str(made.value_type(name))).alias(name))
                 _check_plan(name, visible, result, types.index(label) if label in types else None)
             except PySparkException as e:
@@ -163,9 +164,9 @@ def _with_columns(rows: pa.Table, expressions: Mapping[str, RowExpression]) -> p
 def _words(expression: str) -> Iterator[tuple[str, bool]]:
     """Names outside of texts, and whether they are called; `*` where it stands for all columns."""
     for match in _WORD.finditer(expression):
-        quoted, word, called, star = match.groups()
-        if quoted is not None:
-            yield quoted.replace("``", "`"), False
+        name, word, called, star = match.groups()
+        if name is not None:
+            yield name.replace("``", "`"), False
         elif word is not None:
             yield word, called is not None
             if called is not None and re.match(r"\s*\*", expression[match.end() :]):

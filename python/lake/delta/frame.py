@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from headrace.identifiers import quoted
 from headrace.lake.delta.erased import ROWS
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState
 from headrace.storage import Location
@@ -41,7 +42,7 @@ def read_version(
         return spark.read.format("delta").option("versionAsOf", version).load(str(table))
     schema = StructType.fromJson(json.loads(state.metadata["schemaString"]))
     rows = spark.read.schema(schema).option("basePath", str(table)).parquet(*[str(f.path) for f in files])
-    return rows.select(*[f"`{name.replace('`', '``')}`" for name in schema.names])
+    return rows.select(*[quoted(name) for name in schema.names])
 
 
 def _plain_files(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import UserError
+from headrace.identifiers import quoted
 from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.fencing import application_of, check, is_of, next_version, version_in
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState
@@ -193,7 +194,7 @@ class Transaction:
         prefix = "delta.constraints."
         found = {k.removeprefix(prefix): v for k, v in self._state.configuration.items() if k.startswith(prefix)}
         required = (f["name"] for f in self.fields if not f["nullable"])
-        return found | {f"{name} is not null": f"`{name}` IS NOT NULL" for name in required}
+        return found | {f"{name} is not null": f"{quoted(name)} IS NOT NULL" for name in required}
 
     def replace(
         self,

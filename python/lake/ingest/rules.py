@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from headrace import identifiers
 from headrace.config import AnySource, Table
-from headrace.lake.sources.frame import quoted
 from headrace.schema import TableColumn
 
 #: Characters of a value that a reason quotes.
@@ -108,4 +108,4 @@ def event_time(column: str, source: AnySource) -> Column:
 
 def column_of(name: str) -> Column:
     """A column by its name, whatever characters it has."""
-    return F.col(quoted([name])[0])
+    return identifiers.column(name)

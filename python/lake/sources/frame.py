@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace import identifiers
 from headrace.lake.sources.lines import LandingBatch
 
 #: `_state` of a typed row (headrace.lake.ingest.typed_rows).
@@ -86,5 +87,5 @@ def without(frame: DataFrame, *names: str) -> list[str]:
 
 
 def quoted(names: Sequence[str]) -> list[str]:
-    """Names for Spark's column functions, whatever characters they have."""
-    return ["`" + n.replace("`", "``") + "`" for n in names]
+    """Return names for Spark's column functions, whatever characters they have."""
+    return [identifiers.quoted(name) for name in names]

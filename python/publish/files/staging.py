@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.identifiers import quoted
 from headrace.lake.delta.log import DeltaLog
 from headrace.publish.target import PublishedDay
 from headrace.storage import Location, copies_folder
@@ -54,7 +55,7 @@ class StagedFiles:
         return sorted(f.local_path() for f in self.folder.entries() if f.suffix == ".parquet")
 
     def quote(self, name: str) -> str:
-        return "`" + name.replace("`", "``") + "`"
+        return quoted(name)
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self.spark.sql(text).collect()]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.config import Spec
-from headrace.lake.sources.frame import quoted
+from headrace.identifiers import column
 from headrace.publish.online.lmdb_file import open_lmdb
 from headrace.publish.online.redis_server import open_redis
 from headrace.publish.online.version import Version
@@ -84,7 +84,7 @@ def items_by_user(df: DataFrame, user: str, item: str) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    user_key, item_key = (F.col(q) for q in quoted([user, item]))
+    user_key, item_key = column(user), column(item)
     ranked = F.sort_array(F.collect_list(F.struct("rank", item_key.alias("item"), "score")))
     items = F.to_json(F.transform(ranked, lambda r: F.struct(r["item"].alias("item"), r["score"].alias("score"))))
     return df.groupBy(user_key.cast("string").alias("user")).agg(items.alias("items"))

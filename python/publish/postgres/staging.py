@@ -29,6 +29,7 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import BusyError, UserError
+from headrace.identifiers import column
 from headrace.publish.postgres.server import Connection, Server, reason_of
 from headrace.publish.postgres.tables import STAGING_PREFIX, ScoresTable, columns_of, published_days
 from headrace.publish.target import PublishedDay
@@ -237,7 +238,9 @@ def copy_scores(df: DataFrame, server: Server, staged: PostgresStagedDay, table:
         yield pyarrow.RecordBatch.from_pydict({"rows": [rows], "fault": [fault], "is_away": [is_away]})
 
     report = "rows bigint, fault string, is_away boolean"
-    sent = df.select(*columns).coalesce(_WRITERS).mapInArrow(send, report).collect()
+    # By numbers: Spark reads a dot in the name of a column that it hands to Python as a field's.
+    rows = df.select(*(column(name).alias(f"c{i}") for i, name in enumerate(columns)))
+    sent = rows.coalesce(_WRITERS).mapInArrow(send, report).collect()
     faults = sorted({str(row["fault"]) for row in sent if row["fault"]})
     if faults:
         advice = f"{table.label} holds what it held before"

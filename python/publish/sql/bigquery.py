@@ -45,7 +45,7 @@ class BigQueryClient(SqlClient):
         "date": "DATE",
         "timestamp": "TIMESTAMP",
     }
-    quotes = "`"
+    quotes, escape = "`", "\\"
     key_type, text_type, moment_type, count_type = "STRING", "STRING", "DATETIME", "INT64"
     has_keys = False
 

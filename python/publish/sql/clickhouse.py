@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from headrace.config import Spec
 from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.passwords import password_of
-from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.client import PARAMETER, SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
@@ -36,8 +36,8 @@ class ClickHouseClient(SqlClient):
         "date": "Date",
         "timestamp": "DateTime64(6, 'UTC')",
     }
-    quotes = "`"
-    mark = "%s"
+    quotes, escape = "`", "\\"
+    mark = PARAMETER
     key_type, text_type, moment_type, count_type = "String", "String", "DateTime64(6)", "Int64"
     # A newer record takes the place of an older one with the same key when parts are merged.
     publications_options = " ENGINE = ReplacingMergeTree(`published_at`) ORDER BY (`table_name`, `ds`)"
@@ -60,6 +60,7 @@ class ClickHouseClient(SqlClient):
         return f" ENGINE = MergeTree PARTITION BY `ds` ORDER BY ({self.quote(user)}, `rank`)"
 
     def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        statement = self.formatted(statement, params)
         if statement.startswith("SELECT"):
             return [tuple(row) for row in self._client.query(statement, parameters=list(params) or None).result_rows]
         self._client.command(statement, parameters=list(params) or None)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from headrace.identifiers import quoted
 from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.unfit_keys import KeyLimits
 
@@ -26,6 +27,10 @@ ANSI_TYPES: Mapping[str, str] = {
 }
 
 
+#: A parameter in a statement, until it is written as a driver has it: no identifier has this character.
+PARAMETER = "\0"
+
+
 class TokenOvertaken(Exception):
     """A later holder of the pipeline's lease has been at work on the table."""
 
@@ -37,6 +42,8 @@ class SqlClient(ABC):
     types: ClassVar[Mapping[str, str]]
     #: The character around identifiers; doubled where a name has it.
     quotes = '"'
+    #: The character that escapes others in a quoted identifier; empty: there is none.
+    escape = ""
     #: A parameter in a statement.
     mark = "?"
     #: The statement that a transaction begins with.
@@ -68,7 +75,11 @@ class SqlClient(ABC):
 
     def quote(self, *parts: str) -> str:
         """An identifier, its parts joined by dots."""
-        return ".".join(self.quotes + p.replace(self.quotes, self.quotes * 2) + self.quotes for p in parts)
+        return ".".join(quoted(part, self.quotes, self.escape) for part in parts)
+
+    def formatted(self, statement: str, params: Sequence[Any]) -> str:
+        """Return a statement for a library that puts its parameters in by Python's `%`, and does not without any."""
+        return statement.replace("%", "%%").replace(PARAMETER, "%s") if params else statement
 
     @abstractmethod
     def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from headrace.config import Spec
 from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.cleanup import cleaned_up
-from headrace.publish.sql.client import ANSI_TYPES, SqlClient
+from headrace.publish.sql.client import ANSI_TYPES, PARAMETER, SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
@@ -33,7 +33,7 @@ class SnowflakeClient(SqlClient):
     """A connection of snowflake-connector-python."""
 
     types: ClassVar[Mapping[str, str]] = {**ANSI_TYPES, "timestamp": "TIMESTAMP_TZ"}
-    mark = "%s"
+    mark = PARAMETER
     key_type, text_type, moment_type = "VARCHAR", "VARCHAR", "TIMESTAMP_NTZ"
     has_keys = False
 
@@ -46,7 +46,7 @@ class SnowflakeClient(SqlClient):
 
     def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._connection.cursor() as cursor:
-            cursor.execute(statement, tuple(params) or None)
+            cursor.execute(self.formatted(statement, params), tuple(params) or None)
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:

@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 
 from headrace.errors import UserError
 from headrace.publish.sql.cleanup import cleaned_up
-from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.client import PARAMETER, SqlClient
 from headrace.publish.unfit_keys import KeyLimits
 
 #: Characters of a text that can be a key.
 KEY_CHARACTERS = 255
 #: Rows sent by one call of the driver.
 _BATCH_ROWS = 20_000
-#: A parameter in a statement, until it is written as the driver has it: no identifier has this character.
-_MARK = "\0"
 #: Style of a driver's parameters (PEP 249, and PostgreSQL's own) -> the parameter number `n`, from 1.
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":{n}", "numeric_dollar": "${n}", "named": ":p{n}"}
 
@@ -38,7 +36,7 @@ class SqlAlchemyClient(SqlClient):
         "date": "Date",
         "timestamp": "DateTime",
     }
-    mark = _MARK
+    mark = PARAMETER
 
     def __init__(self, connection: Any, schema: str | None) -> None:
         self._connection, self._schema = connection, schema
@@ -96,7 +94,7 @@ class SqlAlchemyClient(SqlClient):
 
     def _marked(self, statement: str) -> str:
         """A statement with its parameters as the driver writes them."""
-        first, *rest = statement.split(_MARK)
+        first, *rest = statement.split(PARAMETER)
         written = _MARKS[self._dialect.paramstyle]
         return first + "".join(written.format(n=n) + text for n, text in enumerate(rest, 1))
 

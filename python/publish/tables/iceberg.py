@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.identifiers import quoted
 from headrace.lake.session import session
 from headrace.publish.columns import SCORES
 from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg_erasure import IcebergErasure
-from headrace.publish.tables.spark_sql import quoted
 from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget
 from headrace.publish.target import Key, Target, table_name
 from headrace.stage import RunLock

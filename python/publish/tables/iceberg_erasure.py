@@ -10,9 +10,10 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.identifiers import quoted
 from headrace.lake.session import spark_settings
 from headrace.publish.tables.iceberg_expiry import SnapshotExpiry, load_table
-from headrace.publish.tables.spark_sql import literal, quoted
+from headrace.publish.tables.spark_sql import literal
 from headrace.publish.target import Key
 from headrace.storage import Location
 

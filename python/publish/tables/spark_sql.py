@@ -1,13 +1,8 @@
-"""Names and values in Spark's SQL."""
+"""Values in Spark's SQL."""
 
 from __future__ import annotations
 
 from headrace.publish.target import Key
-
-
-def quoted(name: str) -> str:
-    """An identifier."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def literal(value: Key) -> str:

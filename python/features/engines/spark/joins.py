@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.saved import table_file, vocabulary_file
+from headrace.identifiers import quoted
 from headrace.storage import Location
 
 #: The smallest vocabularies and keyed tables are joined on broadcast copies, up to this many values together (some
@@ -92,7 +93,7 @@ def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, nam
     """A keyed table as a frame: of its saved file where there is one (GPUs can scan it)."""
     spark = frame.sparkSession
     types = {"int64": "bigint", "double": "double", "string": "string"}
-    ddl = ", ".join(f"`{f.name.replace('`', '``')}` {types[str(f.type)]}" for f in table.schema)
+    ddl = ", ".join(f"{quoted(f.name)} {types[str(f.type)]}" for f in table.schema)
     if folder is not None:
         made = spark.read.schema(ddl).parquet(table_file(folder, name).spark_path)
     else:
