@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import posixpath
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -184,8 +185,18 @@ def _matches(pattern: Location, ws: Workspace) -> tuple[LandingFile, ...]:
         if _TRUTH in inside[:-1] or any(part.startswith(_NOT_DATA_PREFIXES) for part in inside):
             continue
         if not path.name.endswith(_NOT_DATA_SUFFIXES):
+            _check_name(path)
             found.append(LandingFile(ws.name_of(path), path, info.size, info.modified_ns, info.tag))
     return tuple(sorted(found, key=lambda f: f.name))
+
+
+def _check_name(path: Location) -> None:
+    """Raise UserError where a file's name is not UTF-8: neither a table nor a manifest could name it."""
+    try:
+        str(path.path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(str(path.path)).decode("utf-8", "backslashreplace")
+        raise UserError(f"landing file {shown}: its name is not UTF-8 text; rename it") from None
 
 
 def _static_base(pattern: Location) -> Location:

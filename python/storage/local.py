@@ -15,6 +15,7 @@ A reader, and a rerun after a kill between any two lines, sees:
 
 from __future__ import annotations
 
+import errno
 import functools
 import glob
 import hashlib
@@ -23,7 +24,8 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -37,6 +39,8 @@ from headrace.storage.store import Info, Unfinished
 _PARTIAL = ".partial"
 #: What `put_if` locks is named; no list shows it either.
 _LOCK = ".lock"
+#: Errors of a name that leads to no file: a link to nothing, or to itself.
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 #: A disk works on several fsyncs at once.
 _FSYNCS_AT_ONCE = 8
 
@@ -78,17 +82,40 @@ class LocalStore:
         return Info(found.st_size, found.st_mtime_ns)
 
     def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
-        """See Store."""
-        # Path.glob takes no absolute patterns.
-        return [PurePosixPath(text) for text in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
+        """See Store. Of folders that links lead to `**` takes each once, and none that the link itself is in."""
+        parts = pattern.parts
+        if "**" not in parts:
+            # Path.glob takes no absolute patterns.
+            return [PurePosixPath(text) for text in glob.glob(str(pattern))]  # noqa: PTH207
+        cut = parts.index("**")
+        rest = PurePosixPath(*parts[cut + 1 :]) if cut + 1 < len(parts) else None
+        found: dict[PurePosixPath, None] = {}
+        for base in self.glob(PurePosixPath(*parts[:cut])):
+            for folder, _ in _walk(base, lambda name: name.startswith(".")):
+                escaped = PurePosixPath(glob.escape(str(folder)))
+                found |= dict.fromkeys(self.glob(escaped / (rest or "*")))
+        return list(found)
 
     def glob_files(self, pattern: PurePosixPath) -> dict[PurePosixPath, Info]:
-        """See Store. A file that goes meanwhile is none."""
-        found = {}
+        """See Store. A file that goes meanwhile is none; one that links give several names has one of them."""
+        found: dict[PurePosixPath, Info] = {}
+        names: dict[tuple[int, int], list[PurePosixPath]] = {}
         for path in self.glob(pattern):
-            with suppress(FileNotFoundError):
-                if self.is_file(path):
-                    found[path] = self.info(path)
+            try:
+                status = Path(path).stat()
+            except OSError as e:
+                if e.errno in _NO_FILE:
+                    continue
+                raise
+            if stat.S_ISREG(status.st_mode):
+                found[path] = Info(status.st_size, status.st_mtime_ns)
+                names.setdefault((status.st_dev, status.st_ino), []).append(path)
+        for several in names.values():
+            if len(several) > 1:
+                first = dict[str, PurePosixPath]()
+                for path in sorted(several, key=lambda path: (Path(path).is_symlink(), path)):
+                    if first.setdefault(os.path.realpath(path), path) != path:  # names that are hard links stay
+                        del found[path]
         return found
 
     def free(self, path: PurePosixPath) -> int | None:
@@ -116,18 +143,13 @@ class LocalStore:
     def infos(self, path: PurePosixPath) -> dict[str, Info]:
         """See Store."""
         found: dict[str, Info] = {}
-
-        def told(error: OSError) -> None:
-            # os.walk passes over folders that cannot be listed: their files would seem to be gone.
-            is_file = isinstance(error, NotADirectoryError) and str(error.filename) == str(path)
-            if not (is_file or isinstance(error, FileNotFoundError)):
-                raise error
-
-        for where, folders, files in os.walk(path, onerror=told, followlinks=True):
-            folders[:] = [name for name in folders if not _is_hidden(name)]
-            for file in (PurePosixPath(where, name) for name in files if not _is_hidden(name)):
-                with suppress(FileNotFoundError):  # removed just now
+        for folder, files in _walk(path, _is_hidden):
+            for file in (folder / name for name in files):
+                try:
                     found[str(file.relative_to(path))] = self.info(file)
+                except OSError as e:
+                    if e.errno not in _NO_FILE:  # removed just now
+                        raise
         return found
 
     def open(self, path: PurePosixPath) -> BinaryIO:
@@ -309,6 +331,41 @@ class LocalStore:
     def holder(self, path: PurePosixPath) -> Holder | None:
         """See Store."""
         return flock.holder(Path(path))
+
+
+def _walk(top: PurePosixPath, is_hidden: Callable[[str], bool]) -> Iterator[tuple[PurePosixPath, list[str]]]:
+    """Yield a folder and those below it, each with the names of what is in it besides folders.
+
+    A folder that links lead to comes once, by its own name where that is below `top`. A link to a folder above itself
+    is a loop, and not followed.
+
+    Raises:
+        OSError: a folder cannot be listed; its files would seem to be gone.
+    """
+    seen = set[tuple[int, int]]()
+    folders, links = deque([top]), deque[PurePosixPath]()
+    while folders or links:
+        folder = (folders or links).popleft()
+        try:
+            status = os.stat(folder)  # noqa: PTH116
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            names = sorted(name for name in os.listdir(folder) if not is_hidden(name))  # noqa: PTH208
+        except FileNotFoundError:  # removed just now
+            continue
+        except NotADirectoryError:
+            if folder != top:
+                raise
+            return
+        inside = {name: Path(folder, name) for name in names}
+        below = {name for name, path in inside.items() if path.is_dir()}
+        yield folder, [name for name in names if name not in below]
+        for name in names:
+            if name in below and not inside[name].is_symlink():
+                folders.append(folder / name)
+            elif name in below and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(inside[name])):
+                links.append(folder / name)
 
 
 def _partial(final: Path) -> Path:

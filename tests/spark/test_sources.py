@@ -26,7 +26,7 @@ from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.sources.criteo import CRITEO
 from headrace.lake.sources.formats import FORMATS
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED
-from headrace.lake.sources.lines import LandingBatch, one_file_a_task
+from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.movielens import RANK_NEGATIVES, VALID_NEGATIVES
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -43,9 +43,8 @@ def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str
     batch = LandingBatch(spark, source, spec.table, (landing.find(source, ws, str(spec.ds)),))
     chosen = FORMATS[source.format]
     staged = ws.home / "staged"
-    with one_file_a_task(spark):
-        frames = [typed(frame, source, spec.table) for frame in chosen.read(batch)]
-        reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
+    frames = [typed(frame, source, spec.table) for frame in chosen.read(batch)]
+    reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
     rows = spark.read.parquet(str(staged))
     found = (rows if chosen.finish is None else chosen.finish(rows, batch)).collect()
     return sorted((r.asDict() for r in found), key=lambda r: (r["_file"], r["_line"], r["_copy"]))

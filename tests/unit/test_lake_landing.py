@@ -123,3 +123,35 @@ def test_landing_days_of_a_time_zone(zone: str, ds: str, begin: str, hours: int)
 
 def test_every_format_has_a_reader() -> None:
     assert set(FORMATS) == set(get_args(LandingSource.model_fields["format"].annotation))
+
+
+def test_links_give_each_file_once(ws: Workspace) -> None:
+    """A link to the folder above, two beside each other, one to itself: each real file has one of its names."""
+    put(ws, "in/2026-01-01/a.csv", "in/2026-01-01/sub/b.csv", "elsewhere/c.csv", "in/2026-01-02/other.csv")
+    day = ws.home / "in" / "2026-01-01"
+    (day / "up").symlink_to("..")
+    (day / "again").symlink_to("up")
+    (day / "sub" / "top").symlink_to(day)
+    (day / "down").symlink_to("sub")
+    (day / "x").symlink_to(ws.home / "elsewhere")
+    (day / "y").symlink_to(ws.home / "elsewhere")
+    (day / "loop").symlink_to("loop")
+    (day / "0.csv").symlink_to("a.csv")
+    (day / "gone.csv").symlink_to("nowhere")
+    os.link(day / "a.csv", day / "hard.csv")
+    expected = ["a.csv", "hard.csv", "sub/b.csv", "x/c.csv"]
+    found = landing.find(source("in/{ds}/**/*.csv"), ws, "2026-01-01")
+    assert names(found) == [f"in/2026-01-01/{name}" for name in expected]
+    assert sorted(local(day).infos()) == ["0.csv", *expected]
+    # Without `**` links are followed as far as the pattern says.
+    assert names(landing.find(source("in/{ds}/*.csv"), ws, "2026-01-01")) == [
+        "in/2026-01-01/a.csv",
+        "in/2026-01-01/hard.csv",
+    ]
+
+
+def test_a_name_that_is_not_utf8_is_refused(ws: Workspace) -> None:
+    put(ws, "in/a.csv")
+    Path(os.fsdecode(os.fsencode(ws.home / "in") + b"/b\xff.csv")).write_bytes(b"")
+    with pytest.raises(UserError, match=r"in/b\\xff\.csv: its name is not UTF-8 text"):
+        landing.find(source("in/*.csv"), ws, "2026-01-01")

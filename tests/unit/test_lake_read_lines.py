@@ -57,8 +57,8 @@ def test_good_rows_their_hashes_and_the_lines_that_are_left(
     rows = rows_of(home / "table" / found["data"]["path"])
     assert [(r["user"], r["_source_line"]) for r in rows] == [(i, i + 1 + (i > 3)) for i in range(9)]
     assert rows_of(home / "handed" / found["left"]) == [
-        {"_file": 0, "_line": 5, "_text": "not JSON"},
-        {"_file": 1, "_line": 1, "_text": '{"user": "?", "note": "x"}'},
+        {"_file": 0, "_line": 5, "_text": "not JSON", "_fault": None},
+        {"_file": 1, "_line": 1, "_text": '{"user": "?", "note": "x"}', "_fault": None},
     ]
     hashes, keyed = load_hashes(home / "handed", found["hashes"])
     assert (len(set(hashes.tolist())), keyed.all()) == (9, True)

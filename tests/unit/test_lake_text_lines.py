@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.sources.compression import DamagedError, open_plain
-from headrace.lake.sources.text_lines import QuotedFields, lines_of, whole_records
+from headrace.lake.sources.text_lines import UNCLOSED, QuotedFields, lines_of, whole_records
 from headrace.storage import local
 
 FIELD = st.text(alphabet='ab,"\n é', max_size=6)
@@ -76,7 +76,7 @@ def test_compressed_files(ending: str, tmp_path: Path) -> None:
 
 @given(st.binary(max_size=60), st.integers(1, 7))
 def test_lines(data: bytes, block: int) -> None:
-    found = [line for x in lines_of(io.BytesIO(data), block) for line in x.view(pa.binary()).to_pylist()]
+    found = [line for x in lines_of(io.BytesIO(data), block) for line in x.texts.view(pa.binary()).to_pylist()]
     expected = data.split(b"\n")
     assert found == (expected[:-1] if expected[-1] == b"" else expected)
 
@@ -85,9 +85,9 @@ def joined(data: bytes, block: int, most: int = 1 << 20, trim: bool = False) -> 
     """Lines, and the places of those that are unclosed."""
     texts: list[str] = []
     unclosed: list[int] = []
-    for lines, is_open in whole_records(lines_of(io.BytesIO(data), block), QuotedFields(",", trim), most):
-        unclosed += [len(texts) + int(i) for i in np.flatnonzero(is_open)]
-        texts += lines.to_pylist()
+    for found in whole_records(lines_of(io.BytesIO(data), block), QuotedFields(",", trim), most):
+        unclosed += [len(texts) + i for i, fault in enumerate(found.faults.to_pylist()) if fault == UNCLOSED]
+        texts += found.texts.to_pylist()
     return texts, unclosed
 
 

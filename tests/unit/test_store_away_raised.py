@@ -29,6 +29,7 @@ from headrace.lake.source_tables import folder as table_folder
 from headrace.lake.source_tables import parquet_files
 from headrace.lake.sources import lines
 from headrace.lake.sources.delimited import header_of
+from headrace.lake.sources.text_lines import DAMAGED
 from headrace.lake.told_errors import told
 from headrace.models import mapped, saved_size
 from headrace.publish.tables import iceberg_expiry
@@ -219,21 +220,16 @@ def test_rows_that_a_model_is_measured_on(tmp_path: Path, monkeypatch: pytest.Mo
         evaluation.Evaluations._unreadable(rank, local(tmp_path))
 
 
-def test_a_landing_file_that_spark_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_quiet_tasks", lambda spark: nullcontext())
     file = SimpleNamespace(name="a.csv.gz")
-    batch: Any = SimpleNamespace(spark=None, files=[("2026-01-01", file)], uri=lambda i: "s3://b/a.csv.gz")
-    text = (
-        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3://b/a.csv.gz. SQLSTATE: KD001\nCaused by: "
-    )
+    batch: Any = SimpleNamespace(spark=None, files=[("2026-01-01", file)])
+    text = "PythonException: Traceback (most recent call last):\n  File x\n"
     with pytest.raises(PySparkException) as raised, lines.damaged_file_named(batch):
-        raise PySparkException(f"{text}java.net.SocketTimeoutException: read on s3://b/a.csv.gz: Read timed out")
+        raise PySparkException(f"{text}headrace.storage.objects.calls.StoreAway: s3://b/a.csv.gz: timed out\n")
     assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
-    with pytest.raises(PySparkException) as raised, lines.damaged_file_named(batch):
-        raise PySparkException(f"{text}java.nio.file.AccessDeniedException: s3a://b/a.csv.gz: open on s3a://b/a: 403")
-    assert (told(raised.value) or ("", 0))[1] == EXIT_USER_ERROR
-    with pytest.raises(lines.FileDamaged), lines.damaged_file_named(batch):
-        raise PySparkException(f"{text}java.io.EOFException: Unexpected end of input stream")
+    with pytest.raises(lines.FileDamaged, match="truncated"), lines.damaged_file_named(batch):
+        raise PySparkException(f"{text}RuntimeError: {DAMAGED} 0 it ends in the middle (truncated)\n")
 
 
 def test_a_fault_of_the_program_while_a_store_is_away_is_shown_with_its_trace() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +19,19 @@ Mask = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
 
 NEWLINE, RETURN, TAB, BLANK = 10, 13, 9, 32
-#: The longest line that is read in a block; offsets of Arrow's strings have 32 bits.
-MOST_LINE = 256 << 20
+#: Bytes of the longest line, without its newline, that is read. Of a longer one no more than its first bytes are kept,
+#: for the quarantine, so that memory does not grow with a file's longest line (a gzip bomb is one).
+LINE_BYTES = 16 << 20
+_SHOWN_BYTES = 4096
+#: Why such a line is no row.
+TOO_LONG = f"a line of more than {LINE_BYTES:,} bytes"
 BOM = b"\xef\xbb\xbf"
 #: Endings of files that are decompressed while they are read.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2"}
 
 
 class UnreadableError(Exception):
-    """A file that this reader cannot read to its end: damaged, or with a line of more than MOST_LINE bytes."""
+    """A file that this reader cannot read to its end: it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,11 @@ class Part:
 class Block:
     """Some lines that follow each other."""
 
-    def __init__(self, data: bytes, first_line: int) -> None:
-        """`data`: bytes that end with a newline."""
+    def __init__(self, data: bytes, first_line: int, too_long: bool = False) -> None:
+        """`data`: bytes that end with a newline. `too_long`: they are the beginning of one line that is TOO_LONG."""
         self.data = data
         self.first_line = first_line
+        self.too_long = too_long
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         self.control_characters = native.control_characters(self.bytes)
         #: Place of each line's newline. int64 [lines].
@@ -69,12 +74,19 @@ class Block:
     @cached_property
     def ends(self) -> I64:
         """Place behind each line's last byte, without carriage returns at its end. int64 [lines]."""
-        ends = self.newlines
-        while True:
-            trimmed = (ends > self.starts) & (self.bytes[np.maximum(ends - 1, 0)] == RETURN)
-            if not trimmed.any():
-                return ends
-            ends = ends - trimmed
+        ends = self.newlines - self._returns_before(self.newlines)
+        again = np.flatnonzero(self._returns_before(ends))
+        if len(again):  # lines that end in several: each goes on to where the run of returns begins
+            returns = np.flatnonzero(self.bytes == RETURN)
+            begins = np.append(True, np.diff(returns) > 1)
+            first = np.maximum.accumulate(np.where(begins, np.arange(len(returns)), 0))
+            ends[again] = returns[first[np.searchsorted(returns, ends[again] - 1)]]
+        return ends
+
+    def _returns_before(self, places: I64) -> Mask:
+        """Return whether a carriage return stands before each line's place, in the line. bool [lines]."""
+        found: Mask = (places > self.starts) & (self.bytes[np.maximum(places - 1, 0)] == RETURN)
+        return found
 
     @cached_property
     def lines(self) -> pa.BinaryArray:
@@ -102,7 +114,7 @@ def blocks(part: Part, size: int) -> Iterator[Block]:
     """The lines of a part, about `size` bytes at once.
 
     Raises:
-        UnreadableError: the file is damaged, or has too long a line.
+        UnreadableError: the file is damaged.
     """
     try:
         with _opened(part) as (stream, at):
@@ -142,38 +154,79 @@ def _opened(part: Part) -> Iterator[tuple[Any, int]]:
         yield stream, at
 
 
-def _blocks(part: Part, stream: Any, at: int, size: int) -> Iterator[Block]:
-    number, rest = part.first_line, b""
-    skipping = part.start > 0
-    while True:
-        data = stream.read(size)
-        if not data:
-            break
+def _blocks(part: Part, stream: Any, begin: int, size: int) -> Iterator[Block]:
+    number, skipping = part.first_line, part.start > 0
+    for text in whole_lines(stream.read, size):
+        data, end = text.data, begin + text.bytes
         if skipping:  # the line that began before the part
-            place = data.find(b"\n")
-            if place < 0:
-                at += len(data)
-                continue
-            at, data, skipping = at + place + 1, data[place + 1 :], False
-        begin = at - len(rest)
+            skipping = False
+            first = data.index(b"\n") + 1
+            begin, data = (end, b"") if text.too_long else (begin + first, data[first:])
         if part.end is not None and begin >= part.end:
             return
-        at += len(data)
-        if part.end is not None and at >= part.end:
-            whole = rest + data
-            last = whole.find(b"\n", part.end - 1 - begin)
-            if last >= 0:
-                yield Block(whole[: last + 1], number)
-                return
-        cut = data.rfind(b"\n") + 1
-        if not cut:
-            rest += data
-            if len(rest) > MOST_LINE:
-                raise UnreadableError(f"{part.path}: line {number} has more than {MOST_LINE:,} bytes")
+        if part.end is not None and end >= part.end and not text.too_long:
+            data = data[: data.index(b"\n", part.end - 1 - begin) + 1]
+        if data:
+            block = Block(data, number, text.too_long)
+            yield block
+            number += len(block)
+        if part.end is not None and end >= part.end:
+            return
+        begin = end
+
+
+@dataclass(frozen=True)
+class WholeLines:
+    """Lines that follow each other, or the beginning of one that is TOO_LONG."""
+
+    #: Ends with a newline.
+    data: bytes
+    #: Bytes of the text that these are: as many as `data` has, but for a last line that had no newline, and for one
+    #: that is too long.
+    bytes: int
+    too_long: bool = False
+
+
+def whole_lines(read: Callable[[int], bytes], size: int, most: int = LINE_BYTES) -> Iterator[WholeLines]:
+    """Yield a text as whole lines, in linear time, never holding more of it than `most` + 2 `size` bytes.
+
+    Args:
+        read: returns up to so many next bytes of the text, none at its end.
+        size: bytes to read at once, at most `most`.
+        most: bytes of the longest line without its newline.
+    """
+    pieces: list[bytes] = []
+    #: Bytes of the line whose end has not come; where they are too many, `pieces` has only the first of them.
+    held = 0
+    while data := read(size):
+        first = data.find(b"\n") + 1
+        if not first:
+            if held <= most:
+                pieces.append(data)
+            held += len(data)
             continue
-        # The bytes are copied once.
-        block = Block(b"".join((rest, memoryview(data)[:cut])), number)
-        yield block
-        number, rest = number + len(block), data[cut:]
-    if rest:
-        yield Block(rest + b"\n", number)
+        if held + first - 1 > most:
+            if held <= most:
+                pieces.append(data[:first])
+            yield _too_long(pieces, held + first)
+            data, pieces, held = data[first:], [], 0
+        cut = data.rfind(b"\n") + 1
+        if cut:  # the bytes are copied once
+            yield WholeLines(b"".join((*pieces, memoryview(data)[:cut])), held + cut)
+        held = len(data) - cut
+        pieces = [data[cut:]] if held else []
+    if held > most:
+        yield _too_long(pieces, held)
+    elif held:
+        yield WholeLines(b"".join((*pieces, b"\n")), held)
+
+
+def _too_long(pieces: list[bytes], length: int) -> WholeLines:
+    """Return the first bytes of a line: whole characters, where it is UTF-8."""
+    shown = b"".join(piece[: _SHOWN_BYTES + 1] for piece in pieces).removesuffix(b"\n")
+    if len(shown) > _SHOWN_BYTES:
+        end = _SHOWN_BYTES
+        while end > _SHOWN_BYTES - 4 and shown[end] & 0xC0 == 0x80:
+            end -= 1
+        shown = shown[:end]
+    return WholeLines(shown + b"\n", length, too_long=True)

@@ -13,7 +13,7 @@ from headrace.lake.blocks.lines import BLANK, BOM, NEWLINE, TAB, Block, Mask
 _OPEN, _CLOSE, _QUOTE = ord("{"), ord("}"), ord('"')
 #: Jackson limits the digits of a number (those of its fraction and exponent too) and the depth of an object; lines
 #: shorter than the first reach neither. The last is the limit of a text.
-_LONG, _MOST_DIGITS, _MOST_DEPTH, _MOST_TEXT = 900, re.compile(rb"[0-9.eE+-]{900}"), 400, 20_000_000
+_LONG, _DIGITS, _MOST_DEPTH, _MOST_TEXT = 900, re.compile(rb"[0-9.eE+-]+"), 400, 20_000_000
 _NOT_FINITE = re.compile(rb"[:,\[] *[-+]?(?:NaN|Inf)")
 _NUL = b"\\u0000"
 #: A second half of a surrogate pair without its first one.
@@ -22,8 +22,10 @@ _LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
 
 def odd_bytes(block: Block) -> Mask:
     """Lines that are not UTF-8, have control characters (tabs and carriage returns at the end aside), begin with a byte
-    order mark, or begin and end with a blank. bool [lines].
+    order mark, begin and end with a blank, or are too long. bool [lines].
     """
+    if block.too_long:
+        return np.ones(len(block), np.bool_)
     odd = np.zeros(len(block), np.bool_)
     data, ends = block.bytes, block.ends
     returns = int((block.newlines - ends).sum())
@@ -72,7 +74,7 @@ def odd_json(block: Block) -> Mask:
     for i in np.flatnonzero(ends - starts > _LONG).tolist():
         line = block.data[starts[i] : ends[i]]
         deep = line.count(b"{") + line.count(b"[") > _MOST_DEPTH
-        odd[i] |= deep or len(line) > _MOST_TEXT or _MOST_DIGITS.search(line) is not None
+        odd[i] |= deep or len(line) > _MOST_TEXT or max(map(len, _DIGITS.findall(line)), default=0) >= _LONG
     return odd
 
 

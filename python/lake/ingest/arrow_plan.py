@@ -14,6 +14,7 @@ from headrace.lake.blocks.lines import COMPRESSIONS, Part
 from headrace.lake.blocks.reader import Declaration, TimeRange
 from headrace.lake.ingest.read_lines import SourceFile
 from headrace.lake.sources.clicks import is_json
+from headrace.lake.sources.compression import ending
 from headrace.lake.sources.criteo import CRITEO
 from headrace.lake.sources.delimited import LIST_SEPARATOR, header_of
 from headrace.lake.sources.lines import LandingBatch
@@ -23,8 +24,6 @@ from headrace.lake.sources.talkingdata import TIMES, TWO_DIGIT_HOUR
 _KNOWN = {"format", "path", "separator", "header", "null_value", "catch_up_days", "timezone", "timestamps", "complete"}
 _KNOWN_OF_COLUMNS = {"name", "type", "required"}
 _FORMATS = ("clicks", "criteo", "csv", "jsonl", "talkingdata")
-#: Endings by which Spark's reader knows that a file is compressed, in another way than those that are read here.
-_COMPRESSED = {".deflate", ".lz4", ".snappy", ".zst", ".zstd", ".passthrough", ".lzo", ".xz"}
 #: Uncompressed files are split into parts of so many bytes: at least, and at most.
 PART_BYTES, _MOST_PART_BYTES = 64 << 20, 256 << 20
 #: Files are left whole where the busiest core then has at most so many times its share: one that is split is read
@@ -88,11 +87,11 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
     if why is not None:
         return why
     for _, file in batch.files:
-        ending = file.path.suffix
-        if ending.lower() in _COMPRESSED or (ending not in COMPRESSIONS and ending.lower() in COMPRESSIONS):
-            return f"{file.name}: compressed as {ending}"
-        if not file.size and ending in COMPRESSIONS:
-            return f"{file.name}: an empty {ending}"
+        kind = ending(file.name)
+        if kind and file.path.suffix not in COMPRESSIONS:
+            return f"{file.name}: compressed as {file.path.suffix}"
+        if kind and not file.size:
+            return f"{file.name}: an empty {kind}"
     accept = table.new_columns == "accept"
     forms = [_form(batch, i) for i in range(len(batch.files))]
     kept = dict.fromkeys(extra)

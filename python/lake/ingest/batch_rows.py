@@ -27,9 +27,10 @@ from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.ingest.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.landing import LandingDay, following
 from headrace.lake.session import spark_settings
+from headrace.lake.sources.compression import COMPRESSIONS, UNREADABLE
 from headrace.lake.sources.formats import FORMATS, SourceFormat
 from headrace.lake.sources.frame import GOOD, quoted
-from headrace.lake.sources.lines import POSITION, LandingBatch, damaged_file_named, one_file_a_task
+from headrace.lake.sources.lines import POSITION, LandingBatch, damaged_file_named
 from headrace.lake.tasks import run_tasks
 from headrace.storage import Location
 
@@ -239,7 +240,7 @@ def rows_by_spark(
 
     Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
     """
-    with one_file_a_task(batch.spark), damaged_file_named(batch):
+    with damaged_file_named(batch):
         frames = [typed(frame, batch.source, batch.table, batch.ids, forgotten) for frame in form.read(batch)]
         rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
     if form.finish is None:
@@ -251,8 +252,15 @@ def source_format_of(batch: LandingBatch) -> SourceFormat:
     """The form of the batch's landing files, checked against the declared columns.
 
     Raises:
-        UserError: a column that the form needs is not declared, or a declared one is not among its own.
+        UserError: a column that the form needs is not declared, or a declared one is not among its own; a file is
+            compressed in a way that cannot be read.
     """
+    for _, file in batch.files:
+        if (suffix := file.path.suffix.lower()) in UNREADABLE:
+            raise UserError(
+                f"landing file {file.name}: files that end in {suffix} cannot be read; deliver it plain, or compressed "
+                f"as one of {', '.join(COMPRESSIONS)}"
+            )
     found = FORMATS[batch.source.format]
     declared = {c.name for c in batch.table.columns}
     for name in found.columns:

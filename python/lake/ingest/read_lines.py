@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from headrace.lake.blocks.delimited import DelimitedForm, DelimitedReader
 from headrace.lake.blocks.json_lines import JsonReader
-from headrace.lake.blocks.lines import Block, Mask, Part, UnreadableError, blocks, count_lines
+from headrace.lake.blocks.lines import TOO_LONG, Block, Mask, Part, UnreadableError, blocks, count_lines
 from headrace.lake.blocks.reader import Declaration, ReadBlock, Reader, TimeRange, event_micros, read_block
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.data_file import DataFileWriter
@@ -27,8 +27,9 @@ from headrace.lake.ingest.hash_files import save_hashes
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.storage import Location
 
-#: The columns of the lines that are left to Spark: the number of the file, of the line, and the line as it is.
-LEFT = pa.schema([("_file", pa.int32()), ("_line", pa.int64()), ("_text", pa.string())])
+#: The columns of the lines that are left to Spark: numbers of the file and of the line, the line as it is, and why it
+#: is no row, where that is known.
+LEFT = pa.schema([("_file", pa.int32()), ("_line", pa.int64()), ("_text", pa.string()), ("_fault", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,8 @@ class _Output:
             self._left = pq.ParquetWriter(place, LEFT, store_schema=False)
         numbers = block.number(which)
         files = pa.array(np.full(len(numbers), file, np.int32))
-        table = pa.Table.from_arrays([files, pa.array(numbers), block.texts(which)], schema=LEFT)
+        faults = pa.array([TOO_LONG if block.too_long else None] * len(numbers), pa.string())
+        table = pa.Table.from_arrays([files, pa.array(numbers), block.texts(which), faults], schema=LEFT)
         self._left.write_table(table)
 
     def close(self) -> dict[str, Any]:

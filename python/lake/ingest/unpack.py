@@ -69,21 +69,16 @@ class UnpackTask:
                 if not inside:
                     cut = text.find(b"\n") + 1
                     head += text[:cut] if cut else text
-                    if not cut:
-                        continue
-                    inside, text = True, text[cut:]
+                    inside, text = bool(cut), text[cut:] if cut else b""
                 cut = text.rfind(b"\n") + 1
-                if not cut:
-                    tail += text
-                    continue
-                out.write(tail)
-                out.write(memoryview(text)[:cut])
-                size, lines = size + len(tail) + cut, lines + text.count(b"\n")
-                tail = text[cut:]
+                if cut:
+                    out.write(tail)
+                    out.write(memoryview(text)[:cut])
+                    size, lines = size + len(tail) + cut, lines + text.count(b"\n")
+                    tail = b""
+                tail += text[cut:]
                 if max(len(head), len(tail)) > _MOST_CUT:
-                    break
-            if max(len(head), len(tail)) > _MOST_CUT:
-                raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes")
+                    raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes")
         return Piece(place.name, size, lines, head.decode("latin-1"), tail.decode("latin-1"), checksums.found)
 
 

@@ -24,8 +24,8 @@ from headrace.storage import Location, StoreAway
 
 #: Ending -> name of the compression.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "Zstandard", ".snappy": "Snappy"}
-#: Those that Spark's text reader reads without Hadoop's native library.
-READ_BY_SPARK = frozenset({"", ".gz", ".bz2"})
+#: Endings of files that are compressed in another way.
+UNREADABLE = frozenset({".deflate", ".lz4", ".lzo", ".xz", ".zstd", ".sz", ".z"})
 _ARROW_NAMES = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 #: Most bytes that a block of Snappy may say it holds. Hadoop writes 256 KiB.
 _MOST_BLOCK = 1 << 28
@@ -38,13 +38,13 @@ class DamagedError(Exception):
 
 def ending(name: str) -> str:
     """The ending that says how a file is compressed; empty of a plain one."""
-    suffix = PurePath(name).suffix
+    suffix = PurePath(name).suffix.lower()
     return suffix if suffix in COMPRESSIONS else ""
 
 
 def without_ending(name: str) -> str:
     """The name that the file has when it is not compressed."""
-    return name.removesuffix(ending(name))
+    return name[: len(name) - len(ending(name))]
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
@@ -15,12 +15,15 @@ from pyspark.sql import functions as F
 from headrace.errors import UserError
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.compression import DamagedError, open_plain
-from headrace.lake.sources.frame import EXTRA_TYPE, UNCLOSED, WRONG_FIELDS, presence_masks, with_line_faults, without
+from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
 from headrace.lake.sources.text_lines import QuotedFields
 from headrace.storage import StoreError
 
+#: Bytes of a header that are read. Its names may have fewer (csv.field_size_limit).
+_HEADER_BYTES = 1 << 20
+_OLD_MAC = "its lines end with a carriage return alone, as on old Macs; deliver it with line feeds"
 #: Lists in one CSV field.
 LIST_SEPARATOR = "|"
 
@@ -131,11 +134,9 @@ def _delimited(
         elif c.name in fix:
             values.append(fix[c.name](F.col(f"_t{i}")).alias(f"_v{i}"))
     broken = F.when(F.col("_unread"), F.lit(WRONG_FIELDS))
-    if "_open" in lines.columns:
-        broken = F.when(F.col("_open"), F.lit(UNCLOSED)).otherwise(broken)
     first = F.lit(header) & (F.col("_line") == 1)
     frame = lines.select(*without(lines, *(f"_n{i}" for i in inside)), *values)
-    return with_line_faults(frame, broken, first).drop("_unread", "_open")
+    return with_line_faults(frame, broken, first).drop("_unread")
 
 
 def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: bool = False) -> tuple[str, ...]:
@@ -146,6 +147,7 @@ def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: 
     Raises:
         UserError: it cannot be read, or names a column twice.
     """
+    line = ""
     try:
         with open_plain(file.path, begin=True) as data:
             lines = _lines(data)
@@ -161,17 +163,24 @@ def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: 
         raise UserError(f"landing file {file.name} cannot be read: {e.strerror or e}") from None
     except UnicodeEncodeError:
         raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
+    except csv.Error as e:
+        cause = _OLD_MAC if "\r" in line else f"its first line is no header: {e}"
+        raise UserError(f"landing file {file.name}: {cause}") from None
     names = tuple((field.strip() if trim else field) or f"column{k}" for k, field in enumerate(fields))
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise UserError(f"landing file {file.name}: its header names column '{name}' twice")
     return names
 
 
 def _lines(data: BinaryIO) -> Iterator[str]:
-    """The lines of a text with their ends; a byte that is not UTF-8 as half a surrogate pair.
+    """Yield the lines of a text with their line feeds; a byte that is not UTF-8 as half a surrogate pair.
 
-    By whole buffers of the stream: io.TextIOWrapper asks it for 8 KiB at a time, each a request where a store has it.
+    Raises:
+        csv.Error: a line has more than _HEADER_BYTES.
     """
-    for line in data:
-        yield from io.StringIO(line.decode("utf-8", "surrogateescape"), newline="")
+    while line := data.readline(_HEADER_BYTES + 1):
+        if len(line) > _HEADER_BYTES:
+            mac = "; it has carriage returns: lines must end with line feeds" if b"\r" in line else ""
+            raise csv.Error(f"it has more than {_HEADER_BYTES:,} bytes{mac}")
+        yield line.decode("utf-8", "surrogateescape")

@@ -17,7 +17,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace import identifiers
+from headrace.lake.blocks.lines import TOO_LONG
 from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.text_lines import UNCLOSED
 
 #: `_state` of a typed row (headrace.lake.ingest.typed_rows).
 GOOD, BAD, SKIPPED = 0, 1, 2
@@ -31,9 +33,8 @@ EXTRA_TYPE = "map<string,string>"
 NOT_UTF8 = "not UTF-8 text"
 NOT_JSON = "not a JSON object"
 WRONG_FIELDS = "wrong number of fields"
-UNCLOSED = "a quoted field is not closed"
 #: Reasons that are about a line as a whole.
-LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS, UNCLOSED})
+LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS, UNCLOSED, TOO_LONG})
 
 
 def fixed_fields(
@@ -71,14 +72,19 @@ def presence_masks(has: Sequence[Column]) -> list[Column]:
 
 
 def with_line_faults(frame: DataFrame, broken: Column, header: Column | None = None) -> DataFrame:
-    """Add `_broken` and `_skip`."""
-    empty = F.trim("_text") == ""
+    """Add `_broken` and `_skip`; what is known of a line since it was cut (`_fault`) goes before other faults."""
+    fault = F.col("_fault")
+    empty = (F.trim("_text") == "") & fault.isNull()
     skip = empty if header is None else empty | header
     return frame.select(
         "*",
         skip.alias("_skip"),
-        F.when(skip, None).when(~F.is_valid_utf8("_text"), F.lit(NOT_UTF8)).otherwise(broken).alias("_broken"),
-    )
+        F.when(skip, None)
+        .when(fault.isNotNull(), fault)
+        .when(~F.is_valid_utf8("_text"), F.lit(NOT_UTF8))
+        .otherwise(broken)
+        .alias("_broken"),
+    ).drop("_fault")
 
 
 def without(frame: DataFrame, *names: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Text files as numbered lines, without the JVM: for compressions that Spark cannot read, and for quoted line breaks.
+"""Text files as numbered lines, cut without the JVM, and records of delimited text that go over several lines.
 
 A record of delimited text may go over several lines where a quoted field has line breaks (RFC 4180). Such a record
 stands on its first line; the others are empty ones, so every line of a file still is one row.
@@ -6,6 +6,7 @@ stands on its first line; the others are empty ones, so every line of a file sti
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -14,15 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.lake.blocks.lines import TOO_LONG, whole_lines
 from headrace.lake.sources.compression import DamagedError, open_plain
-from headrace.storage import Location
+from headrace.storage import Location, StoreError
 
 #: Bytes that are read and handed on at once.
 BLOCK_BYTES = 4 << 20
 #: A quoted field that is not closed within so many bytes is taken for one that lacks its closing quote: its record's
 #: first line is bad, and reading goes on with the second.
 RECORD_BYTES = 1 << 20
-#: What a task's error says of a file that cannot be read to its end, for the driver to find.
+#: Why such a line is no row.
+UNCLOSED = "a quoted field is not closed"
+#: What a task's error says of a file that cannot be read to its end, for the driver to find: then its number and why.
 DAMAGED = "LANDING_FILE_DAMAGED"
 _QUOTE = b'"'
 
@@ -38,79 +42,92 @@ class QuotedFields:
 
 
 @dataclass(frozen=True)
-class ReadLines:
-    """A task over numbers of files: `id` -> `_path`, `_line` from 1, `value`, `_open`. Pickled into tasks."""
+class NumberedLines:
+    """Lines that follow each other."""
 
-    #: URI and place of each file.
-    files: tuple[tuple[str, Location], ...]
+    #: Each without its line feed, arbitrary bytes. string [lines].
+    texts: pa.Array
+    #: Why a line is no row, where that is known already: TOO_LONG, UNCLOSED; else null. string [lines].
+    faults: pa.Array
+
+
+@dataclass(frozen=True)
+class ReadLines:
+    """A task over places in `files`: `id` -> `_file`, `_line` from 1, `_text`, `_fault`. Pickled into tasks."""
+
+    #: Number and place of each file.
+    files: tuple[tuple[int, Location], ...]
     #: Where records may go over several lines; None: each line is a record.
     fields: QuotedFields | None
 
-    SCHEMA = "_path string, _line bigint, value string, _open boolean"
+    SCHEMA = "_file int, _line bigint, _text string, _fault string"
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for i in batch.column(0).to_pylist():
                 yield from self._read(*self.files[i])
 
-    def _read(self, uri: str, path: Location) -> Iterator[pa.RecordBatch]:
+    def _read(self, number: int, path: Location) -> Iterator[pa.RecordBatch]:
         line = 1
         try:
             with open_plain(path) as stream:
                 lines = lines_of(stream)
-                records = ((x, np.zeros(len(x), bool)) for x in lines)
-                for texts, unclosed in records if self.fields is None else whole_records(lines, self.fields):
-                    n = len(texts)
+                for part in lines if self.fields is None else whole_records(lines, self.fields):
+                    n = len(part.texts)
                     columns = [
-                        pa.array([uri], pa.string()).take(pa.array(np.zeros(n, np.int64))),
+                        pa.array(np.full(n, number, np.int32)),
                         pa.array(np.arange(line, line + n)),
-                        texts,
-                        pa.array(unclosed),
+                        part.texts,
+                        part.faults,
                     ]
-                    yield pa.RecordBatch.from_arrays(columns, ["_path", "_line", "value", "_open"])
+                    yield pa.RecordBatch.from_arrays(columns, ["_file", "_line", "_text", "_fault"])
                     line += n
         except DamagedError as e:
-            raise RuntimeError(f"{DAMAGED} {uri} {e}") from None
+            raise RuntimeError(f"{DAMAGED} {number} {e}") from None
+        except StoreError:  # nothing is known of the file
+            raise
+        except OSError as e:
+            raise RuntimeError(f"{DAMAGED} {number} {e.strerror or e}") from e
 
 
-def lines_of(stream: BinaryIO, block: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-    """The lines of a text, without their line feeds, as string arrays of arbitrary bytes; nothing behind the last one.
+def lines_of(stream: BinaryIO, block: int = BLOCK_BYTES) -> Iterator[NumberedLines]:
+    """Yield the lines of a text; nothing behind the last line feed.
 
     `block`: bytes that are read at once.
     """
-    rest: list[bytes] = []
-    while data := stream.read(block):
-        end = data.rfind(b"\n") + 1
-        if not end:
-            rest.append(data)
-            continue
-        yield _split(b"".join([*rest, data[:end]]))
-        rest = [data[end:]] if end < len(data) else []
-    if rest:
-        yield _split(b"".join([*rest, b"\n"]))
+    for text in whole_lines(stream.read, block):
+        texts = _split(text.data)
+        faults = pa.array([TOO_LONG], pa.string()) if text.too_long else pa.nulls(len(texts), pa.string())
+        yield NumberedLines(texts, faults)
 
 
 def whole_records(
-    lines: Iterable[pa.Array], fields: QuotedFields, most: int = RECORD_BYTES
-) -> Iterator[tuple[pa.Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]]:
-    """Lines with each record on its first one, its line feeds within, and empty lines for the others.
+    lines: Iterable[NumberedLines], fields: QuotedFields, most: int = RECORD_BYTES
+) -> Iterator[NumberedLines]:
+    """Yield lines with each record on its first one, its line feeds within, and empty lines for the others.
+
+    Each line is looked at twice at most, so time grows with the bytes, whatever quotes they have.
 
     Args:
-        lines: string arrays.
+        lines: those of a text.
         fields: of the records.
-        most: bytes of the longest record.
-
-    Yields:
-        lines, as many in all as there were; and which of them begin a quoted field that is not closed within `most`
-        bytes, or at all: bool [n].
+        most: bytes of the longest record. What begins a quoted field that is not closed within them, or at all, is
+            UNCLOSED.
     """
     joiner = _Joiner(fields, most)
-    for batch in lines:
+    for part in lines:
+        too_long = part.faults.null_count < len(part.faults)
         # Most batches of most files have no line break in quotes to be looked for.
-        if joiner.idle and not pc.any(pc.match_substring(batch.view(pa.binary()), _QUOTE)).as_py():
-            yield batch, np.zeros(len(batch), bool)
+        if joiner.idle and (too_long or not pc.any(pc.match_substring(part.texts.view(pa.binary()), _QUOTE)).as_py()):
+            yield part
             continue
-        for line in batch.view(pa.binary()).to_pylist():
+        if too_long:  # it is longer than any record
+            joiner.end()
+            if joiner.done:
+                yield joiner.take()
+            yield part
+            continue
+        for line in part.texts.view(pa.binary()).to_pylist():
             joiner.add(line)
         if joiner.done:
             yield joiner.take()
@@ -120,12 +137,12 @@ def whole_records(
 
 
 class _Joiner:
-    """Puts lines together."""
+    """Puts the lines of records together."""
 
     def __init__(self, fields: QuotedFields, most: int) -> None:
         self._separator, self._trim, self._most = fields.separator.encode(), fields.trim, most
-        #: Lines of the record whose quoted field is open, and their bytes.
-        self._open: list[bytes] = []
+        #: Lines of an open record: each but the first ends in a quoted field if it begins in one.
+        self._open: deque[bytes] = deque()
         self._bytes = 0
         self.done: list[bytes] = []
         self._unclosed: list[int] = []
@@ -136,44 +153,45 @@ class _Joiner:
         return not self._open
 
     def add(self, line: bytes) -> None:
-        """The next line."""
-        waiting = [line]
-        while waiting:
-            line = waiting.pop()
-            inside = self._ends_inside(line, inside=bool(self._open))
-            if self._open or inside:
-                self._open.append(line)
-                self._bytes += len(line) + 1
-            if not inside:
-                if self._open:
-                    self.done += [b"\n".join(self._open), *[b""] * (len(self._open) - 1)]
-                    self._open, self._bytes = [], 0
-                else:
-                    self.done.append(line)
-            elif self._bytes > self._most:
-                waiting += self._give_up()
+        """Take the next line."""
+        is_open = bool(self._open)
+        if self._ends_inside(line, inside=is_open):
+            self._open.append(line)
+            self._bytes += len(line) + 1
+            while self._bytes > self._most and self._open:
+                self._give_up()
+        elif is_open:
+            self.done += [b"\n".join((*self._open, line)), *[b""] * len(self._open)]
+            self._open.clear()
+            self._bytes = 0
+        else:
+            self.done.append(line)
 
     def end(self) -> None:
-        """No further line comes."""
+        """Take it that no further line comes."""
         while self._open:
-            for line in reversed(self._give_up()):
-                self.add(line)
+            self._give_up()
 
-    def take(self) -> tuple[pa.Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-        """The lines that are done, and which of them are unclosed."""
-        unclosed = np.zeros(len(self.done), bool)
-        unclosed[self._unclosed] = True
+    def take(self) -> NumberedLines:
+        """Return the lines that are done."""
+        faults = np.full(len(self.done), None, object)
+        faults[self._unclosed] = UNCLOSED
         lines = pa.array(self.done, pa.binary()).view(pa.string())
         self.done, self._unclosed = [], []
-        return lines, unclosed
+        return NumberedLines(lines, pa.array(faults, pa.string()))
 
-    def _give_up(self) -> list[bytes]:
-        """Take the open record's first line for a bad one; the others, last first, are to be looked at again."""
-        first, *others = self._open
+    def _give_up(self) -> None:
+        """Take the open record's first line for a bad one, and look for a record that begins in one of the others."""
         self._unclosed.append(len(self.done))
-        self.done.append(first)
-        self._open, self._bytes = [], 0
-        return others[::-1]
+        self._pop()
+        # A record that begins in one of them is open, too, at the end of the last: none of them closes a field.
+        while self._open and not self._ends_inside(self._open[0], inside=False):
+            self._pop()
+
+    def _pop(self) -> None:
+        line = self._open.popleft()
+        self._bytes -= len(line) + 1
+        self.done.append(line)
 
     def _ends_inside(self, line: bytes, inside: bool) -> bool:
         """Whether a line ends within a quoted field; `inside`: whether it begins in one."""
