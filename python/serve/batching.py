@@ -13,6 +13,7 @@ import time
 from collections import deque
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.serve.blocks import Blocks, ShapeKey, merged
 from headrace.serve.errors import RequestError
@@ -34,23 +35,53 @@ _OTHERS = 256
 Result = list[Array] | RequestError
 
 
+class _Answer(asyncio.Future[list[Array]]):
+    """The answer of a request; when nobody waits for it any more, its place in the queue is empty at once.
+
+    A client may go and come again while a long run holds the queue up: what waited for it must not stay in memory,
+    where it is no longer counted.
+    """
+
+    __slots__ = ("queued",)
+
+    #: Its place in the queue; None: it has none any more.
+    queued: _Waiting | None
+
+    def cancel(self, msg: Any = None) -> bool:
+        """See asyncio.Future."""
+        is_new = super().cancel(msg)
+        if is_new and self.queued is not None:
+            self.queued.leave()
+            self.queued = None
+        return is_new
+
+
 @dataclass(slots=True)
 class _Waiting:
+    batcher: Batcher
     blocks: Blocks
     rows: int
     key: ShapeKey
-    since: float
     until: float
-    answer: asyncio.Future[list[Array]]
+    answer: _Answer
+
+    def leave(self) -> None:
+        """Wait no more."""
+        self.batcher.queued_rows -= self.rows
+        self.blocks, self.rows = [], 0
 
 
 class Batcher:
-    """The queue of one version of a model, whose rows are therefore answered by that version alone."""
+    """The queue of one version of a model, whose rows are therefore answered by that version alone.
+
+    Attributes:
+        queued_rows: of the requests that wait.
+    """
 
     def __init__(self, model: Model, limits: Limits, executor: Executor, metrics: ModelMetrics) -> None:
         self._model, self._limits, self._executor, self._metrics = model, limits, executor, metrics
         self._queue: deque[_Waiting] = deque()
-        self._queued_rows = 0
+        self.queued_rows = 0
         self._seconds, self._rows = 0.0, 0.0  # of the last runs
         self._running = False
         self._scheduled: asyncio.Handle | None = None
@@ -78,19 +109,20 @@ class Batcher:
         Raises:
             RequestError: so much waits already that it would not begin in time (503).
         """
-        wait = self._queued_rows * self._seconds_per_row
-        if wait > timeout or self._queued_rows >= self._limits.rows * 4:
+        wait = self.queued_rows * self._seconds_per_row
+        if wait > timeout or self.queued_rows >= self._limits.rows * 4:
             self._metrics.refused.inc()
-            message = f"model '{self._model.name}' has {self._queued_rows:,} rows waiting"
+            message = f"model '{self._model.name}' has {self.queued_rows:,} rows waiting"
             raise RequestError(503, message, retry_after=max(1, round(wait)))
         now = time.monotonic()
-        answer: asyncio.Future[list[Array]] = self._loop.create_future()
-        self._queue.append(_Waiting(blocks, rows, key, now, now + timeout, answer))
-        self._queued_rows += rows
+        answer = _Answer(loop=self._loop)
+        answer.queued = _Waiting(self, blocks, rows, key, now + timeout, answer)
+        self._queue.append(answer.queued)
+        self.queued_rows += rows
         if self._scheduled is None and not self._running:
             delay = self._limits.batch_delay
             self._scheduled = self._loop.call_later(delay, self._next) if delay else self._loop.call_soon(self._soon)
-        elif self._limits.batch_delay and not self._running and self._queued_rows >= self._limits.batch_rows:
+        elif self._limits.batch_delay and not self._running and self.queued_rows >= self._limits.batch_rows:
             assert self._scheduled is not None
             self._scheduled.cancel()
             self._scheduled = self._loop.call_soon(self._next)
@@ -131,21 +163,23 @@ class Batcher:
         while self._queue:
             waiting = self._queue[0]
             if waiting.answer.done():  # who asked has gone
-                self._queued_rows -= waiting.rows
+                self.queued_rows -= waiting.rows
             elif waiting.until < now:
-                self._queued_rows -= waiting.rows
+                self.queued_rows -= waiting.rows
                 self._metrics.late.inc()
                 waiting.answer.set_exception(RequestError(503, "the request has waited too long", retry_after=1))
             elif not batch or (waiting.key == batch[0].key and self._model.by_row):
                 if batch and rows + waiting.rows > self._limits.batch_rows:
                     break
-                self._queued_rows -= waiting.rows
+                self.queued_rows -= waiting.rows
                 rows += waiting.rows
                 batch.append(waiting)
             elif not self._model.by_row or len(others) == _OTHERS:
                 break
             else:
-                others.append(waiting)
+                others.append(self._queue.popleft())
+                continue
+            waiting.answer.queued = None
             self._queue.popleft()
         self._queue.extendleft(reversed(others))
         return batch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: The status that a request is counted with whose client has gone before its answer, as nginx logs it.
+CLIENT_GONE = 499
+
 
 class RequestError(Exception):
     """A request that is answered by an error.

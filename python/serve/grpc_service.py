@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +15,7 @@ from google.protobuf.message import DecodeError
 from headrace.serve.access import Access
 from headrace.serve.blocks import blocks_of, key_of
 from headrace.serve.catalogue import Served
-from headrace.serve.errors import RequestError
+from headrace.serve.errors import CLIENT_GONE, RequestError
 from headrace.serve.grpc_messages import METHODS, SERVICE, message
 from headrace.serve.infer_json import check_complete, input_of, output_of, rows_of, timeout_of
 from headrace.serve.options import Limits
@@ -172,7 +173,8 @@ def _handler(service: Service, access: Access, name: str, method: Callable[[Any]
             if request is None:
                 raise RequestError(400, f"the bytes are no {name}Request")
             if name == "ModelInfer":
-                service.take_bytes(size := request.ByteSize())
+                service.take_bytes(count := request.ByteSize())
+                size = count
             found = await method(request)
             return found if isinstance(found, response) else response(**found)
         except RequestError as e:
@@ -181,6 +183,9 @@ def _handler(service: Service, access: Access, name: str, method: Callable[[Any]
                 context.set_trailing_metadata((("retry-after", str(e.retry_after)),))
             await context.abort(_CODES.get(e.status, grpc.StatusCode.INTERNAL), e.message)
         except grpc.aio.AbortError:
+            raise
+        except asyncio.CancelledError:  # or its deadline has passed
+            status = CLIENT_GONE
             raise
         except Exception:
             logger.exception("%s failed", name)

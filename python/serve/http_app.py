@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from headrace.serve.access import Access
 from headrace.serve.catalogue import Served
-from headrace.serve.errors import RequestError
+from headrace.serve.errors import CLIENT_GONE, RequestError
 from headrace.serve.http_connection import Cancellable, Connection
 from headrace.serve.http_head import Head
 from headrace.serve.infer_json import Plan, answer
@@ -97,6 +97,10 @@ class HttpApp:
         body = _dumps({"error": error.message})
         return _head(error.status, _JSON, len(body), more) + body
 
+    def gone(self, connection: Connection) -> None:
+        """Count a request that is not answered: its client has gone."""
+        self._count(CLIENT_GONE, connection)
+
     def _submit(self, served: Served, head: Head, body: bytes | memoryview) -> tuple[Plan, asyncio.Future[list[Array]]]:
         end = len(body) if head.json_bytes is None else head.json_bytes
         if end > len(body):
@@ -107,7 +111,8 @@ class HttpApp:
     def _answer_infer(
         self, model: Model, plan: Plan, connection: Connection, outputs: asyncio.Future[list[Array]]
     ) -> None:
-        if outputs.cancelled():  # who asked has gone
+        if outputs.cancelled() or connection.is_gone:
+            self.gone(connection)
             return
         try:
             found = _infer_answer(model, plan, outputs.result())
@@ -118,7 +123,9 @@ class HttpApp:
 
     async def _answer_other(self, head: Head, connection: Connection) -> None:
         try:
-            status, content_type, body = await self._other(head.method, _parts(head))
+            # The connection leaves the body out of an answer to HEAD (RFC 9110, 9.3.2).
+            method = "GET" if head.method == "HEAD" else head.method
+            status, content_type, body = await self._other(method, _parts(head))
             found = _head(status, content_type, len(body)) + body
             self._count(status, connection)
         except Exception as e:

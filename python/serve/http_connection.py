@@ -50,6 +50,9 @@ class App(Protocol):
     def refusal(self, error: RequestError, connection: Connection) -> bytes:
         """An answer."""
 
+    def gone(self, connection: Connection) -> None:
+        """Note that the client has gone before all of its request had come."""
+
 
 class Shared:
     """What the connections of a server have in common.
@@ -77,6 +80,7 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         head: of the request that comes or is answered.
         started: when its head had come, by `time.perf_counter`.
+        is_gone: whether the connection is closed.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -94,6 +98,9 @@ class Connection(asyncio.BufferedProtocol):
         self._answering = False
         self._refused = False  # answered before all of it had come
         self._last = False  # no request is taken behind this one
+        self._at_end = False  # the client sends no more
+        self._consuming = False  # requests that have come are begun, one behind the other
+        self.is_gone = False
         self._work: Cancellable | None = None
         self._ahead = bytearray()  # what came behind it
         self._reading_paused = self._writing_paused = False
@@ -122,13 +129,23 @@ class Connection(asyncio.BufferedProtocol):
         for timer in (self._idle, self._deadline, self._send_deadline, self._close_deadline):
             if timer is not None:
                 timer.cancel()
+        self.is_gone = True
         if self._work is not None:
             self._work.cancel()
+        elif self.head is not None and not self._answering and not self._refused:
+            self._shared.app.gone(self)
         self._give_back()
 
-    def eof_received(self) -> None:
-        """The client sends no more: the loop closes the connection when what is written is sent."""
+    def eof_received(self) -> bool:
+        """The client sends no more. True: it is still answered (RFC 9112, 9.6), and the connection closed behind that;
+        False: the loop closes it when what is written is sent.
+        """
+        self._at_end = True
+        # A connection of TLS ends in both directions.
+        if self._transport.can_write_eof() and not self._is_ending() and (self._answering or self._ahead):
+            return True
         self._limit_close()
+        return False
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._shared.view if self._body is None else self._body.free()
@@ -163,6 +180,7 @@ class Connection(asyncio.BufferedProtocol):
     def _consume(self, data: bytearray, stop: int) -> None:
         """Take bytes of requests, up to one that is to be answered first."""
         at, view = 0, memoryview(data)
+        self._consuming = True
         try:
             while at < stop and not self._is_ending():
                 if self._answering or (self._writing_paused and self.head is None):
@@ -185,6 +203,7 @@ class Connection(asyncio.BufferedProtocol):
             # Where the next request begins is not known.
             self._end(e)
         finally:
+            self._consuming = False
             self._watch()
 
     def _keep(self, data: memoryview) -> None:
@@ -386,6 +405,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._ahead:
             data, self._ahead = self._ahead, bytearray()
             self._consume(data, len(data))
+        is_waiting = self._answering or self._ahead or self._consuming
+        if self._at_end and not is_waiting and not self._is_ending():
+            self._close()
+            return
         if self._reading_paused and len(self._ahead) <= _AHEAD:
             self._reading_paused = False
             self._transport.resume_reading()

@@ -85,7 +85,9 @@ class HeadReader:
         self._in_head, self._keep_alive = True, False
 
     def read_head(self, data: memoryview) -> int:
-        """Take bytes of a head; how many of them were its own. Raises RequestError (400): this is no HTTP."""
+        """Take bytes of a head; how many of them were its own. Raises RequestError: this is no HTTP (400), or a
+        body in an unknown coding (501).
+        """
         before = len(self.data)
         self.data += data
         # The end may have begun in the part before.
@@ -122,6 +124,11 @@ class HeadReader:
         except httptools.HttpParserError:
             raise RequestError(400, "the request's address is none") from None
         said = self._headers
+        coding = said.get(b"transfer-encoding")
+        if coding is not None and self._parser.get_http_version() == "1.0":
+            raise RequestError(400, "HTTP/1.0 has no Transfer-Encoding")
+        if coding is not None and coding.strip().lower() != b"chunked":
+            raise RequestError(501, "bodies are taken plain or chunked, in no other Transfer-Encoding")
         json_bytes = said.get(b"inference-header-content-length")
         return Head(
             method=self._parser.get_method().decode("latin-1"),
@@ -131,7 +138,7 @@ class HeadReader:
             authorization=said.get(b"authorization", b""),
             encoding=said.get(b"content-encoding", b""),
             keep_alive=self._keep_alive,
-            chunked=b"transfer-encoding" in said,
+            chunked=coding is not None,
             expects_continue=said.get(b"expect", b"").lower() == b"100-continue",
         )
 
@@ -142,7 +149,8 @@ class HeadReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
-            self._headers[name.lower()] = value
+            name, before = name.lower(), self._headers.get(name.lower())
+            self._headers[name] = value if before is None else before + b", " + value
 
     def on_headers_complete(self) -> None:
         if self._in_head:

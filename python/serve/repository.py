@@ -108,6 +108,9 @@ def _version(model: str, folder: Path) -> VersionFolder:
             info = file.stat()
         except FileNotFoundError:  # removed meanwhile
             continue
+        except OSError:  # a link to itself, say: a matter of this version, and of no other
+            files.append((str(file.relative_to(folder)), -1, 0))
+            continue
         files.append((str(file.relative_to(folder)), info.st_size, info.st_mtime_ns))
     return VersionFolder(model, int(folder.name), folder, tuple(files))
 

@@ -150,7 +150,10 @@ def _numbers(name: str, datatype: str, wanted: np.dtype[Any], values: Any) -> Ar
     if array.size and array.dtype.kind not in kinds:
         raise RequestError(400, f"input '{name}': its data must be of the type {datatype}")
     with np.errstate(over="ignore"):
-        return array.astype(wanted)
+        found: Array = array.astype(wanted)
+    if wanted.kind == "f" and np.isinf(found).any():
+        raise RequestError(400, f"input '{name}': its data do not fit into {datatype}, or are infinite")
+    return found
 
 
 def _integers(name: str, datatype: str, wanted: np.dtype[Any], values: Any) -> Array:
