@@ -57,8 +57,9 @@ def measure(millions: float, gib: float) -> list[Figure]:
         file.write_text(yaml.safe_dump(pipeline(work / "table")), encoding="utf-8")
         command = [sys.executable, "-m", "headrace.cli", "run", str(file), "--home", str(work / "home")]
         with limited_memory(gib) as group:
-            process = subprocess.Popen([*command, "--ds", DS, "--to", "train"], preexec_fn=group.join)
+            process = subprocess.Popen([*command, "--ds", DS, "--to", "train"])
             try:
+                group.add(process.pid)
                 with peak_of_tree(process.pid) as peak:
                     code = process.wait()
             finally:

@@ -25,9 +25,9 @@ class Group:
     folder: Path
     peak_file: str
 
-    def join(self) -> None:
-        """Put this process into it: for `preexec_fn`."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+    def add(self, pid: int) -> None:
+        """Put a process into it that has just begun, with all that it will start."""
+        (self.folder / "cgroup.procs").write_text(str(pid))
 
     @property
     def peak_mib(self) -> float:

@@ -59,14 +59,14 @@ class Served:
             return json.loads(answer.read())
 
 
-def prefer() -> bool:
-    """Give this process a higher priority than others on its core; whether that is allowed.
+def prefer(pid: int = 0) -> bool:
+    """Give a process, by default this one, a higher priority than others on its core; whether that is allowed.
 
     Kernel threads that work for tens of milliseconds (page reclaim by access, writeback) would halve the core
     meanwhile; the floor is counted in processor time, which they do not enter.
     """
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -15)
+        os.setpriority(os.PRIO_PROCESS, pid, -15)
     except PermissionError:
         return False
     return True
@@ -78,12 +78,12 @@ def served(repository: Path, log: Path, cores: Sequence[int], arguments: Sequenc
     command = [sys.executable, "-m", "headrace.cli", "serve", str(repository), "--port", "0", "--grpc-port", "0"]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, "--threads", str(len(cores)), *arguments],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            preexec_fn=lambda: (os.sched_setaffinity(0, cores), prefer()),
+            [*command, "--threads", str(len(cores)), *arguments], stdout=out, stderr=subprocess.STDOUT
         )
     try:
+        # Before it starts threads, which take both along.
+        os.sched_setaffinity(process.pid, cores)
+        prefer(process.pid)
         while not (found := re.search(r":(\d+), gRPC 127\.0\.0\.1:(\d+)", log.read_text().replace("\n", " "))):
             if process.poll() is not None:
                 raise RuntimeError(log.read_text())

@@ -14,8 +14,8 @@ from headrace.errors import UserError
 from headrace.stages import LEASES
 from headrace.storage import Location, is_uri, local, local_folder, location_of
 from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
+from headrace.storage.objects import copies
 from headrace.storage.objects.copies import SCRATCH
-from headrace.storage.objects.copies import VARIABLE as CACHE
 from headrace.storage.uri import server_fault
 
 #: First parts of the names of what is in the lake; all else that manifests name is in the store.
@@ -69,7 +69,7 @@ class Workspace:
         if self.registry_server is not None and (fault := server_fault(self.registry_server)):
             raise UserError(f"registry: {fault}")
         if not self.is_local:
-            os.environ.setdefault(CACHE, str(self._scratch_root / "cache"))
+            copies.use_folder((self._scratch_root / "cache").local_path())
 
     @staticmethod
     def at(home: Path, environ: Mapping[str, str]) -> Workspace:
@@ -199,6 +199,15 @@ class Workspace:
     def days(self, pipeline: str) -> list[str]:
         """The days of a pipeline of which a stage has run, oldest first."""
         return [p.name for p in self.runs(pipeline).entries() if p.is_dir()]
+
+    def days_of_stages(self, pipeline: str) -> dict[str, list[str]]:
+        """Return by stage the days that have its manifest, oldest first. No manifest is opened."""
+        days: dict[str, list[str]] = {}
+        for path in sorted(self.runs(pipeline).infos()):
+            ds, _, name = path.partition("/")
+            if name.endswith(".json") and "/" not in name:
+                days.setdefault(name.removesuffix(".json"), []).append(ds)
+        return days
 
     def manifest(self, pipeline: str, ds: str, stage: str) -> Location:
         return self.runs(pipeline) / ds / f"{stage}.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -49,14 +48,13 @@ def run_logged(
     """
     with _signals_raise():
         process = subprocess.Popen(  # the pipe is read to its end below, and the process waited for
-            list(line),
+            [*_dies_with_parent(), *line],
             env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             # A group of its own: Ctrl-C reaches this process, which then stops the group in order.
             start_new_session=True,
-            preexec_fn=_die_with_parent(),
         )
         try:
             assert process.stdout is not None
@@ -70,19 +68,29 @@ def run_logged(
     return code if code >= 0 else 128 - code
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Make the kernel stop the application when this process is killed outright (Linux; elsewhere: nothing).
+#: Asks the kernel for SIGTERM when the parent ends (PR_SET_PDEATHSIG, see prctl(2)), then becomes the command. A parent
+#: that has ended before that is not waited for.
+_EXEC = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(128 + signal.SIGTERM)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as e:
+    sys.exit(f"error: {sys.argv[2]}: {e.strerror}")
+"""
 
-    Without it a SIGKILLed `headrace run` would leave a JVM at work that holds the pipeline's lock.
+
+def _dies_with_parent() -> list[str]:
+    """Return what begins a command line that the kernel stops when this process is killed (Linux; elsewhere: nothing).
+
+    Without it a SIGKILLed `headrace run` would leave a JVM at work that holds the pipeline's lock. It is a program of
+    its own, not a function between fork and exec: that may wait for ever for a lock of another thread.
     """
     if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, see prctl(2)
-
-    return ask
+        return []
+    return [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid())]
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from headrace.lake import archives, driver_memory
 from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
 from headrace.lake.told_errors import own_errors
 from headrace.resources import REMOTE, Spent
+from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
 
@@ -89,6 +90,9 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         props["spark.local.dir"] = str(ws.spark_local / "local")
         props["spark.driver.extraJavaOptions"] += f" {_LATE_C2}"
         props["spark.python.daemon.module"] = _DAEMON
+        if not ws.is_local:
+            # Tasks are processes of this host: they share the driver's copies. Other hosts have a folder of their own.
+            props[f"spark.executorEnv.{copies.VARIABLE}"] = str(copies.folder())
     if class_archive().is_file():
         # A third of a short application's processor time goes into loading classes. An archive of other jars or of
         # another Java is passed over by the JVM, without a word as these options have it.

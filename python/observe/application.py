@@ -92,11 +92,8 @@ class Observation:
 
     def _earlier(self, run: Run) -> Manifest | None:
         """Of the newest earlier day on which the stage was run."""
-        for ds in reversed([d for d in self._ws.days(run.pipeline) if d < run.ds]):
-            found = Manifest.load(self._ws.manifest(run.pipeline, ds, run.stage))
-            if found is not None:
-                return found
-        return None
+        days = [ds for ds in self._ws.days_of_stages(run.pipeline).get(run.stage, ()) if ds < run.ds]
+        return Manifest.load(self._ws.manifest(run.pipeline, days[-1], run.stage)) if days else None
 
 
 @dataclass

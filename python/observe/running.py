@@ -88,7 +88,10 @@ class RunningFile:
     def _write(self) -> None:
         stage = {**asdict(self._stage), "updated": time.time(), "progress": self._progress}
         with suppress(OSError):
-            RunningStage(**stage).write(self._file)
+            if not self._over.is_set():
+                RunningStage(**stage).write(self._file)
+            if self._over.is_set():  # perhaps the file was removed while this thread wrote it
+                self._file.remove_quietly()
 
 
 def _spark_tasks() -> Progress | None:

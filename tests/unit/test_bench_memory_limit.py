@@ -13,11 +13,16 @@ from bench.memory_limit import limited_memory
 
 def test_a_group_goes_with_all_that_is_in_it() -> None:
     program = (
-        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE).wait()"
+        "import subprocess, sys; input(); "
+        "subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE).wait()"
     )
     try:
         with limited_memory(1) as group:
-            process = subprocess.Popen([sys.executable, "-c", program], preexec_fn=group.join)
+            process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+            group.add(process.pid)
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
             until = time.monotonic() + 30
             while len((group.folder / "cgroup.procs").read_text().split()) < 2 and time.monotonic() < until:
                 time.sleep(0.02)
@@ -33,8 +38,11 @@ def test_a_group_goes_with_all_that_is_in_it() -> None:
 def test_a_process_that_takes_more_is_killed() -> None:
     try:
         with limited_memory(0.05) as group:
-            done = subprocess.run([sys.executable, "-c", "x = bytearray(2**28)"], preexec_fn=group.join, check=False)
-            assert done.returncode == -9
+            program = "input(); x = bytearray(2**28)"
+            process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+            group.add(process.pid)
+            process.communicate(b"\n")
+            assert process.returncode == -9
             assert group.killed == 1
     except RuntimeError as e:
         pytest.skip(str(e))

@@ -15,10 +15,12 @@ import pytest
 from headrace import progress
 from headrace.commands.watch import describe
 from headrace.config import load_spec
+from headrace.observe import running
 from headrace.observe.application import Observation
 from headrace.observe.running import RunningFile, RunningStage
 from headrace.progress import Progress
 from headrace.stage import run_lock, run_stage
+from headrace.storage import Location
 from headrace.workspace import Workspace
 from tests.cli_support import DS, Fake, Yard, make_yard
 
@@ -103,3 +105,27 @@ def test_without_a_terminal_only_news_are_said_and_ctrl_c_ends_it_well(yard: Yar
         reader.join(30)
         assert watching.wait(30) == 0
     assert len([line for line in lines if "features: " in line]) == 1
+
+
+def test_a_write_that_comes_late_leaves_no_file_of_a_stage_that_is_over(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is held up in a write, as on a busy disk, for longer than the stage's end waits."""
+    held, go_on, write = threading.Event(), threading.Event(), RunningStage.write
+
+    def late(self: RunningStage, file: Location) -> None:
+        if threading.current_thread().name == "running-stage":
+            held.set()
+            assert go_on.wait(30)
+        write(self, file)
+
+    monkeypatch.setattr(RunningStage, "write", late)
+    monkeypatch.setattr(running, "_SECONDS", 0.05)
+    keeper = RunningFile(ws, "clicks", stage(time.time()))
+    with keeper:
+        assert held.wait(30)
+        assert len(ws.running("clicks").entries()) == 1
+    assert ws.running("clicks").entries() == []
+    go_on.set()
+    keeper._thread.join(30)
+    assert ws.running("clicks").entries() == []

@@ -13,6 +13,7 @@ from headrace.errors import UserError
 from headrace.lake import object_stores
 from headrace.lake.session import properties
 from headrace.storage import location_of
+from headrace.storage.objects import copies
 from headrace.workspace import Workspace
 from tests.source_table_support import COLUMNS, make_spec
 from tests.storage_homes import memory_home
@@ -47,19 +48,21 @@ def test_a_path_is_a_file_whatever_hadoop_calls_its_default(tmp_path: Path) -> N
 
 def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a pipeline whose lake and store are on a disk."""
-    monkeypatch.setenv("HEADRACE_CACHE", "")
-    monkeypatch.delenv("HEADRACE_CACHE")
+    monkeypatch.delenv("HEADRACE_CACHE", raising=False)
+    monkeypatch.setattr(copies, "_of_workspace", [])
+    environ = dict(os.environ)
     monkeypatch.setattr(object_stores, "s3_dir", lambda: tmp_path)
     local = make_spec({"format": "delta", "path": "/lake/events"})
     assert Workspace(tmp_path).of(local).is_local
-    assert "HEADRACE_CACHE" not in os.environ
+    assert "HEADRACE_CACHE" not in "".join(properties(Spark(), Workspace(tmp_path).of(local)))
     users = {"source": {"format": "parquet", "path": "s3a://bucket/users"}, "table": {"columns": COLUMNS}}
     in_s3 = make_spec({"format": "delta", "path": "hdfs://name:8020/events"}, sources={"users": users})
     ws = Workspace(tmp_path).of(in_s3)
     assert not ws.is_local
     assert ws.schemes == {"file", "hdfs", "s3"}
     # Copies of data files are in scratch.
-    assert os.environ["HEADRACE_CACHE"] == str(tmp_path / "cache")
+    assert copies.folder() == tmp_path / "cache"
+    assert os.environ == environ
     with pytest.raises(UserError, match=r"^what the pipeline reads is in S3, .* run `make s3`$"):
         properties(Spark(), ws)
     (tmp_path / "hadoop-aws-1.jar").touch()
@@ -67,6 +70,9 @@ def test_tables_of_others_are_reached_by_their_stores(tmp_path: Path, monkeypatc
     assert found["spark.kerberos.access.hadoopFileSystems"] == "hdfs://name:8020"
     assert found["spark.hadoop.fs.s3.impl"] == "org.apache.hadoop.fs.s3a.S3AFileSystem"
     assert found["spark.delta.logStore.s3.impl"].endswith("S3ConditionalLogStore")
+    # Spark's tasks on this host share the driver's copies; those of other hosts have their own.
+    assert found["spark.executorEnv.HEADRACE_CACHE"] == str(tmp_path / "cache")
+    assert "spark.executorEnv.HEADRACE_CACHE" not in properties(Spark(master="spark://head:7077"), ws)
     assert "hadoop-aws-1.jar" in found["spark.driver.extraClassPath"]
     assert "hadoop-aws-1.jar" not in properties(Spark(), Workspace(tmp_path))["spark.driver.extraClassPath"]
 

@@ -17,7 +17,9 @@ from headrace.manifest import Resources
 from headrace.observe.application import Observation
 from headrace.observe.prometheus.file import write_metrics
 from headrace.observe.prometheus.text import Metric, render
+from headrace.observe.run_id import Run
 from headrace.stage import run_stage
+from headrace.storage import Location
 from headrace.workspace import Workspace
 from tests.cli_support import Fake
 from tests.report_support import DS, make_manifests
@@ -166,3 +168,36 @@ def test_each_stage_writes_the_file_and_a_bad_folder_fails_none(
     assert value(found, "headrace_stage_day_timestamp_seconds", stage="ingest") == midnight
     assert ws.days("clicks")[-1] == "2026-01-04"
     assert len([r for r in caplog.records if "was not told" in r.getMessage()]) == 1
+
+
+def test_no_more_manifests_are_read_after_a_year_than_after_a_day(
+    ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pipeline without most stages, one of which ran on its first day alone."""
+    made = make_manifests()
+    days = [f"{day:%Y-%m-%d}" for day in (datetime(2025, 1, 1) + timedelta(n) for n in range(400))]
+    for n, ds in enumerate(days):
+        for stage in ("ingest", "features", "train") if n else ("ingest", "baseline"):
+            manifest = made[stage].model_copy(update={"ds": ds, "seconds": float(n)})
+            manifest.save(ws.manifest("clicks", ds, stage))
+    reads: list[Path] = []
+    read_text = Location.read_text
+
+    def counted(self: Location) -> str:
+        if self.name.endswith(".json") and "runs" in self.path.parts:
+            reads.append(Path(str(self)))
+        return read_text(self)
+
+    monkeypatch.setattr(Location, "read_text", counted)
+    write_metrics(ws, load_spec("clicks"), str(tmp_path / "metrics"))
+    assert sorted(p.stem for p in reads) == ["baseline", "features", "ingest", "train"]
+    found = parse((tmp_path / "metrics" / "headrace_clicks.prom").read_text())
+    seconds = {stage: value(found, "headrace_stage_duration_seconds", stage=stage) for stage in ("train", "baseline")}
+    assert seconds == {"train": 399.0, "baseline": 0.0}
+    # What the stage took the last time is one manifest, too; of one that never ran there is none.
+    reads.clear()
+    observation = Observation(load_spec("clicks"), ws)
+    for stage, before in (("train", 199.0), ("gate", None)):
+        earlier = observation._earlier(Run("clicks", days[200], stage, "run", None, None))
+        assert (None if earlier is None else earlier.seconds) == before
+    assert len(reads) == 1

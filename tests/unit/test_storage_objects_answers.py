@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -104,3 +107,27 @@ def test_a_delta_commit_is_not_taken_for_another_writers(home: Location) -> None
     log = DeltaLog(table)
     assert log.version == 2
     assert [f.path.name for f in log.files(2) or ()] == ["2"]
+
+
+def test_threads_that_begin_at_once_share_a_bucket_and_what_is_known_of_it() -> None:
+    opened: list[str] = []
+
+    def open_bucket(scheme: str, bucket: str) -> Any:
+        time.sleep(0.02)  # a client that is set up
+        opened.append(bucket)
+        return object()
+
+    many = store.ObjectStore("memory", open_bucket)
+    start = threading.Barrier(32)
+
+    def first_look(n: int) -> tuple[Any, Any]:
+        start.wait()
+        path = PurePosixPath(f"/bucket{n % 2}/folder/{n}")
+        return many._at(path)[0], many.plain()._at(path)[0]
+
+    with ThreadPoolExecutor(32) as pool:
+        found = list(pool.map(first_look, range(32)))
+    assert sorted(opened) == ["bucket0", "bucket1"]
+    for n, (tree, plain) in enumerate(found):
+        assert (tree, plain) == found[n % 2]
+        assert plain.bucket is tree.bucket

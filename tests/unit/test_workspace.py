@@ -24,8 +24,8 @@ STORE = "s3://bucket/folder"
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """HEADRACE_SCRATCH of this process, of which no workspace has said yet where its copies are."""
-    monkeypatch.setenv(copies.VARIABLE, "for the test's end to remove what workspaces set")
-    monkeypatch.delenv(copies.VARIABLE)
+    monkeypatch.delenv(copies.VARIABLE, raising=False)
+    monkeypatch.setattr(copies, "_of_workspace", [])
     monkeypatch.setenv(copies.SCRATCH, str(tmp_path / "scratch"))
     return tmp_path / "scratch"
 
@@ -71,7 +71,7 @@ def test_a_rank_of_a_host_that_says_nothing_writes_nothing_below_the_drivers_hom
     assert job.ws.store.scheme == "s3"
     assert copies.folder() == Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
     # On the driver's host, and where its home is shared, it does as the driver.
-    monkeypatch.delenv(copies.VARIABLE)
+    monkeypatch.setattr(copies, "_of_workspace", [])
     job.home.mkdir(parents=True)
     place_copies(job)
     assert job.ws.store.scheme == "s3"
@@ -84,3 +84,12 @@ def test_what_others_keep_in_a_store_is_no_folder_of_headraces_own(tmp_path: Pat
     assert not ws.locate("s3://mine/store/models/x").plain
     assert ws.locate("s3://mine/other/events").plain
     assert ws.locate("s3://theirs/events").plain
+
+
+def test_a_workspace_changes_nothing_of_the_process_s_environment(scratch: Path, tmp_path: Path) -> None:
+    environ = dict(os.environ)
+    first = Workspace(tmp_path / "first", store_uri=STORE, scratch_folder=str(tmp_path / "disk"))
+    Workspace(tmp_path / "second", store_uri=STORE)
+    assert first.store.scheme == "s3"
+    assert copies.folder() == tmp_path / "disk" / "cache"
+    assert os.environ == environ

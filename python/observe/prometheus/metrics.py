@@ -17,15 +17,11 @@ _MIB = 1 << 20
 
 
 def newest(ws: Workspace, pipeline: str) -> dict[str, Manifest]:
-    """The manifest of the newest day of each stage, in the day's order."""
-    found: dict[str, Manifest] = {}
-    for ds in reversed(ws.days(pipeline)):
-        for stage in ORDER:
-            if stage not in found and (m := Manifest.load(ws.manifest(pipeline, ds, stage))) is not None:
-                found[stage] = m
-        if len(found) == len(ORDER):
-            break
-    return {stage: found[stage] for stage in ORDER if stage in found}
+    """Return the manifest of the newest day of each stage, in the day's order. No other manifest is read."""
+    days = ws.days_of_stages(pipeline)
+    loaded = {stage: Manifest.load(ws.manifest(pipeline, days[stage][-1], stage)) for stage in ORDER if stage in days}
+    # None: `gc` has removed it since its folder was listed.
+    return {stage: manifest for stage, manifest in loaded.items() if manifest is not None}
 
 
 def metrics_of(ws: Workspace, pipeline: str) -> list[Metric]:

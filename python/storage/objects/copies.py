@@ -27,8 +27,8 @@ from headrace.storage.objects.checksum import crc32_of
 
 #: The environment variable that names this host's scratch folder.
 SCRATCH = "HEADRACE_SCRATCH"
-#: The environment variable that names the folder; a workspace sets it to its scratch. On other hosts, whose processes
-#: know of none, it is of that of their SCRATCH.
+#: The environment variable that names the folder. Without it the folder is below the scratch of this process's
+#: workspace (`use_folder`), and in processes that know of none below that of their SCRATCH.
 VARIABLE = "HEADRACE_CACHE"
 #: The environment variable that says how much copies may take, in GiB; else as much as the disk has.
 LIMIT = "HEADRACE_CACHE_GIB"
@@ -44,11 +44,25 @@ _LOCK_CHARS = 3
 _FILES, _FOLDERS = _COPIES = ("files", "folders")
 
 
+#: What `use_folder` was told first.
+_of_workspace: list[Path] = []
+
+
+def use_folder(path: Path) -> None:
+    """Place this process's copies in a folder, unless its environment names one. The first call counts."""
+    if not _of_workspace:
+        _of_workspace.append(path)
+
+
 def folder() -> Path:
     """Where this host's copies and files on their way to a store are."""
     given, scratch = os.environ.get(VARIABLE), os.environ.get(SCRATCH)
-    if given or scratch:
-        return Path(given or f"{scratch}/cache")
+    if given:
+        return Path(given)
+    if _of_workspace:
+        return _of_workspace[0]
+    if scratch:
+        return Path(scratch) / "cache"
     return Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
 
 

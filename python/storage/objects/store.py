@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import io
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -38,25 +39,31 @@ class ObjectStore:
         """`lists`: see Tree."""
         self._scheme, self._open_bucket, self._lists = scheme, open_bucket, lists
         self._trees: dict[str, Tree] = {}
+        self._turn = threading.Lock()
         self._of_others: ObjectStore | None = None
 
     def plain(self) -> ObjectStore:
         """See Store."""
         if not self._lists:
             return self
-        if self._of_others is None:
-            self._of_others = ObjectStore(self._scheme, self._connection, lists=False)
-        return self._of_others
+        with self._turn:
+            if self._of_others is None:
+                self._of_others = ObjectStore(self._scheme, self._connection, lists=False)
+            return self._of_others
 
     def _connection(self, scheme: str, bucket: str) -> Any:
         return self._at(PurePosixPath("/", bucket))[0].bucket
 
     def _at(self, path: PurePosixPath) -> tuple[Tree, str]:
-        """The bucket, and the key in it."""
+        """Return the bucket, the same one for all threads, and the key in it."""
         _, bucket, *parts = path.parts
-        if bucket not in self._trees:
-            self._trees[bucket] = Tree(self._open_bucket(self._scheme, bucket), self._lists)
-        return self._trees[bucket], "/".join(parts)
+        tree = self._trees.get(bucket)
+        if tree is None:
+            with self._turn:
+                tree = self._trees.get(bucket)
+                if tree is None:
+                    tree = self._trees[bucket] = Tree(self._open_bucket(self._scheme, bucket), self._lists)
+        return tree, "/".join(parts)
 
     def _stored(self, path: PurePosixPath) -> Stored | None:
         tree, key = self._at(path)

@@ -107,7 +107,7 @@ def place_copies(job: Job) -> None:
     """Have this process's copies of a store's files below scratch; where that would be below the driver's home, and
     this host has none: as in Spark's other tasks."""
     if job.scratch is None and not os.access(job.home, os.W_OK):
-        os.environ.setdefault(copies.VARIABLE, str(copies.folder()))
+        copies.use_folder(copies.folder())
 
 
 def _rank_error(rank: int, e: UserError | StoreError | ChangedInPlace) -> RankError:
