@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +75,14 @@ class Workspace:
 
     @staticmethod
     def at(home: Path, environ: Mapping[str, str]) -> Workspace:
-        """That of a process, by its environment: HEADRACE_LAKE, HEADRACE_STORE, HEADRACE_SCRATCH, HEADRACE_REGISTRY."""
+        """That of a process, by its environment: HEADRACE_LAKE, HEADRACE_STORE, HEADRACE_SCRATCH, HEADRACE_REGISTRY.
+
+        Raises:
+            UserError: `home`, or what it should be in, is a file.
+        """
+        existing = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise UserError(f"--home {home}: {existing} is a file. Name a folder, or move the file away")
         lake, store, registry = (environ.get(f"HEADRACE_{name}") or None for name in ("LAKE", "STORE", "REGISTRY"))
         return Workspace(home, lake, store, None, registry, host_scratch=environ.get(SCRATCH) or None)
 
@@ -107,6 +116,26 @@ class Workspace:
         if self.scratch_folder:
             return local(local_folder(self.scratch_folder, "scratch"))
         return local(local_folder(self.host_scratch, SCRATCH)) if self.host_scratch else local(self.home)
+
+    def make_scratch(self) -> None:
+        """Make the folder of scratch, and see that this process can write files there.
+
+        Raises:
+            UserError: it cannot be made, or not be written to, for another reason than a full disk.
+        """
+        folder = self._scratch_root.local_path()
+        try:
+            self._scratch_root.make_dir()
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as e:
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            key = "scratch" if self.scratch_folder else SCRATCH if self.host_scratch else "--home"
+            raise UserError(
+                f"{key} {folder}: no file can be written there ({e.strerror}). Choose another folder, or let the user "
+                f"of this process write to it"
+            ) from e
 
     @property
     def is_local(self) -> bool:

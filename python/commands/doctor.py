@@ -20,6 +20,7 @@ from rich.text import Text
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from headrace.lake.java import java_program
 from headrace.lake.object_stores import how_to_get_s3
 from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
 
@@ -82,7 +83,7 @@ def python() -> Iterator[Finding]:
 def java() -> Iterator[Finding]:
     """A JDK 17 or 21, where spark-submit looks for it: JAVA_HOME, then PATH."""
     home = os.environ.get("JAVA_HOME")
-    program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
+    program = java_program()
     todo = "install a JDK 17 or 21" + (
         f", or correct JAVA_HOME ({home})" if home else " (Debian: openjdk-17-jdk-headless)"
     )

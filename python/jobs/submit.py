@@ -20,6 +20,7 @@ from headrace.errors import UserError
 from headrace.jobs.events import StageEvent
 from headrace.jobs.output import JsonLines, OnEvent, ignore
 from headrace.jobs.process import PROGRAM, run_logged
+from headrace.lake.java import require_java
 from headrace.logs import VARIABLE, is_json, json_line, log_format
 from headrace.stages import STAGES
 from headrace.storage import Location
@@ -200,10 +201,12 @@ def submit(
 
     Raises:
         KeyboardInterrupt: Ctrl-C (`Stopped`: SIGTERM, SIGHUP); the application and all that it started are gone.
-        UserError: see `write_properties`.
+        UserError: see `write_properties`, `Workspace.make_scratch` and `require_java`.
     """
+    ws.make_scratch()
     properties = None
     if any(STAGES[stage].spark for stage in stages):
+        require_java()
         properties = properties_file(ws, spec.pipeline)
         write_properties(spec, ws, properties)
         (ws.spark_local / "local").make_dir()

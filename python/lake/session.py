@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
 from headrace.lake import archives, driver_memory
+from headrace.lake.java import require_java
 from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
 from headrace.lake.told_errors import own_errors
 from headrace.resources import REMOTE, Spent
@@ -240,6 +241,8 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
 
 
 def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
+    if SparkContext._active_spark_context is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        require_java()
     (ws.spark_local / "local").make_dir()
     # Workers must run this very interpreter (or the spec's), whatever `python3` is on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", conf.properties.get("spark.pyspark.python", sys.executable))

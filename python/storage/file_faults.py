@@ -40,6 +40,8 @@ def told_of_file(error: OSError) -> tuple[str, int] | None:
         return f"{where}. The user of this process must be allowed to read and write there", EXIT_USER_ERROR
     if error.errno == errno.EROFS:
         return f"{where}. Mount it for writing, or choose another place", EXIT_USER_ERROR
+    if error.errno == errno.ENOTDIR:
+        return f"{where}. A file is where a folder should be: move it away, or choose another place", EXIT_USER_ERROR
     if error.errno in _FULL:
         return f"{where}. Make room there" if name else f"{where}. Make room below --home and TMPDIR", EXIT_USER_ERROR
     if error.errno in _AWAY:
