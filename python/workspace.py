@@ -138,6 +138,13 @@ class Workspace:
             ) from e
 
     @property
+    def written(self) -> tuple[Path, ...]:
+        """Folders of this host that runs write to, the folder of temporary files among them."""
+        places = (local(self.home), self.lake, self.store, self._scratch_root)
+        folders = (Path(place.path) for place in places if place.scheme == "file")
+        return tuple(dict.fromkeys((*folders, Path(tempfile.gettempdir()))))
+
+    @property
     def is_local(self) -> bool:
         """Whether lake, store and all that is read besides are on file systems."""
         return self.schemes == {"file"}

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 from headrace import logs
 from headrace.config import Spec, load_spec, parse_ds
@@ -75,6 +76,7 @@ def _stages(text: str) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
+    written: tuple[Path, ...] = ()
     try:
         spec = load_spec(args.pipeline, args.set)
         # Late, for the same reason as in `headrace run`.
@@ -85,6 +87,7 @@ def _run(args: argparse.Namespace) -> int:
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
         ws = Workspace.at(local_folder(args.home, "--home"), os.environ).of(spec)
+        written = ws.written
         days = days_of(spec, ds, args.until)
         with (
             closing(Observation(spec, ws)) as observation,
@@ -98,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
                 before = name
     except Exception as e:  # the process's last line of defence: what cannot be told is a failure with its trace
-        if (message := told(e)) is not None:
+        if (message := told(e, written)) is not None:
             logs.tell_error(message[0])
             return message[1]
         _tell_trace()

@@ -229,14 +229,14 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     if active is None:
         spark = _start(conf, ws, name)
         try:
-            with own_errors():
+            with own_errors(ws.written):
                 yield spark
         finally:
             _stop(spark)
         return
     active.sparkContext.setJobDescription(name)
     settings = {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES
-    with spark_settings(active, settings), own_errors():
+    with spark_settings(active, settings), own_errors(ws.written):
         yield active
 
 

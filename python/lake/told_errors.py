@@ -9,18 +9,22 @@ ends a program (`told`); ranks of a training.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.storage import StoreAway, StoreError
-from headrace.storage.file_faults import told_of_file
+from headrace.storage.file_faults import DiskFull, disk_full, is_full, told_of_file
 from headrace.storage.objects.calls import ChangedInPlace
 
 
-def told(error: Exception) -> tuple[str, int] | None:
-    """The message and the exit code of an error; None: it is to be shown with its trace."""
-    own = own_error(error)
+def told(error: Exception, folders: Sequence[Path] = ()) -> tuple[str, int] | None:
+    """The message and the exit code of an error; None: it is to be shown with its trace.
+
+    `folders`: that the process writes to, one of which is named where a full disk is not (`disk_full`).
+    """
+    own = own_error(error, folders)
     if isinstance(own, StoreAway):
         return str(own), EXIT_INCOMPLETE
     if isinstance(own, StoreError):
@@ -31,12 +35,12 @@ def told(error: Exception) -> tuple[str, int] | None:
     return told_of_file(raised) if isinstance(raised, OSError) else None
 
 
-def own_error(error: BaseException) -> UserError | StoreError | None:
+def own_error(error: BaseException, folders: Sequence[Path] = ()) -> UserError | StoreError | None:
     """An error as headrace's own: it is one, or a Python task of Spark has ended with one, or Spark's file system says
     of a store what one of headrace's does. None: nobody knows what to do about it.
 
-    A store that is away is told as that, whatever has become of it on its way up: who cannot read a file mostly says
-    that the file is damaged or missing.
+    A store that is away, or a disk that is full, is told as that, whatever has become of it on its way up: who cannot
+    read a file mostly says that the file is damaged or missing. `folders` as of `told`.
     """
     raised = _unwrapped(error)
     own = raised if isinstance(raised, (UserError, StoreError)) else None
@@ -47,16 +51,16 @@ def own_error(error: BaseException) -> UserError | StoreError | None:
         )
     if isinstance(own, UserError) and own.exit_code != EXIT_USER_ERROR:
         return own
-    return store_away(error) or own
+    return store_away(error) or full_disk(error, folders) or own
 
 
 @contextmanager
-def own_errors() -> Iterator[None]:
+def own_errors(folders: Sequence[Path] = ()) -> Iterator[None]:
     """Within, an error of Spark's that is one of headrace's own (`own_error`) is raised as that."""
     try:
         yield
     except Exception as e:
-        if not _is_of_spark(e) or (own := own_error(e)) is None:
+        if not _is_of_spark(e) or (own := own_error(e, folders)) is None:
             raise
         raise own from None
 
@@ -64,19 +68,40 @@ def own_errors() -> Iterator[None]:
 def store_away(error: BaseException) -> StoreAway | None:
     """That a store is away, or a file system of the network, where an error comes of it: by what it was raised for, or,
     of an error that says that something cannot be read, while it was handled."""
+    for raised in _causes(error):
+        if isinstance(raised, StoreAway):
+            return raised
+        if isinstance(raised, OSError) and not is_full(raised):
+            found = told_of_file(raised)
+            if found is not None and found[1] == EXIT_INCOMPLETE:
+                return StoreAway(found[0])
+    return None
+
+
+def full_disk(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | None:
+    """Return the full disk that an error comes of, or None; `folders` as of `told`.
+
+    Whatever is raised while a full disk is handled comes of it: writers that are closed then say many things.
+    """
+    for raised in _causes(error, all_contexts=True):
+        if (found := raised if isinstance(raised, DiskFull) else disk_full(raised, folders)) is not None:
+            return found
+    return None
+
+
+def _causes(error: BaseException, all_contexts: bool = False) -> Iterator[BaseException]:
+    """Yield an error and what it was raised for; of an error that something cannot be read (`all_contexts`: of any),
+    also what was being handled when it was raised. Errors of Spark's are followed by those that they wrap."""
     seen = list[BaseException]()
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
         seen.append(cause)
         raised = _unwrapped(cause)
-        if isinstance(raised, StoreAway):
-            return raised
-        if isinstance(raised, OSError) and (found := told_of_file(raised)) is not None and found[1] == EXIT_INCOMPLETE:
-            return StoreAway(found[0])
-        if raised is not cause and (away := store_away(raised)) is not None:
-            return away
-        cause = cause.__cause__ or (cause.__context__ if _tells_of_reading(cause) else None)
-    return None
+        yield raised
+        if raised is not cause:
+            yield from _causes(raised, all_contexts)
+            yield cause
+        cause = cause.__cause__ or (cause.__context__ if all_contexts or _tells_of_reading(cause) else None)
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -1,17 +1,22 @@
-"""What an error of a file system means to the user: something to mend, or a network file system that is away.
+"""What an error of a file system means to the user: something to mend, a full disk, or a file system that is away.
 
 A store of objects says so itself (`headrace.storage.objects.calls`), a file system by the numbers of errno(3).
+Libraries that keep no number say it in the system's words: the JVM, SQLite, PostgreSQL, LMDB, safetensors.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
-from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR
+from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 
 _MAY_NOT = {errno.EACCES, errno.EPERM}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+#: EFBIG: the largest size of a file that the process may write (`ulimit -f`).
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: How NFS and its like say that their server does not answer, or has forgotten the file. Sockets say most of them, too.
 _AWAY = {
     errno.ESTALE,
@@ -25,25 +30,106 @@ _AWAY = {
 }
 #: How Arrow names a file that it cannot open or read: its errors have the number, and no name.
 _OF_ARROW = "local file '"
+#: Messages of a full disk by libraries without a number of the system's, and their path where Java gives it.
+_FULL_TEXT = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full|\bStorageFull\b")
+_PATH_IN_TEXT = re.compile(r"(?:file:)?(/[^\s:'\"()]+)(?:: | \()(?:No space left on device|Disk quota exceeded)")
+#: Builtin errors whose text says what a library of C or Rust has met; others are of Python code.
+_LIBRARY_ERRORS = (OSError, RuntimeError)
+
+
+class DiskFull(UserError):
+    """There is no room for what must be written. Another attempt may find some; exit code 75."""
+
+    exit_code = EXIT_INCOMPLETE
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error is for want of room: the file system is full, a quota or a limit of sizes is reached."""
+    return error.errno in _FULL
+
+
+def disk_full(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | None:
+    """Return a full disk as an error of one line, or None where `error` says something else.
+
+    Args:
+        error: of Python, of a library, or of the JVM (whose stack trace is part of its text).
+        folders: that the process writes to. Where the error names no path, the one with the least room is named.
+    """
+    name = ""
+    if isinstance(error, OSError) and error.errno is not None:
+        if not is_full(error):
+            return None
+        said = os.strerror(error.errno)
+        name = _path_of(error)
+    else:
+        of_builtins = type(error).__module__ == "builtins" and not isinstance(error, _LIBRARY_ERRORS)
+        text = "" if of_builtins or isinstance(error, UserError) else str(error)
+        if (found := _FULL_TEXT.search(text)) is None:
+            return None
+        said = os.strerror(errno.EDQUOT if "quota" in found[0] else errno.ENOSPC)
+    if not name and (path := _PATH_IN_TEXT.search(str(error))) is not None:
+        name = path[1]
+    return DiskFull(full_message(said, name, folders))
+
+
+def full_message(said: str, name: str = "", folders: Sequence[Path] = ()) -> str:
+    """Return the line about a full disk: the path, what the system said, the folder to make room in, the bytes free.
+
+    Args:
+        said: the system's words.
+        name: the path that could not be written; empty: not known.
+        folders: see `disk_full`.
+    """
+    places = [_existing(Path(name))] if name else [_existing(folder) for folder in folders]
+    room = {place: _room(place) for place in places}
+    where = f"{name}: {said}" if name else said
+    if not room:
+        return f"{where}. Make room below --home and TMPDIR, then run this again"
+    folder = min(room, key=lambda place: room[place][0])
+    return f"{where}: {free_in(folder)}. Make room there, then run this again"
+
+
+def free_in(folder: Path) -> str:
+    """Return what a folder's file system has left for a user, as `12,288 bytes are free in /mnt/a`."""
+    place = _existing(folder)
+    free, inodes = _room(place)
+    return f"{free:,} bytes{' and no inodes' if inodes == 0 else ''} are free in {place}"
+
+
+def _existing(path: Path) -> Path:
+    """Return the folder of a path, or the nearest one above it that is there."""
+    folder = Path(os.path.abspath(path))
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _room(folder: Path) -> tuple[int, int | None]:
+    """Return bytes and inodes that a user may still take there; inodes None where the file system counts none."""
+    stats = os.statvfs(folder)
+    return stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None
+
+
+def _path_of(error: OSError) -> str:
+    if isinstance(error.filename, str):
+        return error.filename
+    return str(error).partition(_OF_ARROW)[2].partition("'")[0]
 
 
 def told_of_file(error: OSError) -> tuple[str, int] | None:
     """The message and the exit code of an error of a file; None: of something else, or for the program to mend."""
-    name = error.filename if isinstance(error.filename, str) else ""
+    name = _path_of(error)
+    if (full := disk_full(error)) is not None:
+        return str(full), full.exit_code
     if not name:
-        name = str(error).partition(_OF_ARROW)[2].partition("'")[0]
-    if not name and error.errno not in _FULL:
         return None
-    said = os.strerror(error.errno) if error.errno else ""
-    where = f"{name}: {said}" if name else said
+    where = f"{name}: {os.strerror(error.errno) if error.errno else ''}"
     if error.errno in _MAY_NOT:
         return f"{where}. The user of this process must be allowed to read and write there", EXIT_USER_ERROR
     if error.errno == errno.EROFS:
         return f"{where}. Mount it for writing, or choose another place", EXIT_USER_ERROR
     if error.errno == errno.ENOTDIR:
         return f"{where}. A file is where a folder should be: move it away, or choose another place", EXIT_USER_ERROR
-    if error.errno in _FULL:
-        return f"{where}. Make room there" if name else f"{where}. Make room below --home and TMPDIR", EXIT_USER_ERROR
     if error.errno in _AWAY:
         return f"{where}. Its file system is away. Run this again later", EXIT_INCOMPLETE
     if error.errno == errno.EIO:

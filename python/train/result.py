@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, UserError
 from headrace.storage import LeaseLost
+from headrace.storage.file_faults import DiskFull
 
 
 class Report(BaseModel):
@@ -96,10 +96,6 @@ class RankResult(BaseModel):
     phase_ends: dict[str, float] = Field(default_factory=dict)
 
 
-class DiskFull(UserError):
-    """There is no room for what must be written. Another attempt may find some."""
-
-
 class StoreFailed(UserError):
     """A store of objects did not do as asked, after its client tried again, or a disk or file system has failed.
 
@@ -113,11 +109,6 @@ class StoreWasAway(StoreFailed):
     """It could not be reached: nothing to mend."""
 
     exit_code = EXIT_INCOMPLETE
-
-
-def is_full(e: OSError) -> bool:
-    """Whether it is for want of room: the disk is full, a quota or the largest size of a file is reached."""
-    return e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Diverged(UserError):

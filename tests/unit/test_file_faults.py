@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
+from headrace.lake.ingest import data_file
+from headrace.lake.ingest.data_file import DataFileWriter
 from headrace.lake.told_errors import told
+from headrace.storage import file_faults, local
 
 
 def of(number: int, name: str | None = "/mnt/a") -> OSError:
@@ -25,8 +32,6 @@ def of(number: int, name: str | None = "/mnt/a") -> OSError:
     [
         (of(errno.EACCES), "/mnt/a: Permission denied. The user of this process must be allowed", EXIT_USER_ERROR),
         (of(errno.EROFS), "/mnt/a: Read-only file system. Mount it for writing", EXIT_USER_ERROR),
-        (of(errno.ENOSPC), "/mnt/a: No space left on device. Make room there", EXIT_USER_ERROR),
-        (of(errno.EDQUOT, None), "Disk quota exceeded. Make room below --home and TMPDIR", EXIT_USER_ERROR),
         (of(errno.ESTALE), "/mnt/a: Stale file handle. Its file system is away. Run this again", EXIT_INCOMPLETE),
         (of(errno.ETIMEDOUT), "/mnt/a: Connection timed out. Its file system is away. Run", EXIT_INCOMPLETE),
         (of(errno.EIO), "/mnt/a: Input/output error. Its disk, or the server of its file system,", EXIT_FAILURE),
@@ -44,6 +49,141 @@ def test_what_is_told_of_a_file(error: Exception, said: str, code: int) -> None:
     message, found = told(error) or ("", 0)
     assert (message[: len(said)], found) == (said, code)
     assert "\n" not in message
+
+
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "has_name"),
+    [
+        (of(errno.ENOSPC, "{folder}/a"), FULL, True),
+        (of(errno.ENOSPC, None), FULL, False),
+        (of(errno.EDQUOT, None), "Disk quota exceeded", False),
+        (of(errno.EFBIG, "{folder}/a"), "File too large", True),
+        (sqlite3.OperationalError("database or disk is full"), FULL, False),
+        (psycopg.errors.DiskFull('could not extend file "base/5/1": No space left on device'), FULL, False),
+        (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'), FULL, False),
+        # As the JVM says it where a session starts, a task writes, a file is opened, a shuffle is merged.
+        (
+            PySparkException(
+                "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n: "
+                "java.nio.file.FileSystemException: {folder}/a: No space left on device\n\tat java.base/sun.nio.fs"
+            ),
+            FULL,
+            True,
+        ),
+        (
+            PySparkException(
+                "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times: java.io.IOException: No space "
+                "left on device\n\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)"
+            ),
+            FULL,
+            False,
+        ),
+        (PySparkException("java.io.FileNotFoundException: {folder}/a (No space left on device)\n\tat x"), FULL, True),
+        (
+            PySparkException(
+                "Job aborted due to stage failure: PythonException: Traceback (most recent call last):\n  File x, line "
+                "1, in f\nOSError: [Errno 28] No space left on device: '{folder}/a'\n\n\tat org.apache.spark.api"
+            ),
+            FULL,
+            True,
+        ),
+    ],
+    ids=lambda of: f"{type(of).__module__}.{type(of).__name__}" if isinstance(of, Exception) else None,
+)
+def test_a_full_disk_is_one_line_with_the_folder_and_what_is_free(
+    error: Exception, said: str, has_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever met it: Python, a library, the JVM."""
+    free = {tmp_path: 4096 * 3, Path("/"): 10**12}
+    monkeypatch.setattr(file_faults, "_room", lambda folder: (free[folder], 17))
+    error.args = tuple(str(a).replace("{folder}", str(tmp_path)) if isinstance(a, str) else a for a in error.args)
+    if isinstance(error, OSError) and error.filename:
+        error.filename = error.filename.replace("{folder}", str(tmp_path))
+    if isinstance(error, PySparkException):
+        error = PySparkException(str(error).replace("{folder}", str(tmp_path)))
+    where = f"{tmp_path}/a: " if has_name else ""
+    expected = f"{where}{said}: 12,288 bytes are free in {tmp_path}. Make room there, then run this again"
+    assert told(error, [Path("/"), tmp_path / "not made yet"]) == (expected, EXIT_INCOMPLETE)
+
+
+def test_a_full_disk_is_told_whatever_an_error_says_that_comes_of_it(tmp_path: Path) -> None:
+    try:
+        try:
+            raise of(errno.ENOSPC, str(tmp_path / "a"))
+        except OSError as e:
+            raise UserError("a is damaged: make it anew") from e
+    except UserError as e:
+        message, code = told(e) or ("", 0)
+    assert message.startswith(f"{tmp_path}/a: {FULL}: ")
+    assert code == EXIT_INCOMPLETE
+
+
+def test_a_full_disk_is_told_where_its_handling_fails_in_other_words(tmp_path: Path) -> None:
+    try:
+        try:
+            raise of(errno.ENOSPC, str(tmp_path / "a"))
+        finally:
+            raise RuntimeError("file metadata is only available after writer close")
+    except RuntimeError as e:
+        message, code = told(e) or ("", 0)
+    assert message.startswith(f"{tmp_path}/a: {FULL}: ")
+    assert code == EXIT_INCOMPLETE
+
+
+def test_no_inodes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_faults, "_room", lambda folder: (4096, 0))
+    assert file_faults.free_in(tmp_path) == f"4,096 bytes and no inodes are free in {tmp_path}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda file: file.write_bytes(b"1"),
+        lambda file: pq.write_table(pa.table({"a": [1]}), file),
+        lambda file: pa.OSFile(str(file), "wb").write(b"1"),
+    ],
+    ids=["python", "parquet", "arrow"],
+)
+def test_a_full_device_as_python_and_arrow_meet_it(write: Callable[[Path], object], tmp_path: Path) -> None:
+    file = tmp_path / "full"
+    file.symlink_to("/dev/full")  # Arrow removes what it could not write
+    with pytest.raises(OSError, match=FULL) as raised:
+        write(file)
+    message, code = told(raised.value, [tmp_path]) or ("", 0)
+    assert code == EXIT_INCOMPLETE
+    assert FULL in message
+    assert " bytes are free in /" in message
+
+
+def test_a_data_file_that_finds_no_room_ends_by_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's writer fails in other words when it is closed: the first error is what the user hears of."""
+    schema = pa.schema([("a", pa.int64())])
+    writer = DataFileWriter(local(tmp_path), "2026-03-01", schema, "snappy")
+    monkeypatch.setattr(data_file, "ROW_GROUP_ROWS", 1)
+    rows = pa.table({"a": np.random.default_rng(0).integers(0, 2**60, 10_000)}, schema)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write() -> None:
+        try:
+            for _ in range(10):
+                writer.add(rows)
+            writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+    assert list((tmp_path / "ds=2026-03-01").iterdir()) == []
 
 
 @pytest.mark.parametrize(

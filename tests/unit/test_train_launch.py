@@ -561,7 +561,10 @@ def test_a_rank_whose_scratch_is_full_names_it_and_not_the_store(job: Job, tmp_p
     answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
     assert answer.error is not None
     assert answer.error.full_disk
-    assert answer.error.message == f"No space left on device. Make room below {tmp_path / 'cache'}"
+    free = re.escape(str(tmp_path))
+    said = rf"No space left on device \([0-9,]+ bytes are free in {free}\S*\). Make room below {free}/cache"
+    assert re.fullmatch(said, answer.error.message), answer.error.message
+    assert answer.error.exception().exit_code == EXIT_INCOMPLETE
 
 
 def test_a_task_counts_its_lifetime_from_the_start_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -153,8 +154,11 @@ class DataFileWriter:
     def abandon(self) -> None:
         """Leave nothing of it."""
         if self._writer is not None:
-            self._writer.close()
-            self._open.__exit__(RuntimeError, RuntimeError("abandoned"), None)
+            # On a full disk Arrow fails again, in other words: the first error is the one to hear of.
+            with suppress(OSError, RuntimeError, pa.ArrowException):
+                self._writer.close()
+            with suppress(RuntimeError):
+                self._open.__exit__(RuntimeError, RuntimeError("abandoned"), None)
             self._writer = None
 
     def _flush(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -199,5 +199,6 @@ class _Output:
         """Leave nothing of its files."""
         self._data.abandon()
         if self._left is not None:
-            self._left.close()
+            with suppress(OSError, RuntimeError, pa.ArrowException):
+                self._left.close()
             self._left_file.__exit__(RuntimeError, RuntimeError("abandoned"), None)

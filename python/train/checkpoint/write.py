@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -24,13 +25,14 @@ from headrace.embeddings.checkpoint.shared_directory import TOKEN, shared_direct
 from headrace.embeddings.checkpoint.tensors import FileRecord, save_tensors
 from headrace.embeddings.lookup.finite import bad_rows
 from headrace.storage import Location, local
+from headrace.storage.file_faults import free_in, is_full
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
 from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.record import DENSE, DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
 from headrace.train.optim.dense import DenseOptimizer
-from headrace.train.result import Diverged, is_full
+from headrace.train.result import Diverged
 
 T = TypeVar("T")
 #: Files of a rank that are uploaded at once.
@@ -288,11 +290,10 @@ class CheckpointWriter:
         said = f"the checkpoint of step {step} could not be written"
         if isinstance(e, StoreError):
             return type(e)(f"{said} ({e})")
-        free = folder.free()
-        room = "" if free is None else f"; {free / 2**30:.1f} GiB free in {folder}"
+        room = f"; {free_in(Path(folder.path))}" if folder.scheme == "file" else ""
         # Writes to an open file name none; of a full disk the message names the folder.
         where = None if is_full(e) else e.filename or str(folder)
-        return OSError(e.errno, f"{said} ({e.strerror or e}{room})", where)
+        return CheckpointUnwritten(e.errno, f"{said} ({e.strerror or e}{room})", where)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -301,6 +302,10 @@ class CheckpointWriter:
             yield
         finally:
             self.wait_seconds += time.perf_counter() - began
+
+
+class CheckpointUnwritten(OSError):
+    """An error of a file of a checkpoint, with the step and the room that there is in its message."""
 
 
 class Abandoned(Exception):

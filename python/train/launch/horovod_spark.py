@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 from headrace import progress
 from headrace.errors import UserError
 from headrace.storage import Location, StoreAway
+from headrace.storage.file_faults import DiskFull, full_message, is_full
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.folders import list_steps
@@ -41,7 +42,7 @@ from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import BEGIN, phase_seconds, show
 from headrace.train.launch.task_lifetime import counting_from_start
 from headrace.train.launch.worker import rank_main
-from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, Stopped, StoreFailed, is_full
+from headrace.train.result import Diverged, RankError, RankResult, Report, Stopped, StoreFailed
 
 log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
@@ -137,7 +138,7 @@ def _launch(
         job.fence.put_text(job.token)
     except OSError as e:
         if is_full(e):
-            raise DiskFull(f"{e.strerror}. Make room below {job.folder}") from e
+            raise DiskFull(full_message(e.strerror, str(job.folder))) from e
         raise
     # ranks.log stays.
     old = [p for p in job.folder.entries() if p.name.startswith(("progress-", "ranks-"))]

@@ -12,17 +12,19 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.lake.told_errors import own_error, store_away
 from headrace.storage import LeaseLost
-from headrace.storage.file_faults import told_of_file
+from headrace.storage.file_faults import free_in, is_full, told_of_file
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import ChangedInPlace, StoreError
+from headrace.train.checkpoint.write import CheckpointUnwritten
 from headrace.train.job import Job
 from headrace.train.launch.startup import end_phase, process_began
-from headrace.train.result import Diverged, RankError, RankResult, Stopped, is_full
+from headrace.train.result import Diverged, RankError, RankResult, Stopped
 
 
 def rank_main(job_json: str) -> str:
@@ -127,8 +129,10 @@ def _file_error(rank: int, e: OSError, job: Job) -> RankError | None:
     if is_full(e):
         where, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
         # Where the run is in a store of objects, the disk that is full is that of this host's copies.
-        room = f"{job.folder}, or lower train.keep ({job.train.keep})" if is_local else str(copies.folder())
-        return RankError(rank=rank, message=f"{e.strerror}{where}. Make room below {room}", full_disk=True)
+        full = Path(job.folder.path) if is_local else copies.folder()
+        room = f"{job.folder}, or lower train.keep ({job.train.keep})" if is_local else str(full)
+        free = "" if isinstance(e, CheckpointUnwritten) else f" ({free_in(full)})"
+        return RankError(rank=rank, message=f"{e.strerror}{where}{free}. Make room below {room}", full_disk=True)
     if (away := store_away(e)) is not None:
         return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
     if (found := told_of_file(e)) is None:
