@@ -90,6 +90,8 @@ class Manifest(BaseModel):
     dataset_schema: DatasetSchema | None = None
     started: datetime = Field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
+    #: Of waiting for the disk between the work and this record, besides `seconds`.
+    sync_seconds: float | None = None
     #: Peak resident memory by process, MiB: `jvm`, `python`, `rank0`, ...
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
     #: None: of a run before it was measured, or of a machine that does not tell.
@@ -103,7 +105,7 @@ class Manifest(BaseModel):
     def _without_what_is_not_known(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Manifests whose outputs are there are written as before any could go."""
         found: dict[str, Any] = serialize(self)
-        for name in ("resources", "removed", "fences"):
+        for name in ("resources", "removed", "fences", "sync_seconds"):
             if not getattr(self, name):
                 found.pop(name, None)
         return found

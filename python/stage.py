@@ -138,6 +138,10 @@ def run_stage(
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
         manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began, lock=lock)))
         lock.check()
+        # What a manifest names is on the disk before the manifest is: Spark and other libraries sync nothing.
+        tick = time.perf_counter()
+        ws.sync()
+        manifest = manifest.model_copy(update={"sync_seconds": round(time.perf_counter() - tick, 3)})
         saved = manifest.save(ws.manifest(spec.pipeline, ds, stage.name), lock.fences)
         return Outcome(saved, skipped=False, reason=plan.reason)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import headrace
 from headrace.errors import UserError
 from headrace.stages import LEASES
-from headrace.storage import Location, is_uri, local, local_folder, location_of
+from headrace.storage import Location, is_uri, local, local_folder, location_of, sync_all
 from headrace.storage.host_scratch import OF_WORKSPACE, HostScratch
 from headrace.storage.objects import copies
 from headrace.storage.objects.copies import SCRATCH
@@ -143,6 +143,13 @@ class Workspace:
         places = (local(self.home), self.lake, self.store, self._scratch_root)
         folders = (Path(place.path) for place in places if place.scheme == "file")
         return tuple(dict.fromkeys((*folders, Path(tempfile.gettempdir()))))
+
+    def sync(self) -> None:
+        """Return when all that was written below home, lake and store survives a power cut, by whichever program.
+
+        Scratch may be lost. In a store of objects what is there survives.
+        """
+        sync_all([local(self.home), self.lake, self.store])
 
     @property
     def is_local(self) -> bool:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from headrace.lake.arrow_frame import arrow_frame
 from headrace.lake.delta.fenced_write import save_delta
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.storage import Fence, Location
 
 _BIN = pa.struct(
@@ -70,7 +70,7 @@ def write_statistics(
     """Replace a day's statistics in one commit; returns the table's version.
 
     Where the day's newest commit has the same `key` (a run that was killed after it, or one whose dataset was lost),
-    it stands: what was made from it is not stale because of a version that says the same.
+    and its files are whole, it stands: what was made from it is not stale because of a version that says the same.
 
     Args:
         spark: a session with Delta.
@@ -85,7 +85,8 @@ def write_statistics(
     for version, text in DeltaLog(path).user_metadata():
         found = _said(text)
         if found.get("stage") == "statistics" and found.get("ds") == ds:
-            if found == said:
+            files = DeltaLog(path).files(version) or ()
+            if found == said and damaged_file(f for f in files if f.partition.get("ds") == ds) is None:
                 return version
             break
     full = [{**r, "ds": ds, **_range(ranges.get(str(r["split"])))} for r in rows]

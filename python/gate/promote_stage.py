@@ -11,7 +11,7 @@ from headrace.gate.models import model_of_day, section
 from headrace.gate.rules import PASSED
 from headrace.manifest import Input, Manifest
 from headrace.registry.promotion import Promotion, settle
-from headrace.registry.store import is_there
+from headrace.registry.store import missing_version
 from headrace.stage import Context, Result, Stage
 
 #: The stages that register a model.
@@ -41,8 +41,10 @@ class Promote(Stage):
         return ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The registry is there."""
-        return None if is_there(ctx.ws) else "the model registry is gone"
+        """The registry is there, with the versions that were promoted or left out."""
+        models = manifest.facts.get("models") or {}
+        of = ({"name": name, "version": told["version"]} for name, told in models.items())
+        return next((why for one in of if (why := missing_version(ctx.ws, one))), missing_version(ctx.ws, None))
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError where the registry cannot be used."""

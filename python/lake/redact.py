@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from headrace.lake.delta.damage import DAMAGED
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import words_of
 from headrace.lake.redact_checkpoint import redact_checkpoints, remove_checksum
@@ -47,7 +48,8 @@ def redact_log(table: Location, values: Values, delete: bool, check: Callable[[]
                 file.put_text(text)
     found += redact_checkpoints(folder, values, delete, check)
     for file in folder.entries():
-        if _CHECKSUM.fullmatch(file.name) and _in_text(file, values):
+        # What a power cut has torn is of no use to anybody (headrace.lake.delta.damage).
+        if file.suffix == DAMAGED or (_CHECKSUM.fullmatch(file.name) and _in_text(file, values)):
             found += 1
             if delete:
                 check()

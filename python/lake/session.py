@@ -24,6 +24,7 @@ from headrace.lake.java import require_java
 from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
 from headrace.lake.told_errors import own_errors
 from headrace.resources import REMOTE, Spent
+from headrace.storage.file_faults import require_room
 from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
@@ -38,6 +39,8 @@ _PLUGIN = "com.nvidia.spark.SQLPlugin"
 #: What its classes' names begin with, which properties give to catalogs and extensions.
 _ICEBERG = "org.apache.iceberg."
 _ICEBERG_JAR = "iceberg-spark-runtime"
+#: What a start of Spark writes besides copies of its jars, and a small job after it.
+_START_BYTES = 4 << 20
 #: What a JVM that is about to end gets for it, where a failure may have come of that.
 _JVM_END_SECONDS = 0.5
 #: Of local masters, below a profile's own: a cluster has an address that its executors reach, a disk of its own on each
@@ -244,6 +247,10 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
     if SparkContext._active_spark_context is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         require_java()
     (ws.spark_local / "local").make_dir()
+    if conf.is_local:
+        # Spark copies its jars there. A JVM that finds no room says so in traces.
+        needed = sum(jar.stat().st_size for jar in jars_dir().glob("*.jar")) + _START_BYTES
+        require_room(Path(ws.spark_local.path), needed, "Spark's start")
     # Workers must run this very interpreter (or the spec's), whatever `python3` is on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", conf.properties.get("spark.pyspark.python", sys.executable))
     if conf.is_local:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,8 @@ ONLY_TASK = "label"
 _XGBOOST, _SECOND_STAGE, _XGBOOST_PARTS = "xgboost", "second_stage", ("model.ubj", "workflow")
 #: Of a model with embeddings, whatever its class.
 _NETWORK_PARTS = ("dense.safetensors", "embeddings", "workflow")
+#: Files whose checksums are computed at once: hashing lets go of the interpreter's lock.
+_CHECKED_AT_ONCE = 4
 
 
 class Predictor(Protocol):
@@ -179,6 +182,41 @@ def read_meta(folder: Location) -> dict[str, Any]:
     if meta.get("base") is not None:
         base_model(folder, meta)
     return meta
+
+
+def damaged_model(folder: Location) -> str | None:
+    """Return why a saved model cannot be opened, or None: parts that are missing, sizes, and checksums of all files.
+
+    In a store of objects sizes are compared: it keeps what was put, and each file is compared as it is fetched.
+    """
+    try:
+        meta = read_meta(folder)
+        if folder.scheme != "file":
+            return None
+        files = [(folder, record) for record in meta.get("files", ())]
+        if meta["kind"] not in (_XGBOOST, _SECOND_STAGE):
+            files += [(folder / "embeddings", record) for record in _index_of(folder).get("files", ())]
+    except UserError as e:
+        return str(e)
+    with ThreadPoolExecutor(_CHECKED_AT_ONCE, "check") as pool:
+        return next((why for why in pool.map(_damaged_file, *zip(*files, strict=True)) if why is not None), None)
+
+
+def _damaged_file(folder: Location, record: Mapping[str, Any]) -> str | None:
+    file = folder / str(record["name"])
+    digest = hashlib.sha256()
+    try:
+        with file.open() as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+            size = stream.tell()
+    except FileNotFoundError:
+        return f"{file} of a saved model is missing"
+    if size != record["bytes"]:
+        return f"{file} of a saved model is damaged: {size} bytes instead of {record['bytes']}"
+    if digest.hexdigest() != record["sha256"]:
+        return f"{file} of a saved model is damaged: its {size} bytes have another checksum than when it was saved"
+    return None
 
 
 def base_model(folder: Location, meta: Mapping[str, Any]) -> Location:

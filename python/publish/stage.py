@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Publish as PublishSpec
 from headrace.config import Score, Spec
 from headrace.errors import RefusedError, UserError
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.publish.audit.day import day_checks
@@ -68,8 +68,13 @@ class Publish(Stage):
         Raises:
             UserError: the warehouse cannot be asked.
         """
-        if not (ctx.ws.table(ctx.spec.pipeline, "published") / "_delta_log").is_dir():
+        log = DeltaLog(ctx.ws.table(ctx.spec.pipeline, "published"))
+        if log.version is None:
             return "the Delta table of published scores is gone"
+        version = int(manifest.output("delta").version)
+        files = log.files(version) if log.has(version) else None
+        if files is not None and (why := damaged_file(f for f in files if f.partition.get("ds") == ctx.ds)) is not None:
+            return why
         retain_days = _sections(ctx.spec)[0].retain_days
         with open_target(ctx.spec, ctx.ws) as target:
             if retain_days is not None and ctx.ds in beyond_retention([*target.days(), ctx.ds], retain_days):
@@ -198,7 +203,9 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
     log = DeltaLog(ctx.ws.table(ctx.spec.pipeline, "published"))
     last = next(log.commits(), None)
     if last is not None and last.user_metadata == ctx.key:  # killed between this commit and the manifest
-        return last.version
+        files = log.files(last.version) or ()
+        if damaged_file(f for f in files if f.partition.get("ds") == ctx.ds) is None:
+            return last.version
     writer = (
         df.withColumn("published_key", F.lit(ctx.key))
         .write.format("delta")

@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from headrace.errors import UserError
 from headrace.storage import Location, local
 from headrace.storage.lease import Held
 from headrace.workspace import Workspace
@@ -23,6 +26,8 @@ log = logging.getLogger("headrace.registry")
 #: Another process makes the store: how often to look, and for how long. It takes some three seconds.
 _LOOK_SECONDS = 0.1
 _WAIT_SECONDS = 300
+#: That a question waits for a writer of the file.
+_LOCKED_SECONDS = 10
 #: What is registered has rows in one of these.
 _TABLES = ("runs", "registered_models")
 
@@ -37,6 +42,48 @@ def is_there(ws: Workspace) -> bool:
     return ws.registry_server is not None or store_file(ws).is_file()
 
 
+def missing_version(ws: Workspace, registered: Mapping[str, Any] | None) -> str | None:
+    """Return why the registry does not have the version that a manifest names, or None. MLflow is not imported.
+
+    A tracking server is not asked: it answers for what it keeps.
+
+    Args:
+        ws: the workspace.
+        registered: `name` and `version`, as manifests have them; None: nothing was registered.
+
+    Raises:
+        UserError: the file is damaged, so that nobody can know what was registered.
+    """
+    if not is_there(ws):
+        return "the model registry is gone"
+    if ws.registry_server is not None:
+        return None
+    file = store_file(ws)
+    if file.size() == 0:
+        return f"the model registry {file} has 0 bytes"
+    try:
+        with closing(sqlite3.connect(f"{Path(file.path).as_uri()}?mode=ro", uri=True, timeout=_LOCKED_SECONDS)) as db:
+            found = [str(said) for (said,) in db.execute("PRAGMA integrity_check(1)")]
+            if found != ["ok"]:
+                raise sqlite3.DatabaseError(found[0].splitlines()[-1])
+            if registered is None:
+                return None
+            of = (registered["name"], int(registered["version"]))
+            row = db.execute("SELECT 1 FROM model_versions WHERE name = ? AND version = ?", of).fetchone()
+    except sqlite3.OperationalError as e:
+        if "locked" in str(e):  # others are writing
+            return None
+        if "no such table" not in str(e):
+            raise
+        row = None
+    except sqlite3.DatabaseError as e:
+        raise UserError(
+            f"the model registry {file} is damaged ({file.size():,} bytes: {e}). Put it back from a backup, or move it "
+            f"away: models stay where they are, and the next run registers its own anew, from version 1"
+        ) from None
+    return None if row is not None else f"version {of[1]} of model '{of[0]}' is not in {file}"
+
+
 def open_store(ws: Workspace) -> MlflowClient:
     """A client of the workspace's store; a file is made where there is none.
 
@@ -47,6 +94,9 @@ def open_store(ws: Workspace) -> MlflowClient:
     if ws.registry_server is not None:
         return _client_of(ws.registry_server)
     file = store_file(ws)
+    if file.is_file() and file.size() == 0 and not (file.parent / f"{file.name}-journal").is_file():
+        log.warning("the model registry %s has 0 bytes: it is made anew", file)
+        file.remove()
     if not file.is_file():
         _make(file)
     try:

@@ -12,7 +12,7 @@ from headrace.errors import UserError
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.lake.delta.fenced_write import save_delta
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.manifest import Output
 from headrace.stage import Context
 from headrace.storage import Location
@@ -74,14 +74,13 @@ def rows_of_day(table: Location, version: int, ds: str) -> int:
 
 
 def verify_day(ws: Workspace, output: Output, ds: str) -> str | None:
-    """Why a version no longer has a day's rows, or their files; None: it has."""
+    """Why a version no longer has a day's rows, or a file of them is gone or of another size; None: it has."""
     files = DeltaLog(ws.locate(output.name)).files(int(output.version))
     if files is None:
         return f"{output.name} has no version {output.version} any more"
     mine = [f for f in files if f.partition.get("ds") == ds]
-    for f in mine:
-        if not f.path.is_file():
-            return f"{f.path} is gone"
+    if (why := damaged_file(mine)) is not None:
+        return why
     rows = sum((f.rows or 0) + f.erased for f in mine)
     if rows != output.rows:
         return f"{output.name} version {output.version} has {rows} rows for {ds}, not {output.rows}"

@@ -19,7 +19,16 @@ libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's 
 """
 
 from headrace.storage.lease import Fence, Lease, LeaseLost
-from headrace.storage.location import Location, local, location_named, location_of, missing, not_as_written
+from headrace.storage.location import (
+    Location,
+    local,
+    location_named,
+    location_of,
+    missing,
+    not_as_written,
+    sync_all,
+    sync_files,
+)
 from headrace.storage.objects.calls import StoreAway, StoreError, StoreRefused
 from headrace.storage.objects.copies import folder as copies_folder
 from headrace.storage.objects.copies import release as release_copy
@@ -43,5 +52,7 @@ __all__ = [
     "names_store",
     "not_as_written",
     "release_copy",
+    "sync_all",
+    "sync_files",
     "uri_fault",
 ]

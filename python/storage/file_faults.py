@@ -55,21 +55,33 @@ def disk_full(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | 
         error: of Python, of a library, or of the JVM (whose stack trace is part of its text).
         folders: that the process writes to. Where the error names no path, the one with the least room is named.
     """
-    name = ""
     if isinstance(error, OSError) and error.errno is not None:
         if not is_full(error):
             return None
-        said = os.strerror(error.errno)
-        name = _path_of(error)
-    else:
-        of_builtins = type(error).__module__ == "builtins" and not isinstance(error, _LIBRARY_ERRORS)
-        text = "" if of_builtins or isinstance(error, UserError) else str(error)
-        if (found := _FULL_TEXT.search(text)) is None:
-            return None
-        said = os.strerror(errno.EDQUOT if "quota" in found[0] else errno.ENOSPC)
-    if not name and (path := _PATH_IN_TEXT.search(str(error))) is not None:
-        name = path[1]
-    return DiskFull(full_message(said, name, folders))
+        path = _PATH_IN_TEXT.search(str(error))
+        name = _path_of(error) or ("" if path is None else path[1])
+        return DiskFull(full_message(os.strerror(error.errno), name, folders))
+    of_builtins = type(error).__module__ == "builtins" and not isinstance(error, _LIBRARY_ERRORS)
+    return None if of_builtins or isinstance(error, UserError) else full_disk_in(str(error), folders)
+
+
+def full_disk_in(text: str, folders: Sequence[Path] = ()) -> DiskFull | None:
+    """Return the full disk that a program's output tells of, or None; `folders` as of `disk_full`."""
+    if (found := _FULL_TEXT.search(text)) is None:
+        return None
+    said = os.strerror(errno.EDQUOT if "quota" in found[0] else errno.ENOSPC)
+    path = _PATH_IN_TEXT.search(text)
+    return DiskFull(full_message(said, "" if path is None else path[1], folders))
+
+
+def require_room(folder: Path, needed: int, what: str) -> None:
+    """Raise DiskFull where fewer than `needed` bytes are free in a folder; `what`: who needs them, for the message."""
+    place = _existing(folder)
+    if _room(place)[0] < needed:
+        raise DiskFull(
+            f"{place}: {os.strerror(errno.ENOSPC)}: {what} needs {needed:,} bytes, and {free_in(place)}. Make room "
+            f"there, then run this again"
+        )
 
 
 def full_message(said: str, name: str = "", folders: Sequence[Path] = ()) -> str:

@@ -25,7 +25,7 @@ import shutil
 import stat
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -120,10 +120,7 @@ class LocalStore:
 
     def free(self, path: PurePosixPath) -> int | None:
         """Of the file system that the path, or the nearest folder above it that is there, is on."""
-        folder = Path(path)
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return shutil.disk_usage(_existing(Path(path))).free
 
     def names(self, path: PurePosixPath) -> list[str]:
         """See Store."""
@@ -168,7 +165,7 @@ class LocalStore:
     def put_new(self, path: PurePosixPath, data: bytes, durable: bool) -> bool:
         """See Store."""
         final = Path(path)
-        system.make_folder(final.parent)
+        changed = system.make_folder(final.parent)
         partial = _partial(final)
         try:
             system.write(partial, data)
@@ -182,7 +179,7 @@ class LocalStore:
                 return False
             raise
         if durable:
-            system.fsync(final.parent)
+            _fsync_folders([*changed, final.parent])
         return True
 
     def get_tagged(self, path: PurePosixPath) -> tuple[bytes, str] | None:
@@ -211,7 +208,7 @@ class LocalStore:
     def new_file(self, path: PurePosixPath, durable: bool) -> Iterator[Path]:
         """See Store."""
         final = Path(path)
-        system.make_folder(final.parent)
+        changed = system.make_folder(final.parent)
         partial = _partial(final)
         try:
             yield partial
@@ -223,11 +220,24 @@ class LocalStore:
                 system.unlink(partial)
             raise
         if durable:
-            system.fsync(final.parent)
+            _fsync_folders([*changed, final.parent])
 
     def start_writeback(self, path: PurePosixPath) -> None:
         """See Store."""
         system.start_writeback(Path(path))
+
+    def sync_files(self, files: Sequence[PurePosixPath], root: PurePosixPath) -> None:
+        """See Store. A network file system has what another host has written once that host has closed the file."""
+        paths = [path for file in files if (path := Path(file)).exists()]
+        _fsync_files(paths)
+        folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(root)}
+        _fsync_folders(sorted(folders, key=lambda folder: len(folder.parts), reverse=True))
+
+    def sync_all(self, paths: Sequence[PurePosixPath]) -> None:
+        """See Store. A path that is not there is in the file system of the nearest folder above it."""
+        folders = (_existing(Path(path)) for path in paths)
+        for folder in {folder.stat().st_dev: folder for folder in folders}.values():
+            system.sync_file_system(folder)
 
     def append(self, path: PurePosixPath, data: bytes) -> None:
         """See Store."""
@@ -268,11 +278,13 @@ class LocalStore:
 
     def begin(self, path: PurePosixPath, token: str, alone: bool) -> None:
         """See Store."""
-        system.make_folder(Path(path).parent)
+        changed = system.make_folder(Path(path).parent)
         mine = re.compile(rf"\.{re.escape(path.name)}\.[^.]+(\.old)?\{_PARTIAL}")
         for entry in Path(path.parent).iterdir() if alone else ():
             if mine.fullmatch(entry.name):
                 _clear(entry)
+        # The name is on the disk with `commit`; here the folders above it, where they are new.
+        _fsync_folders(changed)
         system.make_folder(Path(self.building(path, token)))
 
     def commit(self, path: PurePosixPath, token: str, durable: bool) -> None:
@@ -401,11 +413,27 @@ def _fsync_tree(folder: Path) -> None:
     for where, _, names in os.walk(folder, topdown=False):
         folders.append(Path(where))
         files.extend(Path(where) / name for name in names)
+    _fsync_files(files)
+    _fsync_folders(folders)
+
+
+def _fsync_files(files: Sequence[Path]) -> None:
     if len(files) > 1:
         with ThreadPoolExecutor(_FSYNCS_AT_ONCE, "fsync") as pool:
             list(pool.map(system.fsync, files))
     else:
         for file in files:
             system.fsync(file)
-    for each in folders:
-        system.fsync(each)
+
+
+def _fsync_folders(folders: Sequence[Path]) -> None:
+    """In this order; each once."""
+    for folder in dict.fromkeys(folders):
+        system.fsync(folder)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above a path, or itself, that is there."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

@@ -323,6 +323,18 @@ class Location:
         return self._store.holder(self.path)
 
 
+def sync_files(files: Sequence[Location], root: Location) -> None:
+    """Return when files below a folder, and the folders between, survive a power cut, whoever wrote them."""
+    of_store = [file.path for file in files if file.is_below(root)]
+    root._store.sync_files(of_store, root.path)
+
+
+def sync_all(places: Sequence[Location]) -> None:
+    """Return when all that anybody has written to the file systems of these places survives a power cut."""
+    for scheme in dict.fromkeys(place.scheme for place in places):
+        STORES[scheme].sync_all([place.path for place in places if place.scheme == scheme])
+
+
 def location_of(text: str, where: str = "path", glob: bool = False) -> Location:
     """The place that a path or a URI names; `parse_uri` says which there are.
 

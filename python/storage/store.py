@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -131,6 +131,18 @@ class Store(Protocol):
 
     def start_writeback(self, path: PurePosixPath) -> None:
         """Where a file is in memory alone, begin to write it to the disk, which need not be done when this returns."""
+        ...
+
+    def sync_files(self, files: Sequence[PurePosixPath], root: PurePosixPath) -> None:
+        """Return when the files, and their folders up to `root`, survive a power cut, whoever wrote them on whichever
+        host. In a store of objects that is so once they are there."""
+        ...
+
+    def sync_all(self, paths: Sequence[PurePosixPath]) -> None:
+        """Return when all that anybody has written to the file systems of these paths survives a power cut.
+
+        Nothing is done in a store of objects.
+        """
         ...
 
     def append(self, path: PurePosixPath, data: bytes) -> None:

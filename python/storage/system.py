@@ -21,9 +21,13 @@ _SYNC_FILE_RANGE_WRITE = 2
 _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and its parents where they are not there."""
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder and its parents where they are not there; return the folders whose entries changed, outer first."""
+    missing = [path]
+    while not missing[-1].exists() and missing[-1] != missing[-1].parent:
+        missing.append(missing[-1].parent)
     path.mkdir(parents=True, exist_ok=True)
+    return missing[:0:-1]
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
@@ -52,6 +56,21 @@ def fsync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file_system(path: Path) -> None:
+    """Have all that anybody has written to the file system of `path` survive a power cut, programs of Java included."""
+    call = _syncfs()
+    if call is None:
+        os.sync()
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if call(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(fd)
 
@@ -132,6 +151,15 @@ def _renameat2() -> Any:
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    return call
+
+
+@cache
+def _syncfs() -> Any:
+    """syncfs(2) of the C library; None where it has none."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform == "linux" else None
+    if call is not None:
+        call.argtypes = [ctypes.c_int]
     return call
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from headrace import registry
 from headrace.config import Challenger, Spec
-from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
-from headrace.models.predictor import read_meta
+from headrace.models.predictor import damaged_model
 from headrace.registry.promotion import set_alias
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.checkpoint.progress import spec_monitor
@@ -50,12 +49,8 @@ class TrainChallenger(Stage):
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The saved model, where one was trained, is there."""
-        try:
-            for output in manifest.outputs:
-                read_meta(ctx.ws.locate(output.name))
-        except UserError as e:
-            return str(e)
-        return None
+        models = (ctx.ws.locate(output.name) for output in manifest.outputs)
+        return next((why for model in models if (why := damaged_model(model)) is not None), None)
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what training cannot do."""

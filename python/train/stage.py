@@ -18,8 +18,8 @@ from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.session import session, with_slots
 from headrace.manifest import Input, Manifest, Output, fingerprint
-from headrace.models.predictor import read_meta
-from headrace.registry.store import is_there
+from headrace.models.predictor import damaged_model
+from headrace.registry.store import missing_version
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
@@ -90,13 +90,8 @@ class Train(Stage):
         return done.inputs if dataset in done.inputs else ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        try:
-            read_meta(ctx.ws.locate(manifest.output("model").name))
-        except UserError as e:
-            return str(e)
-        if not is_there(ctx.ws):
-            return "the model registry is gone"
-        return None
+        damaged = damaged_model(ctx.ws.locate(manifest.output("model").name))
+        return damaged or missing_version(ctx.ws, manifest.facts.get("registered"))
 
     def run(self, ctx: Context) -> Result:
         phase_ends = driver_phase_ends(ctx.began)

@@ -179,7 +179,7 @@ def test_a_checkpoint_is_due_after_some_commits(folder: Location) -> None:
     """Also where every other commit is somebody's who writes none: the tenth may never be ours."""
     due = Transaction(folder).wants_checkpoint
     assert [v for v in range(25) if due(v)] == list(range(10, 25))
-    (folder / "_delta_log" / f"{11:020d}.checkpoint.parquet").put_bytes(b"")
+    (folder / "_delta_log" / f"{11:020d}.checkpoint.parquet").put_bytes(b"PAR1 all of the table's state PAR1")
     assert [v for v in range(25) if due(v)] == [10, 21, 22, 23, 24]
 
 

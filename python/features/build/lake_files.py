@@ -21,7 +21,7 @@ from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.delta.log import DataFile, DeltaLog
+from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.source_tables.taken import PinnedTable
 from headrace.stage import Context
 from headrace.storage import Location
@@ -38,7 +38,9 @@ def files_of_day(
     the version's files, or where deletion vectors mark rows of them as deleted.
     """
     files = None if _by_spark(spec) else DeltaLog(events).plain_files(version)
-    mine = None if files is None else [LakeFile(f.path, f.size) for f in of_day(spec, ds, files)]
+    files = None if files is None else of_day(spec, ds, files)
+    check_files(events, files or ())
+    mine = None if files is None else [LakeFile(f.path, f.size) for f in files]
     with rows_of_files(spec, ws, mine, workflow, rows) as found:
         yield found
 

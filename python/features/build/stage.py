@@ -17,9 +17,9 @@ from headrace.features.build.run import CountStatistics, append_day, build, day_
 from headrace.features.layout.files import engine_of
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.vocabulary.delta_table import again_if_overtaken
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.session import session
-from headrace.manifest import Input, Manifest
+from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
 from headrace.storage import StoreAway, not_as_written
 
@@ -72,7 +72,7 @@ class BuildFeatures(Stage):
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The dataset's files are there with the sizes that they had."""
+        """The dataset's files, the vocabularies' and the day's statistics are there with the sizes that they had."""
         folder = ctx.ws.locate(manifest.output("dataset").name)
         try:
             listed = json.loads((folder / LISTING).read_text())
@@ -83,8 +83,8 @@ class BuildFeatures(Stage):
         if (why := not_as_written({folder / file["name"]: file["size"] for file in listed})) is not None:
             return why
         for output in manifest.outputs:
-            if output.kind == "delta" and DeltaLog(ctx.ws.locate(output.name)).version is None:
-                return f"the table {output.name} is gone"
+            if output.kind == "delta" and (why := _why_damaged(DeltaLog(ctx.ws.locate(output.name)), output, ctx.ds)):
+                return why
         return None
 
     def run(self, ctx: Context) -> Result:
@@ -107,6 +107,17 @@ class BuildFeatures(Stage):
                 "the spec has a section `drift`: this stage needs headrace.drift.count_day to count for it"
             )
         return self._count_statistics
+
+
+def _why_damaged(log: DeltaLog, output: Output, ds: str) -> str | None:
+    """Why a table does not have what a run has written or read there; others may have removed the version's log."""
+    if log.version is None:
+        return f"the table {output.name} is gone"
+    version = int(output.version)
+    if not log.has(version):
+        return None if version < log.version else f"version {version} of {output.name} is gone"
+    files = log.files(version) or ()
+    return damaged_file(f for f in files if f.partition.get("ds", ds) == ds)
 
 
 def _sources_part(spec: Spec) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.vocabulary.table_writer import Pieces, write_table
 from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
 from headrace.lake.append import append, data_file
-from headrace.lake.delta.log import DataFile, DeltaLog
+from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.delta.transaction import TransactionOvertaken
 from headrace.lake.driver_memory import driver_python_bytes
 from headrace.lake.exchange import streamed
@@ -339,6 +339,7 @@ class VocabularyTable:
                 f"there, so the same dataset cannot be made again. Delete the day's features manifest to make another "
                 f"from the vocabularies as they are"
             )
+        check_files(self._path, (log.files(self.version) or ()) if files is None else files)
         return files
 
     def _append(self, rows: pa.Table) -> None:

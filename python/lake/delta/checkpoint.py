@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.lake.delta.damage import whole_checkpoint
 from headrace.storage import Location, local, location_of
 
 _NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-fA-F-]{36})?\.(parquet|json)")
@@ -75,8 +76,9 @@ def complete_checkpoints(log: Location) -> list[Checkpoint]:
 
 
 def newest_checkpoint(log: Location, at_most: int) -> Checkpoint | None:
-    """The newest complete checkpoint of a version up to `at_most`, of the log in this folder."""
-    return max((c for c in complete_checkpoints(log) if c.version <= at_most), key=lambda c: c.version, default=None)
+    """The newest complete checkpoint of a version up to `at_most` that can be read, of the log in this folder."""
+    found = (c for c in reversed(complete_checkpoints(log)) if c.version <= at_most)
+    return next((c for c in found if all(map(whole_checkpoint, c.files))), None)
 
 
 def _sidecar(log: Location, path: str) -> Location:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pyspark.sql.readwriter import DataFrameWriter
 
+from headrace.lake.delta.damage import commit_file, set_torn_aside
 from headrace.lake.delta.fencing import application_of, check, committed, next_version
-from headrace.lake.delta.log import DeltaLog
-from headrace.storage import Fence, Location
+from headrace.lake.delta.log import DeltaLog, file_path
+from headrace.storage import Fence, Location, sync_files
 
 
 def save_delta(writer: DataFrameWriter, table: Location, fence: Fence | None) -> int:
@@ -24,10 +25,12 @@ def save_delta(writer: DataFrameWriter, table: Location, fence: Fence | None) ->
         LeaseLost: a later holder has committed; nothing was.
     """
     log = DeltaLog(table)
+    set_torn_aside(table)
     if fence is None:
         writer.save(str(table))
         version = log.version
         assert version is not None, "written just now"
+        _sync_commit(log, version)
         return version
     application = application_of(fence)
     while True:
@@ -40,8 +43,17 @@ def save_delta(writer: DataFrameWriter, table: Location, fence: Fence | None) ->
             raise
         version = committed(log, fence, mine, -1 if before is None else before)
         if version is not None:
+            _sync_commit(log, version)
             return version
         _check_newest(log, fence)
+
+
+def _sync_commit(log: DeltaLog, version: int) -> None:
+    """Return when a commit of Spark's, which syncs nothing, survives a power cut with the files that it adds."""
+    actions = [action.get("add") or action.get("cdc") for action in log.actions(version)]
+    files = [file_path(log.folder, action["path"]) for action in actions if action]
+    sync_files(files, log.folder)
+    sync_files([commit_file(log.folder / "_delta_log", version)], log.folder)
 
 
 def _check_newest(log: DeltaLog, fence: Fence) -> None:

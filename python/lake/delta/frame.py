@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from headrace.identifiers import quoted
 from headrace.lake.delta.erased import ROWS
-from headrace.lake.delta.log import DataFile, DeltaLog, TableState
+from headrace.lake.delta.log import DataFile, DeltaLog, TableState, check_files
 from headrace.storage import Location
 
 #: More files than these Spark lists by a job of its own (spark.sql.sources.parallelPartitionDiscovery.threshold).
@@ -35,9 +35,15 @@ def read_version(
         version: of the table.
         wanted: by the values of the partition columns, whether a file is wanted. Rows of others may be there all the
             same: who does not want them filters them.
+
+    Raises:
+        UserError: a wanted file is gone, or has another size than the log says: Spark would read an empty one as no
+            rows.
     """
     state = DeltaLog(table).state(version)
     files = None if state is None else _plain_files(table, state, wanted)
+    if state is not None:
+        check_files(table, files or [f for f in state.data_files(table) if wanted(f.partition)])
     if state is None or not files:
         return spark.read.format("delta").option("versionAsOf", version).load(str(table))
     schema = StructType.fromJson(json.loads(state.metadata["schemaString"]))

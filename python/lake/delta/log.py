@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -16,12 +16,12 @@ from urllib.parse import unquote
 from headrace.errors import UserError
 from headrace.lake.delta import erased as erased_files
 from headrace.lake.delta.checkpoint import newest_checkpoint
+from headrace.lake.delta.damage import COMMIT, commit_file, read_commit, torn_commits
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable
-from headrace.storage import Location, local, location_named
+from headrace.storage import Location, local, location_named, not_as_written
 
 #: For tables whose old versions are read again: their log is kept.
 LOG_RETENTION = "interval 3650 days"
-_COMMIT = re.compile(r"(\d{20})\.json")
 #: Of other stores than this machine's file system.
 _STORES = ("s3", "s3a", "gs", "abfss", "hdfs")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
@@ -86,6 +86,8 @@ class FileAction:
     rows: int | None
     #: Whether rows come or go: not where files are only rewritten (OPTIMIZE).
     data_change: bool
+    #: Bytes; None where a `remove` does not say.
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -145,16 +147,17 @@ class DeltaLog:
 
     def has(self, version: int) -> bool:
         """Whether the commit of `version` is still in the log."""
-        return (self._log / f"{version:020d}.json").is_file()
+        file = commit_file(self._log, version)
+        return file.is_file() and not torn_commits(self._log, {version})
 
     def committed_ns(self, version: int) -> int:
         """When the commit of `version` was written, nanoseconds since the epoch."""
-        return (self._log / f"{version:020d}.json").info().modified_ns
+        return commit_file(self._log, version).info().modified_ns
 
     def commit_files(self) -> dict[int, int]:
         """By version whose commit is in the log: `committed_ns`. One question, however many they are."""
         found = self._log.infos().items()
-        return {int(m.group(1)): info.modified_ns for name, info in found if (m := _COMMIT.fullmatch(name))}
+        return {int(m.group(1)): info.modified_ns for name, info in found if (m := COMMIT.fullmatch(name))}
 
     def check(self) -> None:
         """Raises UserError for a table that headrace does not read."""
@@ -262,15 +265,18 @@ class DeltaLog:
         return [f for f in files if f.rows != 0 or not f.erased]
 
     def versions(self) -> set[int]:
-        """Those whose commits are in the log."""
-        return {int(m.group(1)) for p in self._log.entries() if (m := _COMMIT.fullmatch(p.name))}
+        """Those whose commits are in the log, without what a power cut has torn at its end."""
+        found = {int(m.group(1)) for p in self._log.entries() if (m := COMMIT.fullmatch(p.name))}
+        return found - torn_commits(self._log, found)
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
-        """The actions of one commit, in their order. Raises FileNotFoundError."""
-        with (self._log / f"{version:020d}.json").open() as f:
-            for line in f:
-                if line.strip():
-                    yield json.loads(line)
+        """The actions of one commit, in their order.
+
+        Raises:
+            FileNotFoundError: it is not in the log.
+            UserError: it is damaged.
+        """
+        yield from read_commit(commit_file(self._log, version))
 
     def _replay(self, version: int, *kinds: str, current: bool = True) -> _Snapshot | None:
         """The state at `version`, of some kinds of actions; None where a commit is missing.
@@ -291,6 +297,27 @@ class DeltaLog:
         if "add" in kinds and current and (instead := erased_files.replacements(self.folder)):
             found.adds = {key: erased_files.replaced(add, instead) for key, add in found.adds.items()}
         return found
+
+
+def damaged_file(files: Iterable[DataFile]) -> str | None:
+    """Return why the first of some data files is not as its commit says, with both sizes; None: all are.
+
+    A power cut or a bad disk may leave a file short: Spark reads a Parquet file of 0 bytes as one without rows.
+    """
+    return not_as_written({file.path: file.size for file in files})
+
+
+def check_files(table: Location, files: Iterable[DataFile]) -> None:
+    """Compare data files with their sizes in the log before they are read. Not in a store of objects: the put is whole.
+
+    Raises:
+        UserError: one is gone or of another size; names it, with both sizes.
+    """
+    if table.scheme == "file" and (why := damaged_file(files)) is not None:
+        raise UserError(
+            f"{why}: {table} is damaged. Run the day and the stage again that wrote the file, or put it back from a "
+            f"backup"
+        )
 
 
 def _key(action: Mapping[str, Any]) -> FileKey:
@@ -325,6 +352,7 @@ def _file_action(folder: Location, action: Mapping[str, Any]) -> FileAction:
         action.get("partitionValues"),
         _live_rows(action),
         action.get("dataChange", True),
+        action.get("size"),
     )
 
 

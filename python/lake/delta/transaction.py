@@ -18,9 +18,10 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.identifiers import quoted
 from headrace.lake.delta.checkpoint import newest_checkpoint
+from headrace.lake.delta.damage import commit_file, set_torn_aside
 from headrace.lake.delta.fencing import application_of, check, is_of, next_version, version_in
-from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState
-from headrace.storage import Fence, Location
+from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState, file_path
+from headrace.storage import Fence, Location, sync_files
 
 #: Writer features that ask nothing of a commit that adds and removes whole files of a table with these settings.
 #: `invariants`, `checkConstraints`: the caller's to check (`Transaction.constraints`).
@@ -146,6 +147,8 @@ def create_table(
         info |= {"userMetadata": user_metadata}
     actions: list[Mapping[str, Any]] = [{"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol}]
     mine = _applications(application) + _token(folder, fence, None)
+    set_torn_aside(folder)
+    _sync_added(folder, [{"add": add} for add in adds])
     return _put(folder, 0, [*actions, *({"add": add} for add in adds), *mine])
 
 
@@ -169,6 +172,7 @@ class Transaction:
             UserError: one that is not there.
         """
         self.folder, self._fence = folder, fence
+        set_torn_aside(folder)
         self._log = DeltaLog(folder)
         version = self._log.version if version is None else version
         state = self._log.state(version, current=False) if version is not None else None
@@ -333,6 +337,7 @@ class Transaction:
     def _commit(self, actions: Sequence[Mapping[str, Any]], allow: Callable[[int], None]) -> int:
         """Commit after those of others; `allow` raises where this one may not follow that of a version."""
         last = None if self._fence is None else self._state.applications.get(application_of(self._fence))
+        _sync_added(self.folder, actions)
         at = self._version + 1
         while not _put(self.folder, at, [*actions, *_token(self.folder, self._fence, last)]):
             if self._fence is not None:
@@ -455,10 +460,15 @@ def _info(operation: str, parameters: Mapping[str, Any], read: int | None, is_ap
     }
 
 
+def _sync_added(folder: Location, actions: Sequence[Mapping[str, Any]]) -> None:
+    """Return when the data files that a commit adds survive a power cut: a commit must not outlive them."""
+    sync_files([file_path(folder, action["add"]["path"]) for action in actions if "add" in action], folder)
+
+
 def _put(folder: Location, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
     """Write a commit; False where the version is taken."""
     text = "".join(_json(action) + "\n" for action in actions)
-    return (folder / "_delta_log" / f"{version:020d}.json").put_new_text(text)
+    return commit_file(folder / "_delta_log", version).put_new_text(text)
 
 
 def _json(value: Any) -> str:

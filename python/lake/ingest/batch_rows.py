@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest import deduplicate
 from headrace.lake.ingest.arrow_plan import arrow_plan
@@ -202,8 +202,9 @@ def near_files(
     if files is None:
         return None
     first, last, pending = _nearby(ctx, plan, days, left_out)
-    found = [(str(f.partition.get("ds")), f.path) for f in files]
-    return [(ds, path) for ds, path in found if first <= ds <= last and ds not in pending]
+    near = [f for f in files if first <= str(f.partition.get("ds")) <= last and f.partition.get("ds") not in pending]
+    check_files(ctx.events, near)
+    return [(str(f.partition.get("ds")), f.path) for f in near]
 
 
 def _nearby(

@@ -20,10 +20,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from headrace.lake.delta.erased import erased_rows
-from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey
+from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey, damaged_file
 from headrace.lake.delta.retention import first_kept
 from headrace.own_records import known_keys
-from headrace.storage import Location
+from headrace.storage import Location, not_as_written
 
 _MARK = "headrace.ingest"
 _PARTITION = re.compile(r"(?:^|/)ds=([^/]+)/")
@@ -130,13 +130,10 @@ class LoadHistory:
         removed = tuple(_describe(c) for c, is_removal in changes if is_removal)
         counts = [a.rows for a in live.values()]
         rows = sum(n or 0 for n in counts)
-        lost = [a.path for a in live.values() if not a.path.is_file()]
-        damage = None
-        if lost:
-            damage = f"{lost[0]} is gone"
-        elif not removed and changes:
+        damage = not_as_written({a.path: a.size for a in live.values() if a.size is not None})
+        if damage is None and not removed and changes:
             damage = f"rows were added by {_describe(changes[0][0])}"
-        elif None in counts or (not removed and rows + erased != record.rows["kept"]):
+        elif damage is None and (None in counts or (not removed and rows + erased != record.rows["kept"])):
             damage = f"its files hold {rows:,} rows, not {record.rows['kept'] - erased:,}"
         return DayState(rows, removed, damage)
 
@@ -163,22 +160,21 @@ def last_change(log: DeltaLog, ds: str) -> int:
 
 
 def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
-    """Rows of each day at `version` by the log, all of whose files are on disk; None where some are not, or the log
+    """Rows of each day at `version` by the log, all of whose files are whole; None where some are not, or the log
     does not reach back. A day without rows is not in the answer. Rows that were erased since are counted.
     """
     files = log.files(version)
     if files is None:
         return None
+    files = [file for file in files if file.partition.get("ds") in days]
+    if damaged_file(files) is not None:
+        return None
     found: dict[str, int] = {}
     for file in files:
-        ds = file.partition.get("ds")
-        if ds in days:
-            if not file.path.is_file():
-                return None
-            rows = file.rows
-            if rows is None:  # a writer without statistics
-                rows = pq.read_metadata(file.path).num_rows - file.deleted
-            found[str(ds)] = found.get(str(ds), 0) + rows + file.erased
+        ds, rows = str(file.partition.get("ds")), file.rows
+        if rows is None:  # a writer without statistics
+            rows = pq.read_metadata(file.path).num_rows - file.deleted
+        found[ds] = found.get(ds, 0) + rows + file.erased
     return found
 
 

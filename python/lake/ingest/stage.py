@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.ingest.assess import summed
 from headrace.lake.ingest.day_files import DayFiles, covered_days
 from headrace.lake.ingest.load import Load
@@ -195,9 +195,13 @@ def _why_gone(ctx: SourceContext, outputs: Sequence[Output], facts: Mapping[str,
         version = int(output.version)
         if not log.has(version):
             return f"version {version} of {output.name} is gone"
+        days = _own_days(facts["days"], ctx.ds)
+        files = log.files(version) or ()
+        if (damage := damaged_file(f for f in files if f.partition.get("ds") in days)) is not None:
+            return damage
         if output.kind != "delta":
             continue
-        rows = row_counts(log, version, _own_days(facts["days"], ctx.ds))
+        rows = row_counts(log, version, days)
         if rows is None or sum(rows.values()) != output.rows:
             return f"rows of version {version} of {output.name} are gone"
         removed = LoadHistory(log).removed_by_others(version, ctx.ds)

@@ -64,9 +64,8 @@ def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: lis
 def _positions(spark: SparkSession, table: Location, version: int | None, days: list[DayFiles]) -> DataFrame:
     """The landing lines of a table's rows."""
     mine = [d.ds for d in days]
-    if version is None:
-        rows = spark.read.format("delta").load(str(table))
-    else:
-        rows = read_version(spark, table, version, lambda of: of.get("ds") in mine)
+    newest = DeltaLog(table).version if version is None else version
+    assert newest is not None, "the day was loaded before"
+    rows = read_version(spark, table, newest, lambda of: of.get("ds") in mine)
     rows = rows.where(F.col("ds").isin(mine))
     return rows.select(F.col("ds").alias("_ds"), "_source_file", F.col("_source_line").alias("_line"))

@@ -48,6 +48,7 @@ from headrace.publish.embedded.processes import (
 )
 from headrace.publish.embedded.roles import HOST, SUPERUSER, ensure_database, make_passwords
 from headrace.storage import local
+from headrace.storage.file_faults import full_disk_in
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
@@ -233,7 +234,10 @@ def _initialise(folder: Path) -> None:
             stdin=f.fileno(),
         )
     if done.returncode:
+        full = full_disk_in(done.stdout, [folder])  # what is free before the part that was written goes
         shutil.rmtree(partial, ignore_errors=True)
+        if full is not None:
+            raise full
         raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {first_error(done.stdout)}")
     os.replace(partial, data)
     log.info("made a PostgreSQL cluster in %s", data)

@@ -9,7 +9,7 @@ import glob
 import io
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -256,6 +256,12 @@ class ObjectStore:
             copies.drop(local)
 
     def start_writeback(self, path: PurePosixPath) -> None:
+        """What is put is stored."""
+
+    def sync_files(self, files: Sequence[PurePosixPath], root: PurePosixPath) -> None:
+        """What is put is stored."""
+
+    def sync_all(self, paths: Sequence[PurePosixPath]) -> None:
         """What is put is stored."""
 
     def append(self, path: PurePosixPath, data: bytes) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from headrace.config import Evaluation, Spec, Trees
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.models.predictor import read_meta
-from headrace.registry.store import is_there
+from headrace.models.predictor import damaged_model
+from headrace.registry.store import missing_version
 from headrace.stage import Context
 
 
@@ -48,10 +48,5 @@ def refuse_drawn_negatives(spec: Spec, name: str) -> None:
 
 def verify_trees(ctx: Context, manifest: Manifest) -> str | None:
     """Why the saved model or the registry is not there any more, or None."""
-    try:
-        read_meta(ctx.ws.locate(manifest.output("model").name))
-    except UserError as e:
-        return str(e)
-    if not is_there(ctx.ws):
-        return "the model registry is gone"
-    return None
+    damaged = damaged_model(ctx.ws.locate(manifest.output("model").name))
+    return damaged or missing_version(ctx.ws, manifest.facts.get("registered"))

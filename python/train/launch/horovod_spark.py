@@ -138,7 +138,7 @@ def _launch(
         job.fence.put_text(job.token)
     except OSError as e:
         if is_full(e):
-            raise DiskFull(full_message(e.strerror, str(job.folder))) from e
+            raise DiskFull(full_message(e.strerror or str(e), str(job.folder))) from e
         raise
     # ranks.log stays.
     old = [p for p in job.folder.entries() if p.name.startswith(("progress-", "ranks-"))]
