@@ -90,7 +90,7 @@ class Manifest(BaseModel):
     dataset_schema: DatasetSchema | None = None
     started: datetime = Field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
-    #: Of waiting for the disk between the work and this record, besides `seconds`.
+    #: Seconds that the stage's process waited for the disk, in `seconds` and between the work and this record.
     sync_seconds: float | None = None
     #: Peak resident memory by process, MiB: `jvm`, `python`, `rank0`, ...
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)

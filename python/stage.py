@@ -18,6 +18,7 @@ from headrace.schema import DatasetSchema
 from headrace.stages import STAGES
 from headrace.storage import Fence, Lease
 from headrace.storage.lease import Held, Holder
+from headrace.storage.local import sync_seconds
 from headrace.workspace import Workspace
 
 
@@ -136,12 +137,12 @@ def run_stage(
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
+        waited = sync_seconds()
         manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began, lock=lock)))
         lock.check()
         # What a manifest names is on the disk before the manifest is: Spark and other libraries sync nothing.
-        tick = time.perf_counter()
         ws.sync()
-        manifest = manifest.model_copy(update={"sync_seconds": round(time.perf_counter() - tick, 3)})
+        manifest = manifest.model_copy(update={"sync_seconds": round(sync_seconds() - waited, 3)})
         saved = manifest.save(ws.manifest(spec.pipeline, ds, stage.name), lock.fences)
         return Outcome(saved, skipped=False, reason=plan.reason)
 

@@ -77,7 +77,7 @@ def data_file(table: Location, rows: pa.Table) -> dict[str, Any]:
     """Write a data file, which is not of the table yet; its `add` action."""
     path = table / f"part-{uuid.uuid4()}.c000.snappy.parquet"
     metadata: list[Any] = []
-    # As Spark's writers: not waited for.
+    # Not waited for: the commit that names it has it on the disk before (headrace.lake.delta.transaction).
     with path.transient().new_file() as partial:
         pq.write_table(
             rows, partial, ROW_GROUP_ROWS, compression="snappy", store_schema=False, metadata_collector=metadata

@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import stat
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,13 @@ _LOCK = ".lock"
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 #: A disk works on several fsyncs at once.
 _FSYNCS_AT_ONCE = 8
+#: Seconds that this process has waited for the disk. (Threads that wait at the same time are counted each.)
+_waited = 0.0
+
+
+def sync_seconds() -> float:
+    """Return the seconds that this process has waited for files and folders to be on the disk."""
+    return _waited
 
 
 class LocalStore:
@@ -170,7 +178,7 @@ class LocalStore:
         try:
             system.write(partial, data)
             if durable:
-                system.fsync(partial)
+                _fsync_files([partial])
             system.rename_new(partial, final)
         except BaseException as e:
             with suppress(OSError):
@@ -213,7 +221,7 @@ class LocalStore:
         try:
             yield partial
             if durable:
-                system.fsync(partial)
+                _fsync_files([partial])
             system.replace(partial, final)
         except BaseException:  # a full disk, above all
             with suppress(OSError):
@@ -236,8 +244,9 @@ class LocalStore:
     def sync_all(self, paths: Sequence[PurePosixPath]) -> None:
         """See Store. A path that is not there is in the file system of the nearest folder above it."""
         folders = (_existing(Path(path)) for path in paths)
-        for folder in {folder.stat().st_dev: folder for folder in folders}.values():
-            system.sync_file_system(folder)
+        with _timed():
+            for folder in {folder.stat().st_dev: folder for folder in folders}.values():
+                system.sync_file_system(folder)
 
     def append(self, path: PurePosixPath, data: bytes) -> None:
         """See Store."""
@@ -295,7 +304,7 @@ class LocalStore:
                 _fsync_tree(partial)
             left = self._take_the_name(partial, final, Path(self.building(path, f"{token}.old")))
             if durable:
-                system.fsync(final.parent)
+                _fsync_folders([final.parent])
         except BaseException:
             _clear(partial)
             raise
@@ -418,18 +427,31 @@ def _fsync_tree(folder: Path) -> None:
 
 
 def _fsync_files(files: Sequence[Path]) -> None:
-    if len(files) > 1:
-        with ThreadPoolExecutor(_FSYNCS_AT_ONCE, "fsync") as pool:
-            list(pool.map(system.fsync, files))
-    else:
-        for file in files:
-            system.fsync(file)
+    with _timed():
+        if len(files) > 1:
+            with ThreadPoolExecutor(_FSYNCS_AT_ONCE, "fsync") as pool:
+                list(pool.map(system.fsync, files))
+        else:
+            for file in files:
+                system.fsync(file)
 
 
 def _fsync_folders(folders: Sequence[Path]) -> None:
     """In this order; each once."""
-    for folder in dict.fromkeys(folders):
-        system.fsync(folder)
+    with _timed():
+        for folder in dict.fromkeys(folders):
+            system.fsync(folder)
+
+
+@contextmanager
+def _timed() -> Iterator[None]:
+    """Add the seconds of the block to `sync_seconds`."""
+    global _waited
+    tick = time.perf_counter()
+    try:
+        yield
+    finally:
+        _waited += time.perf_counter() - tick
 
 
 def _existing(path: Path) -> Path:

@@ -145,6 +145,7 @@ class DataFileWriter:
         self._writer.close()
         self._open.__exit__(None, None, None)
         self._writer = None
+        self.path.start_writeback()
         info = self.path.info()
         stats = statistics(self._metadata[0], self._schema, self._nulls)
         return WrittenFile(
@@ -167,7 +168,7 @@ class DataFileWriter:
         table = pa.concat_tables(self._waiting)
         if self._writer is None:
             self.path.parent.make_dir()
-            # As Spark's writers: not waited for. Files that a power cut damages are found by their statistics.
+            # Not waited for: the commit that names it has it on the disk before (headrace.lake.delta.transaction).
             self._open = self.path.transient().new_file()
             partial = self._open.__enter__()
             self._writer = pq.ParquetWriter(

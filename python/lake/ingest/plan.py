@@ -10,6 +10,7 @@ from typing import Any
 from headrace.config import Section, Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake import landing
+from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.ingest.day_files import DayFiles, files_to_take
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
 from headrace.lake.ingest.source_context import SourceContext
@@ -75,7 +76,7 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     found: dict[str, DayFiles] = {}
     for files in covered:
         own = files.ds == ctx.ds
-        why = _why_load(files, history, declared, judged if own else None)
+        why = _why_load(files, history, declared, judged if own else None) or _damaged_quarantine(ctx, files.ds)
         if why is not None and _can_load(files, why, own):
             found[files.ds] = files
     if source.daily and table.keys:
@@ -164,6 +165,17 @@ def _why_load(files: DayFiles, history: LoadHistory, declared: str, judged: str 
     if record.declared != declared or (judged is not None and record.judged != judged):
         return "its declaration changed"
     return None
+
+
+def _damaged_quarantine(ctx: SourceContext, ds: str) -> str | None:
+    """Why the bad rows of a loaded day must be written again: one of their files is gone or short."""
+    log = DeltaLog(ctx.quarantine)
+    version = log.version
+    files = [] if version is None else log.files(version) or []
+    damage = damaged_file(f for f in files if f.partition.get("ds") == ds)
+    if damage is not None:
+        _LOG.warning("%s: %s", ds, damage)
+    return damage
 
 
 def _can_load(files: DayFiles, why: str, own: bool) -> bool:
