@@ -54,4 +54,4 @@ def _fault(folder: Location) -> str | None:
 def _sizes_of(folder: Location) -> Location:
     """Where the bytes of each of the folder's files are kept, by its path there: processes map them, and a short one
     would end them."""
-    return folder.parent / f"{folder.name}.sizes"
+    return folder.parent / f"{folder.name}=sizes"

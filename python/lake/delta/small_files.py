@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.transaction import check_may_shrink
 from headrace.storage import Fence, Location
 
@@ -57,7 +57,7 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
         fence: of the holder of the lease under which the table is written.
 
     Raises:
-        UserError: the table only grows (`delta.appendOnly`), and Delta lets nobody overwrite it.
+        UserError: the table only grows (`delta.appendOnly`), and Delta lets nobody overwrite it; or a file is damaged.
         LeaseLost: a later holder has committed; nothing was committed since.
     """
     # Late: pyspark takes a while, and most tables need nothing.
@@ -72,6 +72,8 @@ def rewrite(spark: SparkSession, table: Location, days: Sequence[str | None], fe
         state = log.state(version)
         check_may_shrink(table, state)
         size = sum(a["size"] for a in state.adds if day in (None, _day(a))) if state is not None else 0
+        if state is not None:
+            check_files(table, [f for f in state.data_files(table) if day in (None, f.partition.get("ds"))])
         rows = spark.read.format("delta").load(str(table))
         rows = rows if day is None else rows.where(F.col("ds") == day)
         writer = rows.coalesce(max(1, math.ceil(size / _FILE_BYTES))).write.format("delta").mode("overwrite")

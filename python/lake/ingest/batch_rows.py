@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest import deduplicate
@@ -159,7 +160,9 @@ class BatchRows:
         if not self.ctx.source.daily:
             return None
         first, last, pending = _nearby(self.ctx, self.plan, self.batch.days, left_out)
-        near = self.batch.spark.read.format("delta").load(str(self.ctx.events))
+        version = DeltaLog(self.ctx.events).version
+        assert version is not None, "made before anything is loaded"
+        near = read_version(self.batch.spark, self.ctx.events, version, _between(first, last, pending))
         near = near.where(F.col("ds").between(first, last) & ~F.col("ds").isin(sorted(pending)))
         return near.select(*(F.col(k) for k in quoted(self.ctx.table.keys)), "ds")
 
@@ -205,6 +208,11 @@ def near_files(
     near = [f for f in files if first <= str(f.partition.get("ds")) <= last and f.partition.get("ds") not in pending]
     check_files(ctx.events, near)
     return [(str(f.partition.get("ds")), f.path) for f in near]
+
+
+def _between(first: str, last: str, pending: set[str]) -> Callable[[Mapping[str, str | None]], bool]:
+    """Whether a partition's rows are compared with."""
+    return lambda of: first <= str(of.get("ds")) <= last and of.get("ds") not in pending
 
 
 def _nearby(
