@@ -133,6 +133,19 @@ def test_a_full_disk_is_told_where_its_handling_fails_in_other_words(tmp_path: P
     assert code == EXIT_INCOMPLETE
 
 
+def test_what_needs_room_asks_for_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark copies its jars below home as it starts, and a JVM says in traces that it found no room."""
+    monkeypatch.setattr(file_faults, "_room", lambda folder: (12_288, 17))
+    file_faults.require_room(tmp_path / "spark" / "local", 12_288, "Spark's start")
+    with pytest.raises(file_faults.DiskFull) as raised:
+        file_faults.require_room(tmp_path / "spark" / "local", 12_289, "Spark's start")
+    assert str(raised.value) == (
+        f"{tmp_path}: {FULL}: Spark's start needs 12,289 bytes, and 12,288 bytes are free in {tmp_path}. Make room "
+        f"there, then run this again"
+    )
+    assert raised.value.exit_code == EXIT_INCOMPLETE
+
+
 def test_no_inodes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_faults, "_room", lambda folder: (4096, 0))
     assert file_faults.free_in(tmp_path) == f"4,096 bytes and no inodes are free in {tmp_path}"
