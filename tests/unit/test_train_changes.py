@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -105,7 +107,8 @@ def test_a_base_that_was_trained_again_makes_the_days_upon_it_stale(
             "model": MODEL.model_dump(mode="json", by_alias=True),
         }
     )
-    (home.home / "mlflow.db").touch()
+    with closing(sqlite3.connect(home.home / "mlflow.db")) as db:
+        db.execute("CREATE TABLE model_versions (name TEXT, version INTEGER)")
     jobs, schema = [job for job, _ in days["changes"][:3]], days["changes"][3][0].features.dataset_schema
     assert schema is not None
     manifests = []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +235,9 @@ def test_a_model_that_is_gone_is_made_again(ws: Workspace, spec: Spec, schema: D
     name = finished(ws, "2026-01-01", schema, spec.model)
     manifest = Manifest.load(ws.manifest("clicks", "2026-01-01", "train"))
     assert manifest is not None
-    (ws.home / "mlflow.db").touch()
+    (ws.home / name / "embeddings" / "index.json").write_text('{"files": []}')
+    with closing(sqlite3.connect(ws.home / "mlflow.db")) as db:
+        db.execute("CREATE TABLE model_versions (name TEXT, version INTEGER)")
     assert Train().verify(ctx, manifest) is None
     (ws.home / "mlflow.db").unlink()
     assert "registry is gone" in str(Train().verify(ctx, manifest))

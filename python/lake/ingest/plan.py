@@ -76,7 +76,7 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     found: dict[str, DayFiles] = {}
     for files in covered:
         own = files.ds == ctx.ds
-        why = _why_load(files, history, declared, judged if own else None) or _damaged_quarantine(ctx, files.ds)
+        why = _why_load(files, history, declared, judged if own else None) or _damaged_quarantine(ctx, files.record)
         if why is not None and _can_load(files, why, own):
             found[files.ds] = files
     if source.daily and table.keys:
@@ -167,14 +167,18 @@ def _why_load(files: DayFiles, history: LoadHistory, declared: str, judged: str 
     return None
 
 
-def _damaged_quarantine(ctx: SourceContext, ds: str) -> str | None:
-    """Why the bad rows of a loaded day must be written again: one of their files is gone or short."""
+def _damaged_quarantine(ctx: SourceContext, record: LoadRecord | None) -> str | None:
+    """Why the bad rows of a loaded day must be written again: their commit is torn, a file of them is gone or short."""
+    if record is None:
+        return None
     log = DeltaLog(ctx.quarantine)
     version = log.version
     files = [] if version is None else log.files(version) or []
-    damage = damaged_file(f for f in files if f.partition.get("ds") == ds)
+    damage = damaged_file(f for f in files if f.partition.get("ds") == record.ds)
+    if record.rows.get("quarantined") and (version or 0) < record.quarantine:
+        damage = f"version {record.quarantine} of {ctx.quarantine} is gone"
     if damage is not None:
-        _LOG.warning("%s: %s", ds, damage)
+        _LOG.warning("%s: %s", record.ds, damage)
     return damage
 
 
