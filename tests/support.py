@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from safetensors.numpy import load_file
@@ -82,7 +84,9 @@ def manifests(home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, 
 def read_delta(spark: SparkSession | None, path: Path, *order: str) -> pd.DataFrame:
     """Return a whole Delta table in a fixed order, read by Spark or, without a session, by delta-rs."""
     if spark is None:
-        frame = DeltaTable(str(path)).to_pandas()
+        table = DeltaTable(str(path))
+        nothing = pd.DataFrame(columns=[field.name for field in table.schema().fields])
+        frame = pd.concat([_read_data_file(Path(file)) for file in table.file_uris()] or [nothing])
     else:
         frame = spark.read.format("delta").load(str(path)).toPandas()
     columns = sorted(frame.columns)
@@ -90,6 +94,12 @@ def read_delta(spark: SparkSession | None, path: Path, *order: str) -> pd.DataFr
         if frame[column].map(lambda v: isinstance(v, (list, np.ndarray))).any():
             frame[column] = frame[column].map(lambda v: None if v is None else "|".join(map(str, v)))
     return frame[columns].sort_values(list(order) or columns, kind="stable").reset_index(drop=True)
+
+
+def _read_data_file(file: Path) -> pd.DataFrame:
+    """Return a data file's rows, with the columns that its folders name (partitions by text)."""
+    partitions = dict(part.split("=", 1) for part in file.parent.parts if "=" in part)
+    return pq.ParquetFile(file).read().to_pandas().assign(**{name: unquote(text) for name, text in partitions.items()})
 
 
 def everything(spark: SparkSession | None, home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Any]:
