@@ -80,7 +80,7 @@ class Load:
 
     def _load(self, days: list[DayFiles]) -> None:
         ctx = self.ctx
-        batch = LandingBatch(self.spark, ctx.landing_source, ctx.table, tuple(d.day for d in days), ctx.ids)
+        batch = LandingBatch(self.spark, ctx.landing_source, ctx.table, tuple(d.day for d in days), ids=ctx.ids)
         try:
             self._load_batch(batch, days)
         except FileDamaged as e:

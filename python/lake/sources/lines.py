@@ -52,11 +52,11 @@ class LandingBatch:
     source: LandingSource
     table: Table
     days: tuple[LandingDay, ...]
-    #: The declared text columns whose values are ids (`table.ids`).
-    ids: frozenset[str] = frozenset()
     #: Parquet files with some of the lines: `_file` int, `_line` bigint, `_text` string, each line without its line
     #: feed, `_fault` string. None: all lines are read.
     left: tuple[Location, ...] | None = None
+    #: The declared text columns whose values are ids (`table.ids`).
+    ids: frozenset[str] = frozenset()
 
     @property
     def files(self) -> list[tuple[str, LandingFile]]:
