@@ -5,7 +5,7 @@
 #   make closed-loop   six days of lists and visitors who click on them, with an experiment that stops its losing arm (docs/outcomes.md)
 #   make test      set up what a contributor needs, then lint and the quick lane of tests (CONTRIBUTING.md; about a quarter of an hour cold)
 #   make test-all  set up everything (RAPIDS 1 GB, CUDA 271 MB, ...), then lint and all tests but the long ones: what CI runs
-#   make test-long     by hand: tests marked long, and 40 times as many generated examples of each property test
+#   make test-long     by hand: tests marked long, 40 times as many examples of each property test, half an hour of a server's load
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make iceberg   the jar for pipelines whose source is an Iceberg table (47 MB)
@@ -243,6 +243,7 @@ test-all: setup-test-all
 # A test may take hours: forty times its examples.
 test-long: setup-test-all
 	@HEADRACE_TEST_LANE=long $(PYTEST) --timeout 36000 $(PYTEST_ARGS)
+	@$(PYTHON) -m bench.serve_soak --minutes 30
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/package
 	@$(STEP) "install FBGEMM for the CPU, and TorchRec" bash -c 'for peer in fbgemm torchrec; do rm -rf build/peers/$$peer; $(UV) pip install -q --python $(PYTHON) --target build/peers/$$peer --no-deps -r requirements/$$peer.txt; done'

@@ -60,9 +60,10 @@ FIXTURES: Mapping[str, tuple[str, ...]] = {
     "hdfs_server": ("jvm", "service", "extra"),
 }
 
-#: Unit tests that the quick lane leaves out for their processor time, by the beginning of their node ids. Other tests,
+#: Tests that the quick lane leaves out for their processor time, by the beginning of their node ids. Other tests,
 #: which it keeps, show the same of smaller models, of fewer kills or of one case.
 SLOW: tuple[str, ...] = (
+    "tests/dist/test_horovod_",
     "tests/unit/test_bench_",
     "tests/unit/test_delta_log_retention.py::test_a_table_that_keeps_more_days_than_a_checkpoint_apart",
     "tests/unit/test_export_onnx.py::test_a_program_of_torch_needs_nothing_of_headrace",
