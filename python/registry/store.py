@@ -62,7 +62,8 @@ def missing_version(ws: Workspace, registered: Mapping[str, Any] | None) -> str 
     if file.size() == 0:
         return f"the model registry {file} has 0 bytes"
     try:
-        with closing(sqlite3.connect(f"{Path(file.path).as_uri()}?mode=ro", uri=True, timeout=_LOCKED_SECONDS)) as db:
+        # Not read-only: what a power cut left of a transaction is rolled back by whoever opens the file first.
+        with closing(sqlite3.connect(f"{Path(file.path).as_uri()}?mode=rw", uri=True, timeout=_LOCKED_SECONDS)) as db:
             found = [str(said) for (said,) in db.execute("PRAGMA integrity_check(1)")]
             if found != ["ok"]:
                 raise sqlite3.DatabaseError(found[0].splitlines()[-1])
@@ -143,7 +144,7 @@ def _make(file: Location) -> None:
 def _is_unfinished(file: Location) -> bool:
     """Whether it is a store that no model was ever registered in."""
     try:
-        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True)) as db:
             there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             rows = [db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in _TABLES if table in there]
     except sqlite3.Error:

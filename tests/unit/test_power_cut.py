@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -324,6 +325,20 @@ def test_the_registry_is_asked_for_the_version_that_a_manifest_names(tmp_path: P
     assert missing_version(ws, None) == f"the model registry {tmp_path}/mlflow.db has 0 bytes"
     (tmp_path / "mlflow.db").unlink()
     assert missing_version(ws, None) == "the model registry is gone"
+
+
+def test_a_transaction_that_a_power_cut_ended_is_rolled_back(tmp_path: Path) -> None:
+    """SQLite's journal lies beside the file: nobody can read it who may not write it."""
+    run, cut = tmp_path / "run", tmp_path / "cut"
+    run.mkdir()
+    cut.mkdir()
+    registry(run)
+    with closing(sqlite3.connect(run / "mlflow.db")) as db:
+        db.execute("PRAGMA cache_size = 1")  # changed pages go to the file before the transaction ends
+        db.execute("DELETE FROM model_versions")
+        for name in ("mlflow.db", "mlflow.db-journal"):
+            shutil.copy(run / name, cut / name)
+    assert missing_version(Workspace(cut), {"name": "clicks", "version": "59"}) is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros"])
