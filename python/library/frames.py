@@ -45,13 +45,21 @@ def columns_of(frame: Any, names: Sequence[str]) -> tuple[TableColumn, ...]:
     """The named columns of a frame with their types, as a pipeline would declare them.
 
     Raises:
-        UserError: a column is not there, or has a type that no operator takes.
+        UserError: a column is not there, is there twice, has values of several types, or has a type that no operator
+            takes.
     """
-    there: dict[str, Any] = dict(frame.dtypes) if library_of(frame) == "spark" else _arrow_fields(frame)
+    all_names = _names(frame)
+    for name in names:
+        if name not in all_names:
+            known = list(dict.fromkeys(all_names))
+            raise UserError(f"the frame has no column '{name}'{nearest(name, known)}; it has: {', '.join(known)}")
+    there: dict[str, Any]
+    if library_of(frame) == "spark":
+        there = dict(frame.dtypes)
+    else:
+        there = {field.name: field.type for field in _table(frame, names).schema}
     found = []
     for name in names:
-        if name not in there:
-            raise UserError(f"the frame has no column '{name}'{nearest(name, there)}; it has: {', '.join(there)}")
         type_ = _spark_type(there[name]) if library_of(frame) == "spark" else _arrow_type(there[name])
         if type_ is None:
             raise UserError(
@@ -66,9 +74,9 @@ def to_arrow(frame: Any, columns: Sequence[TableColumn]) -> pa.Table:
     """The columns of a pandas, Polars or Arrow frame in their types; pandas' missing values are null.
 
     Raises:
-        UserError: a column is missing, or a value is not of its type.
+        UserError: a column is missing or there twice, or a value is not of its type.
     """
-    table = _table(frame)
+    table = _table(frame, [c.name for c in columns])
     arrays = []
     for column in columns:
         if column.name not in table.column_names:
@@ -97,19 +105,48 @@ def like(frame: Any, table: pa.Table) -> Any:
     return table.combine_chunks().to_batches()[0] if isinstance(frame, pa.RecordBatch) and len(table) else table
 
 
-def _table(frame: Any) -> pa.Table:
+def _names(frame: Any) -> list[str]:
+    """Return the names of a frame's columns, those that are there twice twice."""
+    if library_of(frame) == "arrow":
+        return list(frame.schema.names)
+    return [str(name) for name in frame.columns]
+
+
+def _table(frame: Any, names: Sequence[str]) -> pa.Table:
+    """Return those of the named columns that a frame of one host has: what the others hold does not matter.
+
+    Raises:
+        UserError: a column is there twice, or has values that are not of one type.
+    """
+    all_names = _names(frame)
+    for name in names:
+        if (count := all_names.count(name)) > 1:
+            raise UserError(f"the frame has {count} columns '{name}': leave all but one out, or rename them")
+    present = [name for name in dict.fromkeys(names) if name in all_names]
     library = library_of(frame)
     if library == "pandas":
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        return pa.table([_of_pandas(frame.iloc[:, all_names.index(name)], name) for name in present], names=present)
     if library == "polars":
-        return frame.to_arrow()
-    return pa.Table.from_batches([frame]) if isinstance(frame, pa.RecordBatch) else frame
+        return frame.select(present).to_arrow()
+    table = pa.Table.from_batches([frame]) if isinstance(frame, pa.RecordBatch) else frame
+    return table.select(present)
 
 
-def _arrow_fields(frame: Any) -> dict[str, pa.DataType]:
-    if library_of(frame) == "pandas":
-        return {str(f.name): f.type for f in pa.Schema.from_pandas(frame, preserve_index=False)}
-    return {f.name: f.type for f in (frame if library_of(frame) == "arrow" else frame.to_arrow()).schema}
+def _of_pandas(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    try:
+        found = pa.Table.from_pandas(series.to_frame("x"), preserve_index=False)
+    except UnicodeEncodeError:
+        raise UserError(
+            f"column '{name}' has a text that is not Unicode (half a surrogate pair): replace it, for example by "
+            f"text.encode('utf-8', 'replace').decode()"
+        ) from None
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        kinds = ", ".join(sorted({type(value).__name__ for value in series.dropna()}))
+        raise UserError(
+            f"column '{name}' has values of the type {kinds}, which make no column of one type: cast it, for example "
+            f"by .astype(str)"
+        ) from None
+    return found.column(0)
 
 
 def _spark_type(type_: str) -> ColumnType | None:

@@ -18,14 +18,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from headrace.errors import UserError
 from headrace.features.functions.arrays import with_elements
 from headrace.features.ops.selection import Selection
 from headrace.features.types import Element, OpError, ValueType, element_of
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.plugins import faults_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -102,6 +104,16 @@ class Op(BaseModel):
     #: Whether each column that comes out depends on one column alone, value by value: then its Arrow kernel can take
     #: each distinct value once, in columns of different lengths.
     by_value: ClassVar[bool] = False
+
+    def __init__(self, **parameters: Any) -> None:
+        """Raise UserError for an unknown parameter, or a wrong value of one."""
+        try:
+            super().__init__(**parameters)
+        except ValidationError as e:
+            raise UserError(f"{type(self).__name__}: {faults_of(type(self), e)}") from None
+
+    # What a spec says is validated without it: the message then names the place in the spec.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
     def reference(cls) -> str:
