@@ -207,7 +207,7 @@ class Feature(BaseModel):
 
 
 #: Behind the name of a carried column beside a feature of the same name.
-_CARRIED = "__carried"
+CARRIED_SUFFIX = "__carried"
 
 
 class DatasetSchema(BaseModel):
@@ -232,11 +232,11 @@ class DatasetSchema(BaseModel):
         """The carried features by the column of the lake's table that each is; see `carried_name`."""
         found = {}
         for f in self.of(Kind.CARRIED):
-            column = f.name.removesuffix(_CARRIED)
+            column = f.name.removesuffix(CARRIED_SUFFIX)
             found[column if self.carried_name(column) == f.name else f.name] = f
         return found
 
     def carried_name(self, column: str) -> str:
         """The name under which a column of the lake's table is carried: `<column>__carried` beside a feature of it."""
         taken = {f.name for f in self.features if f.kind is not Kind.CARRIED}
-        return f"{column}{_CARRIED}" if column in taken else column
+        return f"{column}{CARRIED_SUFFIX}" if column in taken else column

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from headrace.config import Baseline, load_spec
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 from headrace.train.baseline.inputs import TreeInputs
+from headrace.train.baseline.rows import RowGroupSample, check_lists
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.baseline.xgboost_spark import _number_lists, estimator_parameters
 
@@ -126,3 +130,18 @@ def test_lists_are_numbered_across_batches() -> None:
     assert [b["list"].to_pylist() for b in found] == [[0, 0, 1], [1], [1, 2], [2, 3]]
     assert [b["row"].to_pylist() for b in found] == [i for i in ids if i]
     assert found[0].schema.field("list").type == pa.int32()
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_rows_without_a_list_are_refused(tmp_path: Path, statistics: bool) -> None:
+    """Counted over all row groups, without rows that are not learned from; where there are none nothing is read."""
+    groups = []
+    for k, (users, labels) in enumerate([([1, None, 2, None], [0, 1, None, None]), ([3, 3, 4, 4], [1, 0, 1, 0])]):
+        table = pa.table({"user_id__carried": pa.array(users, pa.int64()), "y": pa.array(labels, pa.int8())})
+        pq.write_table(table, tmp_path / f"{k}.parquet", write_statistics=statistics)
+        groups.append(RowGroupSample(local(tmp_path / f"{k}.parquet"), 0, k, 4, 4))
+    check_lists(groups[1:], "y", "user_id__carried", "user_id", "baseline.group")
+    with pytest.raises(
+        UserError, match=r"^column 'user_id', by which baseline\.group makes lists, is null in 1 of 8 rows"
+    ):
+        check_lists(groups, "y", "user_id__carried", "user_id", "baseline.group")

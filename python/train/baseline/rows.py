@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.parquet.layout import open_split
 from headrace.dataset.parquet.lists import by_column
+from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Feature
 from headrace.storage import Location
 
@@ -64,6 +65,33 @@ def sample_row_groups(
         if take:
             found.append(RowGroupSample(g.path, g.index, g.piece, g.rows, take))
     return found
+
+
+def check_lists(groups: Sequence[RowGroupSample], label: str, lists: str, column: str, where: str) -> None:
+    """Raise UserError where rows that are learned from have no list.
+
+    Args:
+        groups: of a split.
+        label: the column that is learned; rows without it are left out anyway.
+        lists: the carried column of the lists, by the dataset's name; column: by the lake's.
+        where: the key of the spec that names it, for the message.
+    """
+    missing = 0
+    for group in groups:
+        file = pq.ParquetFile(group.path.local_path())
+        place = file.schema_arrow.names.index(lists)
+        statistics = file.metadata.row_group(group.index).column(place).statistics
+        if statistics is not None and statistics.has_null_count and not statistics.null_count:
+            continue
+        table = file.read_row_group(group.index, columns=[label, lists])
+        missing += pc.sum(pc.and_(pc.is_null(table[lists]), pc.is_valid(table[label]))).as_py() or 0
+    if missing:
+        total = sum(group.rows for group in groups)
+        raise UserError(
+            f"column '{column}', by which {where} makes lists, is null in {missing:,} of {total:,} rows, which then "
+            f"belong to no list: leave them out (features.prepare: dropna), or let ingest quarantine them "
+            f"(`required: true`)"
+        )
 
 
 def read_rows(

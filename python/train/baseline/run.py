@@ -22,7 +22,7 @@ from headrace.storage import Location
 from headrace.train.baseline import xgboost_spark
 from headrace.train.baseline.evaluate import EvaluationTask, evaluate, task_splits
 from headrace.train.baseline.inputs import TreeInputs
-from headrace.train.baseline.rows import sample_row_groups
+from headrace.train.baseline.rows import check_lists, sample_row_groups
 from headrace.train.baseline.stage_parts import is_weighted
 from headrace.train.baseline.xgboost_spark import Fitted, TrainingRows
 from headrace.train.evaluation.paired import write_replicates
@@ -82,6 +82,10 @@ def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModel | None =
             raise UserError(
                 f"{dataset / split} holds no rows; the {name} needs some in {learned_from} and in {measured_by}"
             )
+    if group is not None:
+        assert column is not None
+        for samples in (train, valid):
+            check_lists(samples, label, group, column, f"{name}.group" if conf.group else "train.rank_group")
     total = sum(s.rows for s in train)
     if rows[learned_from] < total:
         log.info("%s: a sample of %s of %s rows (%s.max_rows)", name, f"{rows[learned_from]:,}", f"{total:,}", name)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import UserError
 from headrace.features.table_ops.row_expression import RowExpression
-from headrace.schema import DatasetSchema, Kind
+from headrace.schema import CARRIED_SUFFIX, DatasetSchema, Kind
 from headrace.train.carried_expressions import evaluate
 from headrace.train.evaluation.partition import by_id
 from headrace.train.evaluation.ranks import I64, Ranks
@@ -103,7 +103,8 @@ def ids_here(values: npt.NDArray[Any], name: str, schema: DatasetSchema) -> tupl
 def check_no_nulls(ranks: Ranks, nulls: int, name: str) -> None:
     """Raise UserError on all ranks where a rank has rows without a value. Collective."""
     if missing := int(ranks.add_up(np.array(nulls))):
+        column = name.removesuffix(CARRIED_SUFFIX)
         raise UserError(
-            f"the carried column '{name}' is null in {missing:,} rows, which then belong to nobody: let ingest "
+            f"the carried column '{column}' is null in {missing:,} rows, which then belong to nobody: let ingest "
             f"quarantine them (`required: true`), or fill them"
         )
