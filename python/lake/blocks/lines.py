@@ -74,7 +74,10 @@ class Block:
     @cached_property
     def ends(self) -> I64:
         """Place behind each line's last byte, without carriage returns at its end. int64 [lines]."""
-        ends = self.newlines - self._returns_before(self.newlines)
+        trimmed = self._returns_before(self.newlines)
+        if not trimmed.any():
+            return self.newlines
+        ends = self.newlines - trimmed
         again = np.flatnonzero(self._returns_before(ends))
         if len(again):  # lines that end in several: each goes on to where the run of returns begins
             returns = np.flatnonzero(self.bytes == RETURN)
