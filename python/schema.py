@@ -48,7 +48,7 @@ _SPELLED = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "b
 #: A step of `path`: a name, behind a dot but for the first, or a key in brackets and quotes, which are doubled in it.
 _STEP = re.compile(
     r"""(?:^|(?<=[^.])\.)(?P<name>[^.\[\]'"]+)"""
-    r"""|\[(?:'(?P<single>(?:[^']|'')+)'|"(?P<double>(?:[^"]|"")+)")\]"""
+    r"""|\[(?:'(?P<single>(?:[^']|'')+)'|"(?P<double>(?:[^"]|"")+)"|(?P<element>\d{0,9}))\]"""
 )
 
 
@@ -77,22 +77,48 @@ def decimal_digits(type_: str) -> tuple[int, int] | None:
 def path_steps(path: str) -> tuple[str, ...]:
     """The names and keys of `user.geo.country`, `attributes['os']` or `['a.b'].c`, outermost first.
 
+    Of `items[].id` the second step is EACH, of `items[0].id` it is an `Element`. A key behind a list of records with a
+    field `key` means the first record that has it: `params['os'].value`.
+
     Raises:
         ValueError: it is no path.
     """
-    steps, end = [], 0
+    steps, end = list[str](), 0
     for match in _STEP.finditer(path):
         if match.start() != end:
             break
         if match.lastgroup == "name":
             steps.append(match.group("name"))
+        elif match.lastgroup == "element":
+            steps.append(Element(match.group("element")) if match.group("element") else EACH)
         else:
             quote = "'" if match.lastgroup == "single" else '"'
             steps.append(match.group(str(match.lastgroup)).replace(2 * quote, quote))
         end = match.end()
-    if end != len(path) or not steps:
-        raise ValueError(f"'{path}' is no path; write names with dots, user.geo.country, or keys, attributes['os']")
+    if end != len(path) or not steps or is_of_list(steps[0]):
+        raise ValueError(
+            f"'{path}' is no path; write names with dots, user.geo.country, keys, attributes['os'], all elements of a "
+            f"list, items[].id, or one of them, items[0].id"
+        )
     return tuple(steps)
+
+
+class Each(str):
+    """The step of a path into all elements of a list."""
+
+
+class Element(str):
+    """The step of a path to one element of a list, by its number from 0."""
+
+
+EACH = Each("[]")
+#: The field of a list's records by which a key in a path finds one.
+KEY_FIELD = "key"
+
+
+def is_of_list(step: str) -> bool:
+    """Return whether a step of a path is EACH or an Element."""
+    return isinstance(step, (Each, Element))
 
 
 #: Vocabulary codes that mean the same in every vocabulary, for ever; one with more than one out-of-vocabulary bucket
@@ -116,7 +142,9 @@ class TableColumn(BaseModel):
     #: A row with a null here goes to quarantine.
     required: bool = False
     #: Where the source has it, when not under its own name: nested fields with dots (`user.geo.country`), keys of maps
-    #: likewise or in brackets (`attributes['os']`), another column's name alone (`userId`).
+    #: likewise or in brackets (`attributes['os']`), another column's name alone (`userId`). Of tables also lists: a
+    #: field of all their records as a list (`items[].id`), an element (`items[0].id`), and the first record with a key
+    #: in its field `key` (`params['os'].value`).
     path: str | None = None
 
     @field_validator("path")

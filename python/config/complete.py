@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, field_validator, model_validator
 
 from headrace.config.section import LocationText, Section
-from headrace.schema import path_steps
+from headrace.schema import is_of_list, path_steps
 
 #: In place of a duration: the end of the day, whatever its length.
 END_OF_DAY = "end_of_day"
@@ -57,8 +57,8 @@ class ControlFile(Section):
     @field_validator("key")
     @classmethod
     def _is_path(cls, value: str | None) -> str | None:
-        if value is not None:
-            path_steps(value)
+        if value is not None and any(map(is_of_list, path_steps(value))):
+            raise ValueError(f"'{value}' leads into a list; the number must stand in objects alone")
         return value
 
     @model_validator(mode="after")

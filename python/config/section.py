@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from headrace.config.day_path import checked_days, path_of_day
 from headrace.errors import UserError
 from headrace.storage import uri_fault
 from headrace.storage.uri import parse_uri, server_fault
@@ -16,6 +17,8 @@ from headrace.storage.uri import parse_uri, server_fault
 #: Names that become part of paths and table names.
 #: Asked with `fullmatch`: `match` with a `$` lets a newline at the end pass.
 NAME = re.compile(r"[a-z][a-z0-9_]*")
+#: Stands for any day where a path with days in it is checked.
+_A_DAY = "2000-01-31"
 _DS = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -31,7 +34,7 @@ PathText = Annotated[str, AfterValidator(_path)]
 
 def _place(text: str, glob: bool = False) -> str:
     try:
-        parse_uri(text, "place", glob)
+        parse_uri(path_of_day(checked_days(text), _A_DAY), "place", glob)
     except UserError as e:
         raise ValueError(re.sub("^place:? ", "", str(e))) from None
     return text

@@ -10,9 +10,18 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from headrace.config.complete import Complete
+from headrace.config.day_path import checked_days, names_day, path_of_day
 from headrace.config.section import LocationText, PatternText, Section
 from headrace.errors import nearest
 from headrace.schema import EpochUnit
@@ -27,6 +36,7 @@ TableFormat = Literal["delta", "parquet", "iceberg", "orc", "avro"]
 LateChange = Literal["accept", "refuse"]
 RowChange = Literal["accept", "ignore", "refuse"]
 
+_DAY_PARTS = 3
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*")
 
 
@@ -80,7 +90,8 @@ class LandingSource(AnySource):
 
     #: How the files are written.
     format: LandingFormat
-    #: A glob, as a path or a URI; {ds} in it stands for the day.
+    #: A glob, as a path or a URI; {ds} in it stands for the day, {ds:%Y/%m/%d} for one that is spelled so (%Y, %m, %d,
+    #: without leading zeros %-m, %-d).
     path: PatternText
     #: csv only: the character between two fields.
     separator: str = ","
@@ -105,8 +116,12 @@ class LandingSource(AnySource):
 
     @model_validator(mode="after")
     def _success_file_is_of_a_day(self) -> LandingSource:
-        folders = itertools.takewhile(lambda part: not glob.has_magic(part), self.path.split("/")[:-1])
-        if self.complete and self.complete.success_file and self.daily and not any("{ds}" in f for f in folders):
+        # Two days differ before the first wildcard.
+        one, other = (
+            list(itertools.takewhile(lambda part: not glob.has_magic(part), path_of_day(self.path, ds).split("/")[:-1]))
+            for ds in ("2000-01-31", "2011-12-10")
+        )
+        if self.complete and self.complete.success_file and self.daily and one == other:
             raise ValueError(
                 f"complete.success_file: path {self.path} has no folder for each day before its first wildcard; use "
                 f"complete.marker"
@@ -121,7 +136,7 @@ class LandingSource(AnySource):
 
     @property
     def daily(self) -> bool:
-        return "{ds}" in self.path
+        return names_day(self.path)
 
     @property
     def _path(self) -> str | None:
@@ -134,10 +149,14 @@ class LandingSource(AnySource):
 
 
 class SourceDay(Section):
-    """What a day of a table is: one of three."""
+    """What a day of a table is: one of four."""
 
-    #: A column whose value is the day (a date, or text such as 2026-01-31 or 20260131); it need not be declared.
-    partition: str | None = None
+    #: A column whose value is the day (a date, or text such as 2026-01-31 or 20260131); it need not be declared. Or
+    #: three, whose values are year, month and day, of any number of digits: [year, month, day].
+    partition: str | tuple[str, ...] | None = None
+    #: Parquet, ORC, Avro: how the path of a file below the table's begins, with the day as in a landing file's path:
+    #: `{ds:%Y/%m/%d}`, `*/{ds:%Y%m%d}`. What follows is free.
+    path: str | None = None
     #: A column of timestamps or dates: a day's rows are those between two midnights in `source.timezone`.
     time: str | None = None
     #: Delta with a change data feed: a day's rows are those that commits inserted and updated since the day before it,
@@ -146,9 +165,26 @@ class SourceDay(Section):
 
     @model_validator(mode="after")
     def _one(self) -> SourceDay:
-        if (self.partition is not None) + (self.time is not None) + self.changes != 1:
-            raise ValueError("name one of partition: COLUMN, time: COLUMN, changes: true")
+        if sum(given is not None for given in (self.partition, self.time, self.path)) + self.changes != 1:
+            raise ValueError("name one of partition: COLUMN, time: COLUMN, path: PATTERN, changes: true")
+        if isinstance(self.partition, tuple) and len({name.lower() for name in self.partition}) != _DAY_PARTS:
+            raise ValueError("partition: name one column, or three that are year, month and day")
+        if self.path is not None and not names_day(checked_days(self.path)):
+            raise ValueError(f"path: '{self.path}' has no day; write {{ds}}, or {{ds:%Y/%m/%d}}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_default_path(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `path` where there is none: else days that older releases have taken would be checked again."""
+        found: dict[str, Any] = serialize(self)
+        return {k: v for k, v in found.items() if k != "path" or v is not None}
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The partition columns: none, the day's, or those of year, month and day."""
+        if self.partition is None:
+            return ()
+        return (self.partition,) if isinstance(self.partition, str) else self.partition
 
 
 class ChangedDays(Section):
@@ -215,8 +251,10 @@ class TableSource(AnySource):
             raise ValueError("give path and format, or table")
         if self.path is not None and self.format is None:
             raise ValueError(f"key 'format' is missing: of {self.path}; tables: {', '.join(get_args(TableFormat))}")
-        if self.path is not None and "{ds}" in self.path:
+        if self.path is not None and names_day(self.path):
             raise ValueError("path of a table has no {ds}: say what its days are by day: {partition: COLUMN}")
+        if self.day is not None and self.day.path is not None and not self.is_files:
+            raise ValueError("day.path is of files in folders; name a partition or a time column")
         if self.version is not None and self.as_of is not None:
             raise ValueError("version and as_of say the same twice; give one of them")
         if self.complete and self.complete.success_file and not self.is_files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import os
 import posixpath
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from pathlib import PurePosixPath
 from zoneinfo import ZoneInfo
 
 from headrace.config import AnySource, LandingSource, TableSource
+from headrace.config.day_path import path_of_day
+from headrace.config.source import SourceDay
 from headrace.errors import UserError
 from headrace.storage import Location, StoreError, is_uri, local, location_of
 from headrace.storage.objects.calls import ChangedInPlace
@@ -90,7 +93,7 @@ def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[Location, .
 
     A relative path is meant below the workspace's lake; a shipped pipeline's may also be relative to the installation.
     """
-    path = source.path.replace("{ds}", ds)
+    path = path_of_day(source.path, ds)
     if _is_absolute(path):
         return (_readable(location_of(path, "source.path", glob=True), ws),)
     return tuple(_escaped(base).following(path) for base in _bases(ws))
@@ -98,7 +101,7 @@ def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[Location, .
 
 def places(path: str, ws: Workspace, ds: str) -> tuple[Location, ...]:
     """The absolute places where a single file of the spec (a marker) may lie, as the globs of `patterns` do."""
-    path = path.replace("{ds}", ds)
+    path = path_of_day(path, ds)
     if _is_absolute(path):
         return (_readable(location_of(path, "source.complete"), ws),)
     return tuple(base.following(path) for base in _bases(ws))
@@ -113,10 +116,22 @@ def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ..
     assert isinstance(source, TableSource)
     assert source.path is not None, "checked by the spec"
     folders = ws.read_places(source.path)
-    if source.day is None or source.day.partition is None:
+    if source.day is None or not (source.day.partitions or source.day.path):
         return folders
-    name = source.day.partition
-    return tuple(f / f"{name}={value}" for f in folders for value in (ds, ds.replace("-", "")))
+    return tuple(f / below for f in folders for below in _partition_folders(source.day, ds))
+
+
+def _partition_folders(day: SourceDay, ds: str) -> list[str]:
+    """The folders that a day's partition may be, below the table's."""
+    if day.path is not None:
+        inside = path_of_day(day.path, ds).split("/")
+        return ["/".join(itertools.takewhile(lambda part: not glob.has_magic(part), inside))]
+    if len(day.partitions) == 1:
+        return [f"{day.partitions[0]}={value}" for value in (ds, ds.replace("-", ""))]
+    year, month, number = ds.split("-")
+    padded = zip(day.partitions, (year, month, number), strict=True)
+    plain = zip(day.partitions, (year, month.lstrip("0"), number.lstrip("0")), strict=True)
+    return ["/".join(f"{name}={value}" for name, value in values) for values in (padded, plain)]
 
 
 def find(source: LandingSource, ws: Workspace, ds: str) -> LandingDay:

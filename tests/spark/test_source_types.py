@@ -7,20 +7,25 @@ import hashlib
 import json
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Spec
+from headrace.config import Spec, Table, TableSource
 from headrace.errors import UserError
 from headrace.features.ops.decimal import doubles, texts
+from headrace.lake.source_tables.declared import table_rows
+from headrace.lake.source_tables.folder import FolderSnapshot
 from headrace.lake.sources.frame import BAD, GOOD
 from headrace.lake.sources.values import extract
 from headrace.schema import TableColumn
+from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.spark.test_sources import ingest, read, shipped
 
@@ -146,7 +151,14 @@ TABLE: list[tuple[str, dict[str, Any]]] = [
     ("2.5D", {"int": ..., "double": 2.5}),
     ("double('NaN')", {"int": None, "bigint": None}),
     ("cast('12.50' as decimal(6,2))", {"decimal(6,2)": Decimal("12.50"), "decimal(4,1)": Decimal("12.5")}),
-    ("cast('12.55' as decimal(6,2))", {"decimal(4,1)": ..., "double": 12.55, "string": "12.55"}),
+    ("cast('12.55' as decimal(6,2))", {"decimal(4,1)": ..., "double": 12.55, "string": "12.55", "bigint": ...}),
+    (
+        "cast('9223372036854775807' as decimal(20,0))",
+        {"bigint": 2**63 - 1, "int": ..., "decimal(20,0)": Decimal(2**63 - 1)},
+    ),
+    ("cast('9223372036854775808' as decimal(20,0))", {"bigint": ..., "string": "9223372036854775808"}),
+    ("timestamp_micros(253402300800000000L)", {"timestamp": ..., "timestamp_ntz": ...}),
+    ("date_add(date'9999-12-31', 2)", {"date": ..., "timestamp": ...}),
     ("date'2026-03-29'", {"date": date(2026, 3, 29), "timestamp": datetime(2026, 3, 28, 23), "string": "2026-03-29"}),
     (
         "timestamp_ntz'2026-07-01 12:00:00'",
@@ -216,6 +228,73 @@ def test_paths_of_a_table(spark: SparkSession) -> None:
     assert extract(TableColumn(name="c", path="user.geo.land"), frame.schema, source) is None
     with pytest.raises(UserError, match="leads through 'at', which is"):
         extract(TableColumn(name="c", path="at.x"), frame.schema, source)
+
+
+#: Declared columns of GA4's export: type, path, and its value in each of two rows.
+RECORDS: dict[str, tuple[str, str, list[Any]]] = {
+    "items": ("array<string>", "items[].id", [["a", None, "c"], []]),
+    "prices": ("array<double>", "items[].price.amount", [[1.5, None, 2.0], []]),
+    "tags": ("array<string>", "items[].tags[]", [["x", "y", "z"], []]),
+    "first": ("string", "items[0].id", ["a", None]),
+    "third": ("double", "items[2].price.amount", [2.0, None]),
+    "tenth": ("string", "items[9].id", [None, None]),
+    "session": ("bigint", "params['session'].value.int_value", [7, None]),
+    "page": ("string", "params.page.value.string_value", ["/", None]),
+    "none": ("string", "params['other'].value.string_value", [None, None]),
+}
+
+
+def test_paths_through_lists_of_records(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    """Of Parquet files, of which nothing else is read: a record's TIME is no type of Spark's."""
+    price = pa.struct([("amount", pa.float64()), ("at", pa.time64("us"))])
+    item = pa.struct([("id", pa.string()), ("price", price), ("tags", pa.list_(pa.string())), ("at", pa.time64("us"))])
+    value = pa.struct([("string_value", pa.string()), ("int_value", pa.int64())])
+    param = pa.struct([("key", pa.string()), ("value", value), ("at", pa.time32("s"))])
+    rows = pa.table(
+        {
+            "click": pa.array([1, 0], pa.int32()),
+            "items": pa.array(
+                [
+                    [
+                        {"id": "a", "price": {"amount": 1.5, "at": 1}, "tags": ["x", "y"], "at": 5},
+                        {"id": None, "price": None, "tags": None},
+                        {"id": "c", "price": {"amount": 2.0}, "tags": ["z"]},
+                    ],
+                    [],
+                ],
+                pa.list_(item),
+            ),
+            "params": pa.array(
+                [
+                    [
+                        {"key": "session", "value": {"int_value": 7}, "at": 1},
+                        {"key": "page", "value": {"string_value": "/"}},
+                        {"key": "session", "value": {"int_value": 8}},
+                    ],
+                    None,
+                ],
+                pa.list_(param),
+            ),
+        }
+    )
+    (tmp_path / "t").mkdir()
+    pq.write_table(rows, tmp_path / "t" / "a.parquet")
+    columns = [{"name": n, "type": t, "path": path} for n, (t, path, _) in RECORDS.items()]
+    table = Table.model_validate({"columns": columns})
+    source = TableSource.model_validate({"format": "parquet", "path": str(tmp_path / "t")})
+    snapshot = FolderSnapshot(source, local(tmp_path / "t"), "parquet")
+    found, _ = table_rows(spark, snapshot, table, source, [], "2026-01-01")
+    assert not any(r["__faults"] for r in found.select("__faults").collect())
+    for k, row in enumerate(found.orderBy("_source_line").collect()):
+        assert {n: row[n] for n in RECORDS} == {n: values[k] for n, (_, _, values) in RECORDS.items()}
+    for path, message in (("items.id", "no text field 'key'"), ("click[].id", "no list"), ("items[].nothing", "")):
+        column = TableColumn(name="c", type="array<string>", path=path)
+        of = spark.read.schema("click int, items array<struct<id string>>").parquet(str(tmp_path / "t")).schema
+        if not message:
+            assert extract(column, of, source) is None
+            continue
+        with pytest.raises(UserError, match=message):
+            extract(column, of, source)
 
 
 def test_decimals_as_doubles_and_texts_are_sparks(spark: SparkSession) -> None:

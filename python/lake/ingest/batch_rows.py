@@ -33,6 +33,7 @@ from headrace.lake.sources.formats import FORMATS, SourceFormat
 from headrace.lake.sources.frame import GOOD, quoted
 from headrace.lake.sources.lines import POSITION, LandingBatch, damaged_file_named
 from headrace.lake.tasks import run_tasks
+from headrace.schema import is_of_list
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")
@@ -279,6 +280,11 @@ def source_format_of(batch: LandingBatch) -> SourceFormat:
         if c.path is not None and not found.paths:
             raise UserError(
                 f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
+            )
+        if any(map(is_of_list, c.steps)):
+            raise UserError(
+                f"table.columns: '{c.name}': path {c.path} leads into a list, which is read of tables alone, and not "
+                f"of '{batch.source.format}': have the writer flatten it, or declare the list itself"
             )
     return found
 

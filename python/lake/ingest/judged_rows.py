@@ -109,14 +109,13 @@ def profiles(rows: DataFrame, source: TableSource, table: Table, absent: frozens
     return found
 
 
-def newest(frame: DataFrame, table: Table, source: TableSource, column: str) -> datetime | None:
-    """The greatest value of a declared time column in all rows of a table (UTC); None where there is none."""
-    declared = next(c for c in table.columns if c.name == column)
-    found = extract(declared, frame.schema, source)
+def newest(frame: DataFrame, column: TableColumn, source: TableSource) -> datetime | None:
+    """The greatest value of a declared time column in rows of a table (UTC); None where there is none."""
+    found = extract(column, frame.schema, source)
     if found is None:
         return None
-    time = F.unix_micros(event_time(column, source))
-    micros = frame.select(found.value.alias(column)).agg(F.max(time)).collect()[0][0]
+    time = F.unix_micros(event_time(column.name, source))
+    micros = frame.select(found.value.alias(column.name)).agg(F.max(time)).collect()[0][0]
     return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 
 

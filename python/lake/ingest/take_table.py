@@ -6,10 +6,11 @@ Nothing of the table is copied.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pyspark.sql import SparkSession
 
+from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest.check_days import DaysCheck
 from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
@@ -17,7 +18,7 @@ from headrace.lake.ingest.judged_rows import newest
 from headrace.lake.ingest.plan import declaration, declared_table
 from headrace.lake.ingest.table_look import TableLook
 from headrace.lake.source_tables.change_feed import ChangeFeed
-from headrace.lake.source_tables.snapshot import Snapshot
+from headrace.lake.source_tables.snapshot import FileSnapshot, Snapshot
 from headrace.manifest import fingerprint
 
 _LOG = logging.getLogger("headrace.lake")
@@ -60,10 +61,25 @@ class TableCheck:
         self.days = [ds for ds in self.days if ds not in left_out]
         done: list[str] = []
         for days, snapshot in self._views():
+            self._check_files(snapshot, days)
             DaysCheck(self.seen, snapshot, days, tuple(done), self.declared, self.judged).run(spark)
             done += days
         if self.ctx.ds in left_out:
             raise incomplete(self.ctx, self.ctx.ds, [left_out[self.ctx.ds]])
+
+    def _check_files(self, snapshot: Snapshot, days: Collection[str]) -> None:
+        """Raises UserError where a file is not the one that the table's log names: Spark reads an empty one as no rows.
+
+        A folder's files are as they are listed.
+        """
+        if not isinstance(snapshot, FileSnapshot) or not snapshot.versioned:
+            return
+        what = snapshot.damage(days if self.source.daily else None)
+        if what is not None:
+            raise UserError(
+                f"{self.ctx.where}source: {self.source.shown} cannot be read at version {snapshot.pin({})}: {what}. "
+                f"Restore that file, or have the table written again"
+            )
 
     def _views(self) -> Iterator[tuple[list[str], Snapshot]]:
         """The days that are taken together, and what they are checked by.
@@ -84,7 +100,10 @@ class TableCheck:
         new = [ds for ds in self.days if ds not in self.seen.taken.days]
         if not watermark or not new:
             return {}
-        greatest = newest(self.seen.snapshot.rows(spark, None), self.table, self.source, watermark.column)
+        column = next(c for c in self.table.columns if c.name == watermark.column)
+        parts = self.seen.snapshot.stored_rows(spark, None, [column.steps])
+        reached = (newest(part.frame, column, self.source) for part in parts)
+        greatest = max((one for one in reached if one is not None), default=None)
         found = {ds: why for ds in new if (why := behind(self.source, ds, greatest)) is not None}
         for ds, why in found.items():
             if ds != self.ctx.ds:

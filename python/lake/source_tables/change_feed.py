@@ -26,7 +26,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing import following, midnight
 from headrace.lake.source_tables.delta import DeltaSnapshot
 from headrace.lake.source_tables.live_rows import COPY, INSERT, ROW, TYPE, VERSION, live_rows
-from headrace.lake.source_tables.snapshot import DAY, FILE, LINE, TableFile
+from headrace.lake.source_tables.snapshot import DAY, FILE, LINE, StoredRows, TableFile
 from headrace.lake.sources.frame import quoted
 from headrace.lake.sources.values import extract
 from headrace.storage import Location
@@ -135,6 +135,12 @@ class ChangeFeed:
         versions = VersionRange.of(self.ranges[ds])
         self._check([ds])
         return None if versions.first is None else self._feed(spark, versions.first, versions.last)
+
+    def stored_rows(
+        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
+    ) -> list[StoredRows]:
+        """Return all rows of the days as one entry: a table with a log has one schema."""
+        return [StoredRows.of(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         """As Snapshot.rows; of days the live rows, with DAY, `_source_file` naming the version that brought them."""

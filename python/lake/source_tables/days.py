@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -13,9 +14,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import TableSource
+from headrace.config.day_path import day_groups, day_regex
 from headrace.errors import UserError, nearest
 from headrace.lake.landing import following, midnight
-from headrace.lake.source_tables.snapshot import DAY, FIRST, LAST, TableFile
+from headrace.lake.source_tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
 from headrace.lake.sources.frame import quoted
 
 _DAY = re.compile(r"(\d{4})-(\d{2})-(\d{2})|(\d{4})(\d{2})(\d{2})")
@@ -46,13 +48,49 @@ def partition_day(text: str | None, shown: str) -> str:
     )
 
 
+def _joined(parts: Sequence[str | None]) -> str | None:
+    """Year, month and day as one text; a value of one column as it is."""
+    if len(parts) == 1 or None in parts:
+        return None if None in parts else parts[0]
+    year, *others = map(str, parts)
+    return "-".join([year.zfill(4), *(part.zfill(2) for part in others)])
+
+
+def path_day(source: TableSource, name: str) -> str | None:
+    """Return the day that a file's path in its table names by `day.path`, None where there is no `day.path`.
+
+    Raises:
+        UserError: it names none.
+    """
+    if source.day is None or (pattern := source.day.path) is None:
+        return None
+    match = re.match(day_regex(pattern, lambda text: text), name)
+    if match is not None:
+        with suppress(ValueError):
+            return date(*(int(match[group]) for group in day_groups(pattern))).isoformat()
+    raise UserError(
+        f"source.day.path: the file {name} of {source.shown} is not as '{pattern}' says; change it, or move the file "
+        f"away"
+    )
+
+
+def path_day_column(source: TableSource, file: Column) -> Column:
+    """Return the same for Spark, of a column of paths as `_source_file` has them."""
+    assert source.day is not None
+    assert source.day.path is not None
+    regex = f"^{day_regex(source.day.path, uri_path)}"
+    year, month, day = (F.regexp_extract(file, regex, group) for group in day_groups(source.day.path))
+    return F.concat_ws("-", year, F.lpad(month, 2, "0"), F.lpad(day, 2, "0"))
+
+
 def days_of_file(source: TableSource, partition: Mapping[str, str | None], bounds: Bounds | None) -> tuple[str, str]:
     """The first and last day of which a file may hold rows.
 
     Args:
         source: says what a day is.
         partition: text of each partition column by its lower-case name.
-        bounds: least and greatest value of `day.time` in it: ISO text, date or datetime; None: not known.
+        bounds: least and greatest value of `day.time` in it: ISO text, date or datetime; None: not known, or beyond the
+            years 1 to 9999.
 
     Raises:
         UserError: the table has no such partition, or its value names no day.
@@ -60,14 +98,16 @@ def days_of_file(source: TableSource, partition: Mapping[str, str | None], bound
     day = source.day
     if day is None or day.changes:
         return FIRST, LAST
-    if day.partition is not None:
-        name = day.partition
-        if name.lower() not in partition:
-            raise UserError(
-                f"source.day.partition: {source.shown} is not partitioned by '{name}'{nearest(name, partition)}; name "
-                f"a time column instead (source.day.time)"
-            )
-        ds = partition_day(partition[name.lower()], f"partition column '{name}' of {source.shown}")
+    if day.partitions:
+        for name in day.partitions:
+            if name.lower() not in partition:
+                raise UserError(
+                    f"source.day.partition: {source.shown} is not partitioned by '{name}'{nearest(name, partition)}; "
+                    f"name a time column instead (source.day.time)"
+                )
+        texts = [partition[name.lower()] for name in day.partitions]
+        shown = f"partition column{'s' if len(texts) > 1 else ''} {', '.join(map(repr, day.partitions))}"
+        ds = partition_day(_joined(texts), f"{shown} of {source.shown}")
         return ds, ds
     if bounds is None:
         return FIRST, LAST
@@ -84,23 +124,31 @@ def _day_of(value: Any, timezone: str, later: timedelta) -> str | None:
             return None
     if isinstance(value, datetime):
         # Without a zone: of the source's.
-        here = value if value.tzinfo is None else value.astimezone(ZoneInfo(timezone))
-        return (here + later).date().isoformat()
+        try:
+            here = value if value.tzinfo is None else value.astimezone(ZoneInfo(timezone))
+            return (here + later).date().isoformat()
+        except OverflowError:  # the first or the last day of Python's calendar
+            return None
     return value.isoformat() if isinstance(value, date) else None
 
 
-def day_column(frame: DataFrame, source: TableSource) -> Column:
+def day_column(part: StoredRows, source: TableSource) -> Column:
     """The day (yyyy-MM-dd) of each row; null for rows of no day.
 
     Raises:
         UserError: no such column, or it is no time.
     """
     assert source.day is not None
-    if source.day.changes:
+    if source.day.changes or source.day.path:
         return F.col(DAY)
-    name = source.day.partition or source.day.time
+    if len(source.day.partitions) > 1:
+        parts = [_found(part.frame, source, name, part.place)[0].cast("string") for name in source.day.partitions]
+        return F.concat_ws("-", *(F.lpad(p, n, "0") for p, n in zip(parts, (4, 2, 2), strict=True)))
+    name = next(iter(source.day.partitions), source.day.time)
     assert name is not None
-    column, type_ = _found(frame, source, name)
+    column, type_ = _found(part.frame, source, name, part.place)
+    if isinstance(type_, T.NullType):
+        return F.lit(None).cast("string")
     if source.day.partition is not None:
         text = column.cast("string")
         parts = [F.substring(text, start, length) for start, length in ((1, 4), (5, 2), (7, 2))]
@@ -114,6 +162,7 @@ def day_column(frame: DataFrame, source: TableSource) -> Column:
     else:
         raise UserError(
             f"source.day.time: column '{name}' of {source.shown} is {type_.simpleString()}, not a timestamp or date"
+            f"{_within(part.place)}"
         )
     return F.date_format(local, "yyyy-MM-dd")
 
@@ -122,12 +171,16 @@ def within(frame: DataFrame, source: TableSource, files: Sequence[TableFile], da
     """The frame with a predicate by which Spark reads only what may hold rows of the days."""
     if source.day is None or source.day.changes or not days:
         return frame
-    name = source.day.partition or source.day.time
+    if source.day.partitions:
+        read = [f for f in files if any(f.may_hold(ds) for ds in days)]
+        for partition in source.day.partitions:
+            column, type_ = _found(frame, source, partition)
+            texts = sorted({_text(f, partition) or "" for f in read})
+            frame = frame.where(column.isin([F.lit(t).cast(type_) for t in texts]))
+        return frame
+    name = source.day.time
     assert name is not None
     column, type_ = _found(frame, source, name)
-    if source.day.partition is not None:
-        texts = sorted({_text(f, name) or "" for f in files if any(f.may_hold(ds) for ds in days)})
-        return frame.where(column.isin([F.lit(t).cast(type_) for t in texts]))
     first, last = min(days), max(days)
     if isinstance(type_, T.DateType):
         return frame.where((column >= F.lit(first).cast("date")) & (column <= F.lit(last).cast("date")))
@@ -157,11 +210,15 @@ def day_limits(
     return (start if source.daily else none), end + F.expr(f"interval {skew_seconds} seconds")
 
 
-def _found(frame: DataFrame, source: TableSource, name: str) -> tuple[Column, T.DataType]:
-    for field in frame.schema.fields:
+def _found(frame: DataFrame, source: TableSource, name: str, place: str = WHOLE_TABLE) -> tuple[Column, T.DataType]:
+    for field in sorted(frame.schema.fields, key=lambda f: f.name != name):
         if field.name.lower() == name.lower():
             return F.col(quoted([field.name])[0]), field.dataType
-    raise UserError(f"source.day: {source.shown} has no column '{name}'{nearest(name, frame.columns)}")
+    raise UserError(f"source.day: {source.shown} has no column '{name}'{_within(place)}{nearest(name, frame.columns)}")
+
+
+def _within(place: str) -> str:
+    return "" if place == WHOLE_TABLE else f" in {place}"
 
 
 def _text(file: TableFile, name: str) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -12,7 +13,7 @@ from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.source_tables.days import day_column
-from headrace.lake.source_tables.snapshot import DAY, FILE, LINE, Snapshot
+from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, StoredRows
 from headrace.lake.sources.frame import quoted
 from headrace.lake.sources.values import Extracted, a_type, extract, kind_unreadable
 from headrace.schema import TableColumn
@@ -32,8 +33,10 @@ class StoredColumns:
     missing: frozenset[str]
     #: Whether rows have a file and a position there: else their keys tell them apart.
     positions: bool
-    #: All its columns, name to type.
+    #: All its columns, name to type; of files that differ, all of their types.
     types: Mapping[str, str]
+    #: Declared columns that are stored as they are declared, wherever they are there.
+    exact: frozenset[str]
 
 
 def table_rows(
@@ -64,39 +67,70 @@ def table_rows(
     Raises:
         UserError: a column has a type that cannot be read as declared; rows have no identity.
     """
-    frame = snapshot.rows(spark, days if source.daily else None)
-    there = {f.name.lower(): f for f in frame.schema.fields if f.name not in (FILE, LINE, DAY)}
-    found = _extracted(frame, table, source)
-    types = {f.name: f.dataType.simpleString() for f in there.values()}
-    stored = StoredColumns(frozenset(n for n, x in found.items() if x is None), FILE in frame.columns, types)
-    declared, faults = [], []
-    for column in table.columns:
-        one = found[column.name]
-        value = F.lit(None).cast(column.stored_type) if one is None else one.value
-        declared.append(value.alias(column.name))
-        if one is not None and (column.path is not None or types.get(column.name) != column.type):
-            faults.append(_fault(column, one))
-    day = day_column(frame, source) if source.daily else F.lit(ds)
-    place = [F.col(FILE), F.col(LINE)] if stored.positions else _by_keys(table, source, found)
-    wrong = F.array_compact(F.array(*faults)) if faults else F.array()
-    rows = frame.select(
-        *declared, place[0].alias(FILE), place[1].alias(LINE), day.alias("ds"), wrong.cast(_FAULTS_TYPE).alias(FAULTS)
+    parts = snapshot.stored_rows(spark, days if source.daily else None, _needed(table, source))
+    found = _extracted(parts, table, source)
+    positions = all(FILE in part.frame.columns for part in parts)
+    types: dict[str, set[str]] = {}
+    for part in parts:
+        for name, type_ in part.types.items():
+            types.setdefault(name, set()).add(type_)
+    stored = StoredColumns(
+        frozenset(c.name for c in table.columns if all(of[c.name] is None for of in found)),
+        positions,
+        {name: " or ".join(sorted(of)) for name, of in types.items()},
+        frozenset(c.name for c in table.columns if _is_exact(c, parts, found)),
     )
+    each = [_declared_rows(part, of, table, source, ds, positions) for part, of in zip(parts, found, strict=True)]
+    rows = reduce(DataFrame.union, each)
     for name in forgotten.columns if forgotten is not None else ():
         assert forgotten is not None
         rows = rows.where(~forgotten.spark(name, F.col(quoted([name])[0])))
     return (rows.where(F.col("ds").isin(sorted(days))) if source.daily else rows), stored
 
 
-def _extracted(frame: DataFrame, table: Table, source: TableSource) -> dict[str, Extracted | None]:
-    """By declared column; None where the table lacks it. Raises UserError for all that cannot be read at once."""
-    found: dict[str, Extracted | None] = {}
-    faults = []
+def _needed(table: Table, source: TableSource) -> list[tuple[str, ...]]:
+    """What a row is read for: the declared columns, and the one that says its day."""
+    days = () if source.day is None else (*source.day.partitions, *filter(None, [source.day.time]))
+    return [*(c.steps for c in table.columns), *((name,) for name in days)]
+
+
+def _declared_rows(
+    part: StoredRows, found: Mapping[str, Extracted | None], table: Table, source: TableSource, ds: str, positions: bool
+) -> DataFrame:
+    declared, faults = [], []
     for column in table.columns:
-        try:
-            found[column.name] = extract(column, frame.schema, source)
-        except UserError as e:
-            faults.append(str(e))
+        one = found[column.name]
+        value = F.lit(None).cast(column.stored_type) if one is None else one.value
+        declared.append(value.alias(column.name))
+        if one is not None and (column.path is not None or one.checked or part.types.get(column.name) != column.type):
+            faults.append(_fault(column, one))
+    day = day_column(part, source) if source.daily else F.lit(ds)
+    place = [F.col(FILE), F.col(LINE)] if positions else _by_keys(table, source, found)
+    wrong = F.array_compact(F.array(*faults)) if faults else F.array()
+    return part.frame.select(
+        *declared, place[0].alias(FILE), place[1].alias(LINE), day.alias("ds"), wrong.cast(_FAULTS_TYPE).alias(FAULTS)
+    )
+
+
+def _is_exact(
+    column: TableColumn, parts: Sequence[StoredRows], found: Sequence[Mapping[str, Extracted | None]]
+) -> bool:
+    """Whether a column is stored as it is declared wherever it is there."""
+    types = [part.types.get(column.name) for part, of in zip(parts, found, strict=True) if of[column.name] is not None]
+    return column.path is None and bool(types) and all(type_ == column.stored_type for type_ in types)
+
+
+def _extracted(parts: Sequence[StoredRows], table: Table, source: TableSource) -> list[dict[str, Extracted | None]]:
+    """Return each part's declared columns, None where it lacks one. Raises UserError for all faults at once."""
+    found: list[dict[str, Extracted | None]] = []
+    faults = []
+    for part in parts:
+        found.append({})
+        for column in table.columns:
+            try:
+                found[-1][column.name] = extract(column, part.frame.schema, source, part.place)
+            except UserError as e:
+                faults.append(str(e))
     if faults:
         raise UserError(
             "\n".join(faults) + f"\nDeclare the types that {source.shown} has in table.columns (or a view of it with "

@@ -7,7 +7,7 @@ their positions. Others are read by Delta itself, which knows what is deleted an
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,10 +26,12 @@ from headrace.lake.delta.log import DataFile, DeltaLog, TableState
 from headrace.lake.delta.protocol import check_listable
 from headrace.lake.source_tables.days import Bounds, days_of_file, within
 from headrace.lake.source_tables.parquet_files import read_parquet
+from headrace.lake.source_tables.parquet_schema import named
 from headrace.lake.source_tables.snapshot import (
     FILE,
     LINE,
     FileSnapshot,
+    StoredRows,
     TableFile,
     files_of,
     relative_file,
@@ -109,21 +111,34 @@ class DeltaSnapshot(FileSnapshot):
 
     @cached_property
     def files(self) -> list[TableFile]:
+        # By their names in files and statistics. What a mapped table has by another name is a column that was dropped.
         physical = {str(f.metadata.get(_PHYSICAL, f.name)): f.name.lower() for f in self.schema.fields}
         time = None if self.source.day is None else self.source.day.time
+        time_column = None if time is None else self._physical_name(time)
         found = []
         for file, add in zip(self.data_files, self._state.adds, strict=True):
             partition = {physical.get(k, k.lower()): v or None for k, v in file.partition.items()}
-            bounds = None if time is None else _bounds(add, time.lower(), physical)
+            bounds = None if time is None else _bounds(add, time_column)
             first, last = days_of_file(self.source, partition, bounds)
             identity = f"{file.vector}:{file.deleted}" if file.deleted else ""
             name = relative_name(file.path, self.folder)
-            lacks = bounds is not None and time is not None and _may_be_null(add, time.lower(), physical)
+            lacks = bounds is not None and _may_be_null(add, time_column)
             found.append(TableFile(name, file.path, int(add["size"]), identity, first, last, partition, lacks))
         return sorted(found, key=lambda f: f.name)
 
+    def _physical_name(self, name: str) -> str | None:
+        """What files and statistics call a column: fields of a struct stand below the struct's name there."""
+        fields = named(self.schema, name)
+        return str(fields[0].metadata.get(_PHYSICAL, fields[0].name)) if fields else None
+
     def pin(self, days: Mapping[str, str]) -> str:
         return str(self.version)
+
+    def stored_rows(
+        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
+    ) -> list[StoredRows]:
+        """Return all rows of the days as one entry: a table with a log has one schema."""
+        return [StoredRows.of(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         if self.plain:
@@ -140,17 +155,13 @@ class DeltaSnapshot(FileSnapshot):
         return frame if days is None else within(frame, self.source, self.files, days)
 
 
-def _may_be_null(add: Mapping[str, Any], column: str, names: Mapping[str, str]) -> bool:
-    """Whether a column may be null in a row of a file, by its statistics."""
-    counts = json.loads(add["stats"]).get("nullCount") or {}
-    return {names.get(k, k.lower()): v for k, v in counts.items()}.get(column) != 0
+def _may_be_null(add: Mapping[str, Any], column: str | None) -> bool:
+    """Return whether a top-level column may be null in a row of a file, by its statistics."""
+    return (json.loads(add["stats"]).get("nullCount") or {}).get(column) != 0
 
 
-def _bounds(add: Mapping[str, Any], column: str, names: Mapping[str, str]) -> Bounds | None:
-    """Least and greatest value of a column in a file by its statistics."""
+def _bounds(add: Mapping[str, Any], column: str | None) -> Bounds | None:
+    """Return least and greatest value of a top-level column in a file by its statistics."""
     stats = json.loads(add["stats"]) if add.get("stats") else {}
-    found = []
-    for kind in ("minValues", "maxValues"):
-        values = {names.get(k, k.lower()): v for k, v in (stats.get(kind) or {}).items()}
-        found.append(values.get(column))
-    return None if None in found else (found[0], found[1])
+    low, high = ((stats.get(kind) or {}).get(column) for kind in ("minValues", "maxValues"))
+    return None if low is None or high is None else (low, high)

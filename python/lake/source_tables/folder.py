@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
-from urllib.parse import unquote
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.lake.session import spark_settings
-from headrace.lake.source_tables.days import Bounds, days_of_file
-from headrace.lake.source_tables.parquet_files import escaped, footer, shorten_batches
+from headrace.lake.source_tables.days import Bounds, days_of_file, path_day, path_day_column
+from headrace.lake.source_tables.mixed_files import mixed_rows, partition_values
+from headrace.lake.source_tables.parquet_files import escaped, footer
+from headrace.lake.source_tables.parquet_schema import StoredSchema, time_bounds
 from headrace.lake.source_tables.snapshot import (
+    DAY,
     FILE,
-    LINE,
     READERS,
     FileSnapshot,
+    StoredRows,
     TableFile,
     files_of,
     relative_file,
@@ -31,8 +34,6 @@ from headrace.lake.source_tables.snapshot import (
 from headrace.manifest import fingerprint
 from headrace.storage import Location, StoreError
 from headrace.storage.store import Info
-
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,17 @@ class FolderSnapshot(FileSnapshot):
 
     @cached_property
     def files(self) -> list[TableFile]:
-        # Files without a byte are none to Spark either, and those of object stores stand for folders (`day=1/`).
-        found = {name: info for name, info in self.folder.infos().items() if info.size and not _hidden(name)}
+        listed = {name: info for name, info in self.folder.infos().items() if not _hidden(name)}
+        for name in listed:
+            _check_name(self.folder, name)
+        # In stores of objects those without a byte stand for folders (`day=1/`).
+        found = {name: info for name, info in listed.items() if info.size}
+        empty = [name for name in listed.keys() - found.keys() if name.endswith(f".{self.format}")]
+        if empty:
+            raise UserError(
+                f"source: {self.folder / min(empty)} is empty, and no whole {self.format} file. Deliver it again, or "
+                f"remove it"
+            )
         if not found:
             what = f"{self.folder} has no data files" if self.folder.is_dir() else f"there is no folder {self.folder}"
             raise UserError(f"source: {what}; change source.path")
@@ -59,25 +69,51 @@ class FolderSnapshot(FileSnapshot):
             return sorted(pool.map(self._file, found, found.values()), key=lambda f: f.name)
 
     def _file(self, name: str, info: Info) -> TableFile:
-        path, partition = self.folder / name, dict(_partition(name))
-        time = None if self.source.day is None else self.source.day.time
-        bounds, lacks = (None, False) if time is None or self.format != "parquet" else _bounds(path, time)
-        first, last = days_of_file(self.source, partition, bounds)
+        path = self.folder / name
+        partition = {key.lower(): value for key, value in partition_values(name)}
         # A store's times may be of seconds.
         identity = f"{info.size}@{info.tag or info.modified_ns}"
-        return TableFile(relative_name(path, self.folder), path, info.size, identity, first, last, partition, lacks)
+        footer = _footer(path, identity, self._time) if self._time and self.format == "parquet" else _Footer()
+        of_path = path_day(self.source, name)
+        first, last = days_of_file(self.source, partition, footer.bounds) if of_path is None else (of_path, of_path)
+        name, lacks = relative_name(path, self.folder), footer.may_lack_days
+        return TableFile(name, path, info.size, identity, first, last, partition, lacks)
+
+    @property
+    def _time(self) -> str | None:
+        return None if self.source.day is None else self.source.day.time
 
     def pin(self, days: Mapping[str, str]) -> str:
         return fingerprint(dict(days))
 
-    def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
+    def stored_rows(
+        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
+    ) -> list[StoredRows]:
+        """Return the rows; of Parquet an entry for all files that are stored alike."""
         files = files_of(self, days) or self.files[:1]
-        reader = spark.read.format(self.format).option("basePath", str(self.folder))
-        reader = reader.option("mergeSchema", "true")
+        if self.format != "parquet":
+            return [StoredRows.of(self._with_day(self._merged(spark, files), F.col("_metadata.file_path")))]
+        with ThreadPoolExecutor(READERS) as pool:
+            footers = list(pool.map(lambda f: _footer(f.path, f.identity, self._time), files))
+        schemas = (f.schema or self._schema_by_spark(spark, file) for file, f in zip(files, footers, strict=True))
+        named = {f.path.below(self.folder): (f, s) for f, s in zip(files, schemas, strict=True)}
+        parts = mixed_rows(spark, self.folder, named, paths)
+        return [replace(part, frame=self._with_day(part.frame, None)) for part in parts]
+
+    def _with_day(self, frame: DataFrame, uri: Column | None) -> DataFrame:
+        """Rows with DAY, where the paths of files say it; `uri`: of a row's file, where `_source_file` is not there."""
+        if self.source.day is None or self.source.day.path is None:
+            return frame
+        file = F.col(FILE) if uri is None else relative_file(self.folder, uri)
+        return frame.select("*", path_day_column(self.source, file).alias(DAY))
+
+    def _merged(self, spark: SparkSession, files: Sequence[TableFile]) -> DataFrame:
+        """All columns of ORC or Avro files, whose readers resolve each file's own schema."""
+        reader = spark.read.format(self.format).option("basePath", str(self.folder)).option("mergeSchema", "true")
         # Partition values are text until the declaration says what they are.
         with spark_settings(spark, {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}):
             try:
-                frame = reader.load(escaped(files))
+                return reader.load(escaped(files))
             except AnalysisException as e:
                 if self.format == "avro":
                     raise UserError(
@@ -85,13 +121,24 @@ class FolderSnapshot(FileSnapshot):
                         "`make jars`"
                     ) from e
                 raise
-            except PySparkException as e:
+            except (PySparkException, Py4JJavaError) as e:
                 raise UserError(f"source: {self.source.shown} cannot be read: {_first_line(e)}") from e
-        if self.format != "parquet":
-            return frame
-        shorten_batches(spark, files)
-        place = F.col("_metadata.file_path"), F.col("_metadata.row_index")
-        return frame.select("*", relative_file(self.folder, place[0]).alias(FILE), place[1].alias(LINE))
+
+    def _schema_by_spark(self, spark: SparkSession, file: TableFile) -> StoredSchema:
+        """The schema of a file that Arrow cannot open."""
+        try:
+            found = spark.read.parquet(*escaped([file])).schema
+        except (PySparkException, Py4JJavaError) as e:
+            raise UserError(f"source: {file.path} cannot be read: {_first_line(e)}") from e
+        return StoredSchema(found, (None,) * len(found.fields))
+
+
+def _check_name(folder: Location, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise UserError(f"source: the name of {folder}/{shown} is not UTF-8, which Spark needs; rename it") from None
 
 
 def _hidden(name: str) -> bool:
@@ -99,33 +146,37 @@ def _hidden(name: str) -> bool:
     return any(p.startswith(".") or (p.startswith("_") and "=" not in p) for p in name.split("/"))
 
 
-def _partition(name: str) -> Iterator[tuple[str, str | None]]:
-    for part in name.split("/")[:-1]:
-        key, equals, value = part.partition("=")
-        if equals:
-            yield unquote(key).lower(), None if value == _NULL else unquote(value)
+@dataclass(frozen=True)
+class _Footer:
+    """What the footer of a Parquet file says."""
+
+    #: None: it is of a newer writer than our Arrow.
+    schema: StoredSchema | None = None
+    #: Of the column `day.time`.
+    bounds: Bounds | None = None
+    may_lack_days: bool = False
 
 
-def _bounds(path: Location, column: str) -> tuple[Bounds | None, bool]:
-    """Least and greatest value of a column by the footer, and whether it may be null in a row."""
+@lru_cache(maxsize=1 << 16)
+def _footer(path: Location, identity: str, time: str | None) -> _Footer:
+    """The footer of a file that does not change while its identity does not; a run asks for it several times.
+
+    Raises:
+        UserError: it is no Parquet file, or not a whole one.
+    """
     try:
-        file = footer(path)
+        metadata = footer(path)
+        bounds, lacks = (None, False) if time is None else time_bounds(metadata, time)
+        return _Footer(StoredSchema.of(metadata), bounds, lacks)
     except StoreError:
         raise
     except (pa.ArrowException, OSError) as e:
         if _is_parquet(path):
-            return None, True  # of a newer writer than our Arrow: Spark reads it
-        raise UserError(f"source: {path} is no whole Parquet file: {e}") from None
-    at = next((i for i, name in enumerate(file.schema.names) if name.lower() == column.lower()), None)
-    low, high, nulls = None, None, False
-    for group in range(file.num_row_groups):
-        stats = None if at is None else file.row_group(group).column(at).statistics
-        if stats is None or not stats.has_min_max:
-            return None, True
-        nulls |= not stats.has_null_count or stats.null_count > 0
-        low = stats.min if low is None else min(low, stats.min)
-        high = stats.max if high is None else max(high, stats.max)
-    return None if low is None else (low, high), nulls
+            return _Footer(None, None, time is not None)  # Spark reads it
+        raise UserError(
+            f"source: {path} is no whole Parquet file: {_first_line(e)}. Deliver it again, or move it away; files "
+            f"whose names begin with _ or . are left out"
+        ) from None
 
 
 def _is_parquet(path: Location) -> bool:

@@ -7,7 +7,7 @@ newest snapshot, and for nothing else.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -29,7 +29,7 @@ from headrace.lake.iceberg.metadata import (
     read_metadata,
 )
 from headrace.lake.source_tables.days import Bounds, days_of_file, within
-from headrace.lake.source_tables.snapshot import FILE, LINE, FileSnapshot, TableFile, one_spelling
+from headrace.lake.source_tables.snapshot import FILE, LINE, FileSnapshot, StoredRows, TableFile, one_spelling
 from headrace.manifest import fingerprint
 from headrace.storage import Location
 
@@ -109,7 +109,8 @@ class IcebergSnapshot(FileSnapshot):
     def _time(self) -> Mapping[str, Any] | None:
         """The column that `day.time` names."""
         name = self.source.day and self.source.day.time
-        return next((f for f in self._columns.values() if name and f["name"].lower() == name.lower()), None)
+        same = [f for f in self._columns.values() if name and f["name"].lower() == name.lower()]
+        return next((f for f in same if f["name"] == name), same[0] if same else None)
 
     @cached_property
     def _root(self) -> Location:
@@ -151,6 +152,12 @@ class IcebergSnapshot(FileSnapshot):
 
     def pin(self, days: Mapping[str, str]) -> str:
         return str(self.snapshot_id)
+
+    def stored_rows(
+        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
+    ) -> list[StoredRows]:
+        """Return all rows of the days as one entry: a table with a log has one schema."""
+        return [StoredRows.of(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         reader = spark.read.format("iceberg").option("snapshot-id", str(self.snapshot_id))

@@ -16,12 +16,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.manifest import fingerprint
-from headrace.storage import Location, missing
+from headrace.storage import Location, missing, not_as_written
 from headrace.storage.uri import other_schemes
 
 FILE, LINE = "_source_file", "_source_line"
 #: Column of `Snapshot.rows` with the day (yyyy-MM-dd) of each row, where no column of the table says it.
 DAY = "__day"
+#: `StoredRows.place` of a table whose rows are all stored alike.
+WHOLE_TABLE = "the table"
 #: Before and after every day.
 FIRST, LAST = "", "9999-99-99"
 #: Footers that are read at once.
@@ -52,6 +54,24 @@ class TableFile:
     def may_hold(self, ds: str) -> bool:
         """Whether it may hold rows of a day."""
         return self.first <= ds <= self.last
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows that are stored alike: each column has one type."""
+
+    #: At least the requested columns; where the format has them, `_source_file` and `_source_line`.
+    frame: DataFrame
+    #: Where they are, for messages: the table, or one of its files.
+    place: str
+    #: All columns as they are stored, name to type.
+    types: Mapping[str, str]
+
+    @staticmethod
+    def of(frame: DataFrame) -> StoredRows:
+        """All rows of a table that has one schema."""
+        fields = (f for f in frame.schema.fields if f.name not in (FILE, LINE, DAY))
+        return StoredRows(frame, WHOLE_TABLE, {f.name: f.dataType.simpleString() for f in fields})
 
 
 class Snapshot(Protocol):
@@ -93,12 +113,18 @@ class Snapshot(Protocol):
         """Its version for a manifest; `days`: `day_versions` of the days that are read."""
         ...
 
-    def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
-        """All columns, and where the format has them `_source_file` and `_source_line`.
+    def stored_rows(
+        self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
+    ) -> list[StoredRows]:
+        """Return the rows, by how they are stored: at least one entry.
 
         Args:
             spark: the session.
             days: at least the rows of these; None: all.
+            paths: what is needed of each row: steps from a column's name into it.
+
+        Raises:
+            UserError: a file is damaged, or has a needed column as a type that is not read.
         """
         ...
 
@@ -125,13 +151,17 @@ class FileSnapshot(ABC):
         known = sorted(f.last for f in self.files if f.first and f.first == f.last)
         return f"its days are {known[0]} to {known[-1]}" if known else "it has no files of that day"
 
+    def damage(self, days: Collection[str] | None) -> str | None:
+        """Return a clause for a message: a file of the days that is gone, or has another size than the log says."""
+        return not_as_written({f.path: f.size for f in files_of(self, days)})
+
     def lost(self, ds: str) -> str | None:
         """A clause for a message: a file of the day that is gone."""
         lost = missing([f.path for f in self.files if f.may_hold(ds)])
         return None if lost is None else f"{lost} is gone"
 
 
-def files_of(snapshot: Snapshot, days: Collection[str] | None) -> list[TableFile]:
+def files_of(snapshot: Snapshot | FileSnapshot, days: Collection[str] | None) -> list[TableFile]:
     """The files that may hold rows of the days; None: all."""
     return [f for f in snapshot.files if days is None or any(f.may_hold(ds) for ds in days)]
 

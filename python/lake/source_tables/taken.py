@@ -101,10 +101,9 @@ class PinnedTable:
         if not self.snapshot.plain or self.forgotten is not None or any(self.days[day][1] for day in wanted):
             return None
         _, stored = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)
-        exact = {c.name for c in self.table.columns if c.path is None and stored.types.get(c.name) == c.stored_type}
         files = [f for f in self.snapshot.files if not self.source.daily or any(f.may_hold(day) for day in wanted)]
         partitions = set((files[0].partition or {}) if files else {})
-        if not set(columns) <= exact or {c.lower() for c in columns} & partitions:
+        if not set(columns) <= stored.exact or {c.lower() for c in columns} & partitions:
             return None
         if self.source.daily and not all(holds_only(f, wanted) for f in files):
             return None

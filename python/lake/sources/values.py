@@ -31,13 +31,19 @@ from pyspark.sql import types as T
 from headrace.config import AnySource
 from headrace.errors import UserError
 from headrace.lake.sources.frame import EXTRA_TYPE, quoted
-from headrace.schema import EpochUnit, TableColumn, decimal_digits
+from headrace.schema import KEY_FIELD, Each, Element, EpochUnit, TableColumn, decimal_digits, is_of_list
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"
 _EPOCH = r"^[+-]?\d+([.]\d+)?([eE][+]?\d{1,2})?$"
 #: Microseconds since 1970 at the beginning of year 1 and the end of year 9999.
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+#: The first and the last value of a type of times: of the years 1 to 9999.
+_MOMENTS = {
+    "timestamp": ("0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"),
+    "timestamp_ntz": ("0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"),
+    "date": ("0001-01-01", "9999-12-31"),
+}
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 #: Java reads `1d`, `1f`, `0x1p3` and `NaN`.
 _NO_NUMBER = "[A-DF-Za-df-z]"
@@ -102,26 +108,32 @@ class Extracted:
     unread: Column
     #: String: the value as a reason shows it.
     text: Column
+    #: Whether values may be unread although they are stored as declared.
+    checked: bool = False
 
 
-def extract(column: TableColumn, schema: T.StructType, source: AnySource) -> Extracted | None:
+def extract(column: TableColumn, schema: T.StructType, source: AnySource, place: str = "the table") -> Extracted | None:
     """A declared column as expressions over the columns of a table (Delta, Parquet, Iceberg, ...).
 
-    Its `path` goes through structs, maps with text keys, and JSON objects in text. What is there is read
+    Its `path` goes through structs, maps with text keys, JSON objects in text, and lists of them. What is there is read
 
-    - as an integer: from another integer, a boolean (0 and 1), a float or double without fraction (NaN is null); what
-      does not fit is unread;
+    - as an integer: from another integer, a boolean (0 and 1), a float, double or decimal without fraction (NaN is
+      null); what does not fit is unread;
     - as a decimal: from integers and decimals, exactly; as float or double: from any number, rounded to nearest;
     - as text: from integers, booleans, decimals (plain notation), dates and timestamps (UTC);
     - as a timestamp: from a date or a timestamp without zone, both in `source.timezone`; from numbers by
       `source.timestamps`. As timestamp_ntz: from a timestamp, in `source.timezone`. As a date: from a date;
     - as binary (SHA-256): from binary; as a list: from a list, element by element;
-    - as any scalar from text, as a landing file's.
+    - as any scalar from text, as a landing file's;
+    - as anything from a column that has nothing but nulls (Spark's type void).
+
+    Times and dates beyond the years 1 to 9999 are unread: no reader in Python has a value for them.
 
     Args:
         column: as declared.
         schema: of the table.
         source: timezone and timestamps.
+        place: where the column is, for messages.
 
     Returns:
         None where the table has no such column or field.
@@ -135,23 +147,31 @@ def extract(column: TableColumn, schema: T.StructType, source: AnySource) -> Ext
         return None
     value, type_ = found
     unit = source.timestamps.get(column.name)
+    if isinstance(type_, T.NullType):
+        none = F.lit(None).cast(column.stored_type)
+        return Extracted(none, F.lit(False), F.lit(None).cast("string"))
     if column.type.startswith("array<"):
         if not isinstance(type_, T.ArrayType):
-            raise _unreadable(column, type_)
+            raise _unreadable(column, type_, place)
         element, there = column.type[len("array<") : -1], type_.elementType
         if _same(there, element):
             read = value
         else:
-            _convert(F.lit(None).cast(there), there, element, source, None, column)  # raises here, not in a lambda
-            read = F.transform(value, lambda e: _convert(e, there, element, source, None, column))
+            # Raises here, and not in a lambda.
+            _convert(F.lit(None).cast(there), there, element, source, None, column, place)
+            read = F.transform(value, lambda e: _convert(e, there, element, source, None, column, place))
         lost = F.exists(F.arrays_zip(value.alias("a"), read.alias("b")), lambda e: e["a"].isNotNull() & e["b"].isNull())
         unread = F.coalesce(lost, F.lit(False))
         return Extracted(F.when(~unread, read), unread, F.to_json(value))
     if isinstance(type_, (T.FloatType, T.DoubleType)) and column.type in _INTEGERS:
         value = F.when(~F.isnan(value), value)
-    read = _convert(value, type_, column.type, source, unit, column)
+    read = _convert(value, type_, column.type, source, unit, column, place)
     text = F.base64(value) if isinstance(type_, T.BinaryType) else value.cast("string")
-    return Extracted(read, value.isNotNull() & read.isNull(), text)
+    checked = column.type in _MOMENTS
+    if checked:
+        first, last = (F.lit(moment).cast(column.type) for moment in _MOMENTS[column.type])
+        read = F.when(read.between(first, last), read)
+    return Extracted(read, value.isNotNull() & read.isNull(), text, checked)
 
 
 def parse_object(text: Column) -> Column:
@@ -171,29 +191,60 @@ def only_object(parsed: Column) -> Column:
 
 def _at_path(column: TableColumn, schema: T.StructType) -> tuple[Column, T.DataType] | None:
     """The value that a column's path leads to, and its type in the table; None where a column or field is not there."""
-    steps = column.steps
-    at: T.DataType = schema
-    value: Column | None = None
-    for i, step in enumerate(steps):
+    field = _field(schema, column.steps[0])
+    return None if field is None else _inside(F.col(quoted([field.name])[0]), field.dataType, column, 1)
+
+
+def _inside(value: Column, at: T.DataType, column: TableColumn, done: int) -> tuple[Column, T.DataType] | None:
+    """The same of a value that `done` steps of the path have led to."""
+    if done == len(column.steps):
+        return value, at
+    step = column.steps[done]
+    if isinstance(at, T.ArrayType):
+        return _inside_list(value, at.elementType, column, done)
+    if not is_of_list(step):
         if isinstance(at, T.StructType):
             field = _field(at, step)
-            if field is None:
-                return None
-            value = F.col(quoted([field.name])[0]) if value is None else value.getField(field.name)
-            at = field.dataType
-        elif isinstance(at, T.MapType) and isinstance(at.keyType, T.StringType):
-            assert value is not None, "a schema is a struct"
-            value, at = F.try_element_at(value, F.lit(step)), at.valueType
-        elif isinstance(at, T.StringType):
-            assert value is not None, "a schema is a struct"
-            value = F.try_element_at(only_object(parse_object(value)), F.lit(step))
-        else:
-            raise UserError(
-                f"table.columns: '{column.name}': path {column.path} leads through '{'.'.join(steps[:i])}', which is "
-                f"{at.simpleString()}: no struct, no map with text keys, no JSON text"
-            )
-    assert value is not None, "a path has a step"
-    return value, at
+            return None if field is None else _inside(value.getField(field.name), field.dataType, column, done + 1)
+        if isinstance(at, T.MapType) and isinstance(at.keyType, T.StringType):
+            return _inside(F.try_element_at(value, F.lit(str(step))), at.valueType, column, done + 1)
+        if isinstance(at, T.StringType):
+            return _inside(F.try_element_at(only_object(parse_object(value)), F.lit(str(step))), at, column, done + 1)
+    if isinstance(at, T.NullType):
+        return F.lit(None), at
+    wanted = (
+        "no list" if is_of_list(step) else "no struct, no map with text keys, no JSON text, no list of such records"
+    )
+    raise UserError(
+        f"table.columns: '{column.name}': path {column.path} leads through '{'.'.join(column.steps[:done])}', which is "
+        f"{at.simpleString()}: {wanted}"
+    )
+
+
+def _inside_list(
+    value: Column, element: T.DataType, column: TableColumn, done: int
+) -> tuple[Column, T.DataType] | None:
+    step = column.steps[done]
+    if isinstance(step, Element):
+        return _inside(F.get(value, F.lit(int(step))), element, column, done + 1)
+    if isinstance(step, Each):
+        # The type of what is found, which a lambda does not tell.
+        found = _inside(F.lit(None), element, column, done + 1)
+        if found is None:
+            return None
+        within = F.transform(value, lambda e: _inside(e, element, column, done + 1)[0])  # type: ignore[index]
+        if any(isinstance(later, Each) for later in column.steps[done + 1 :]):
+            # Of a record without an inner list there is nothing; Spark would make nothing of all the others, too.
+            return F.flatten(F.filter(within, lambda inner: inner.isNotNull())), found[1]
+        return within, T.ArrayType(found[1])
+    key = _field(element, KEY_FIELD) if isinstance(element, T.StructType) else None
+    if key is None or not isinstance(key.dataType, T.StringType):
+        raise UserError(
+            f"table.columns: '{column.name}': path {column.path} leads through '{'.'.join(column.steps[:done])}', a "
+            f"list whose records have no text field '{KEY_FIELD}': write [] for all elements of a list, [0] for one"
+        )
+    first = F.get(F.filter(value, lambda e: e.getField(key.name) == F.lit(str(step))), F.lit(0))
+    return _inside(first, element, column, done + 1)
 
 
 def _field(struct: T.StructType, name: str) -> T.StructField | None:
@@ -203,10 +254,18 @@ def _field(struct: T.StructType, name: str) -> T.StructField | None:
 
 
 def _convert(
-    x: Column, there: T.DataType, wanted: str, source: AnySource, unit: EpochUnit | None, column: TableColumn
+    x: Column,
+    there: T.DataType,
+    wanted: str,
+    source: AnySource,
+    unit: EpochUnit | None,
+    column: TableColumn,
+    place: str,
 ) -> Column:
     """A scalar as the declared type; null where it cannot be."""
     name = there.simpleString()
+    if isinstance(there, T.NullType):
+        return x.cast(wanted)
     if isinstance(there, T.StringType):
         return from_text(x, wanted, source, unit)
     if unit is not None and (name in _INTEGERS or isinstance(there, (T.DecimalType, T.FloatType, T.DoubleType))):
@@ -220,8 +279,12 @@ def _convert(
         if name in (*_INTEGERS, "boolean"):
             return x.try_cast(wanted)
         if name in ("float", "double"):
+            whole, number = x.try_cast(wanted), x.cast("double")
+            # Spark takes 2^63 for the greatest bigint, which is one less.
+            return F.when((whole.cast("double") == number) & (number < F.lit(2.0**63)), whole)
+        if isinstance(there, T.DecimalType):
             whole = x.try_cast(wanted)
-            return F.when(whole.cast("double") == x.cast("double"), whole)
+            return F.when(whole == x, whole)
     elif wanted in ("float", "double"):
         if name in _INTEGERS or isinstance(there, (T.DecimalType, T.FloatType, T.DoubleType)):
             return x.try_cast(wanted)
@@ -240,16 +303,16 @@ def _convert(
     elif wanted == "timestamp_ntz" and name == "timestamp":
         local = x if source.timezone == "UTC" else F.from_utc_timestamp(x, F.lit(source.timezone))
         return local.cast("timestamp_ntz")
-    raise _unreadable(column, there)
+    raise _unreadable(column, there, place)
 
 
 def _same(there: T.DataType, wanted: str) -> bool:
     return wanted != "binary" and there.simpleString() == wanted
 
 
-def _unreadable(column: TableColumn, there: T.DataType) -> UserError:
+def _unreadable(column: TableColumn, there: T.DataType, place: str) -> UserError:
     return UserError(
-        f"table.columns: '{column.name}' is {there.simpleString()} in the table, which cannot be read as {column.type}"
+        f"table.columns: '{column.name}' is {there.simpleString()} in {place}, which cannot be read as {column.type}"
     )
 
 

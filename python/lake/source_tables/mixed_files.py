@@ -1,0 +1,260 @@
+"""Parquet files that need not have the same columns or types, as frames: one of all files that are stored alike.
+
+No schema is merged: each file is read by its own, and only what is needed of it. So files may differ in columns that
+nobody reads, and in types that the declaration can take. Spark's reader reads the files, except where it cannot: names
+that differ in case alone, and file names that Hadoop takes for URIs. Tasks read those by Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from headrace.errors import UserError
+from headrace.lake.source_tables.parquet_files import escaped, shorten_batches
+from headrace.lake.source_tables.parquet_schema import (
+    StoredSchema,
+    as_read,
+    as_restored,
+    named,
+    pruned,
+    restored_columns,
+    unreadable,
+)
+from headrace.lake.source_tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
+from headrace.lake.sources.frame import quoted
+from headrace.lake.tasks import cores_of, grouped, prepare_worker
+from headrace.storage import Location
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+#: Rows that a task decodes at once.
+_BATCH_ROWS = 8_192
+
+
+def partition_values(name: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the `key=value` folders that a file is in."""
+    for part in name.split("/")[:-1]:
+        key, equals, value = part.partition("=")
+        if equals:
+            yield unquote(key), None if value == _NULL else unquote(value)
+
+
+@dataclass
+class _Alike:
+    """Files that are read together."""
+
+    #: What is read of each.
+    struct: T.StructType
+    #: Whether tasks read them by Arrow.
+    by_arrow: bool
+    files: list[TableFile] = field(default_factory=list)
+    #: All columns, name to type.
+    types: dict[str, str] = field(default_factory=dict)
+
+
+def mixed_rows(
+    spark: SparkSession,
+    root: Location,
+    files: Mapping[str, tuple[TableFile, StoredSchema]],
+    paths: Collection[Sequence[str]],
+) -> list[StoredRows]:
+    """Return the rows of a folder's files.
+
+    Args:
+        spark: the session.
+        root: the folder.
+        files: at least one, by their paths in the folder.
+        paths: what is needed of each row: steps from a column's name into it.
+
+    Returns:
+        an entry for all files that are stored alike: the needed columns, those of partitions as text, `_source_file`
+        and `_source_line`.
+
+    Raises:
+        UserError: a needed column has a type that is not read, or its name may mean two columns.
+    """
+    needed = _Needed(paths, [schema for _, schema in files.values()])
+    groups: dict[tuple[str, tuple[str, ...], bool], _Alike] = {}
+    faults: dict[str, None] = {}
+    for name, (file, schema) in files.items():
+        keys = tuple(key for key, _ in partition_values(name))
+        struct = needed.of(schema, keys, name)
+        faults |= dict.fromkeys(
+            f"{name}: column '{f.name}' is {type_}, which headrace does not read"
+            for f in struct.fields
+            if (type_ := unreadable(f.dataType)) is not None
+        )
+        # Hadoop takes what stands before a colon for a URI's scheme.
+        by_arrow = needed.has_twins(schema) or ":" in name
+        group = groups.setdefault((repr(struct), keys, by_arrow), _Alike(struct, by_arrow))
+        group.files.append(file)
+        group.types |= {f.name: f.dataType.simpleString() for f in schema.struct.fields} | dict.fromkeys(keys, "string")
+    if faults:
+        lines = list(faults)[:_SHOWN]
+        if len(faults) > _SHOWN:
+            lines.append(f"and {len(faults) - _SHOWN} more")
+        raise UserError(
+            "source: "
+            + "\n".join(lines)
+            + "\nLeave these columns out of table.columns, or have their writer use another type"
+        )
+    shorten_batches(spark, [file for file, _ in files.values()])
+    return [_rows(spark, root, group, list(keys)) for (_, keys, _), group in groups.items()]
+
+
+#: Faults that a message shows.
+_SHOWN = 5
+
+
+class _Needed:
+    """What is needed of files' columns."""
+
+    def __init__(self, paths: Collection[Sequence[str]], schemas: Iterable[StoredSchema]) -> None:
+        self._paths = sorted({tuple(path) for path in paths})
+        self._firsts = {path[0].lower(): path[0] for path in self._paths}
+        #: Needed columns that a file has in two spellings, by their names in lower case.
+        self._twins: dict[str, list[str]] = {}
+        for schema in {id(s): s for s in schemas}.values():
+            for low in self._firsts:
+                same = [f.name for f in schema.struct.fields if f.name.lower() == low]
+                if len(same) > 1:
+                    self._twins[low] = same
+        self._found: dict[tuple[int, tuple[str, ...]], T.StructType] = {}
+
+    def of(self, schema: StoredSchema, partitions: tuple[str, ...], file: str) -> T.StructType:
+        """Return what is read of a file; its partition columns stand in its path."""
+        key = (id(schema), partitions)
+        if key not in self._found:
+            outside = {p.lower() for p in partitions}
+            stored = T.StructType([f for f in schema.struct.fields if f.name.lower() not in outside])
+            self._check(stored, file)
+            found = pruned(stored, self._paths)
+            self._found[key] = found if isinstance(found, T.StructType) else T.StructType([])
+        return self._found[key]
+
+    def has_twins(self, schema: StoredSchema) -> bool:
+        """Whether a needed column or field has another one beside it whose name differs in case alone."""
+        return any(_twins_on(schema.struct, path) for path in self._paths)
+
+    def _check(self, stored: T.StructType, file: str) -> None:
+        """Raises UserError where a name may mean two columns."""
+        for path in self._paths:
+            fields = named(stored, path[0])
+            spellings = self._twins.get(path[0].lower(), [])
+            if fields and spellings and (len(fields) > 1 or fields[0].name != path[0]):
+                raise UserError(
+                    f"source: '{path[0]}' may mean {' or '.join(map(repr, sorted(spellings)))}: files have both, and "
+                    f"{file} has none that is spelled '{path[0]}'. Declare one as it is spelled (path: "
+                    f"{spellings[0]})"
+                )
+        exact = [path[0] for path in self._paths if path[0].lower() in self._twins]
+        if len(set(exact)) > len({name.lower() for name in exact}):
+            raise UserError(
+                f"source: columns {' and '.join(map(repr, sorted(set(exact))))} differ in case alone: a pipeline may "
+                f"declare one of them"
+            )
+
+
+def _twins_on(type_: T.DataType, path: Sequence[str]) -> bool:
+    if not path:
+        return False
+    if isinstance(type_, T.MapType):
+        return _twins_on(type_.valueType, path[1:])
+    if isinstance(type_, T.ArrayType):
+        return _twins_on(type_.elementType, path[1:])
+    if not isinstance(type_, T.StructType):
+        return False
+    same = [f for f in type_.fields if f.name.lower() == path[0].lower()]
+    return len(same) > 1 or any(_twins_on(f.dataType, path[1:]) for f in same)
+
+
+def _rows(spark: SparkSession, root: Location, group: _Alike, partitions: list[str]) -> StoredRows:
+    return StoredRows(
+        (_by_arrow if group.by_arrow else _by_spark)(spark, root, group, partitions), group.files[0].name, group.types
+    )
+
+
+def _by_spark(spark: SparkSession, root: Location, group: _Alike, partitions: list[str]) -> DataFrame:
+    stored = T.StructType([f for f in group.struct.fields if not isinstance(f.dataType, T.NullType)])
+    reader = spark.read.schema(as_read(stored)).option("basePath", str(root))  # type: ignore[arg-type]
+    place = relative_file(root, F.col("_metadata.file_path")), F.col("_metadata.row_index")
+    return reader.parquet(*escaped(group.files)).select(
+        *restored_columns(group.struct), *quoted(partitions), place[0].alias(FILE), place[1].alias(LINE)
+    )
+
+
+def _by_arrow(spark: SparkSession, root: Location, group: _Alike, partitions: list[str]) -> DataFrame:
+    tasks = grouped(group.files, lambda f: f.size, cores_of(spark))
+    restored = as_restored(group.struct)
+    assert isinstance(restored, T.StructType)
+    fields = [f for f in restored.fields if not isinstance(f.dataType, T.NullType)]
+    fields += [T.StructField(name, T.StringType()) for name in partitions]
+    schema = T.StructType([*fields, T.StructField(FILE, T.StringType()), T.StructField(LINE, T.LongType())])
+    work = _ArrowReader(tuple(map(tuple, tasks)), schema, frozenset(partitions))
+    frame = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, schema)
+    nulls = [F.lit(None).alias(f.name) for f in restored.fields if isinstance(f.dataType, T.NullType)]
+    return frame.select("*", *nulls)
+
+
+@dataclass(frozen=True)
+class _ArrowReader:
+    """Reads files in tasks."""
+
+    tasks: tuple[tuple[TableFile, ...], ...]
+    schema: T.StructType
+    partitions: frozenset[str]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_worker()
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for file in self.tasks[number]:
+                    yield from self._file(file)
+
+    def _file(self, file: TableFile) -> Iterator[pa.RecordBatch]:
+        schema, before = to_arrow_schema(self.schema), 0
+        stored = [f for f in schema if f.name not in (FILE, LINE, *self.partitions)]
+        given = {k.lower(): v for k, v in (file.partition or {}).items()}
+        with file.path.open_parts() as source:
+            parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+            numbers = [parquet.schema_arrow.names.index(f.name) for f in stored]
+            # Without a column Arrow says how many rows there are all the same.
+            names = [parquet.schema_arrow.names[i] for i in numbers]
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+                n = batch.num_rows
+                columns = [_cast(batch.column(batch.schema.names.index(f.name)), f, file) for f in stored]
+                columns += [
+                    pa.array([given.get(f.name.lower())] * n, f.type) for f in schema if f.name in self.partitions
+                ]
+                columns += [pa.array([file.name] * n), pa.array(range(before, before + n), pa.int64())]
+                before += n
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array, wanted: pa.Field, file: TableFile) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        return _pruned(column, wanted.type).cast(wanted.type, safe=False)
+    except pa.ArrowException as e:
+        raise UserError(
+            f"source: {file.path}: column '{wanted.name}' is {column.type}, which Arrow does not read as "
+            f"{wanted.type}: {e}"
+        ) from None
+
+
+def _pruned(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """A struct with the wanted fields alone; others as they are."""
+    if not pa.types.is_struct(wanted) or not pa.types.is_struct(column.type):
+        return column
+    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+    arrays = [_pruned(column.field(column.type.get_field_index(f.name)), f.type) for f in fields]
+    return pa.StructArray.from_arrays(arrays, [f.name for f in fields], mask=column.is_null())
