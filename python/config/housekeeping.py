@@ -61,7 +61,7 @@ class Housekeeping(Section):
     versions: int = Field(default=7, ge=1)
     #: Hours (by the clock) for which data files stay that no version names any more, for those who read now.
     vacuum_hours: float = Field(default=168, ge=0)
-    #: A table's partition with this many data files, each smaller than `compact_mib`, is written anew into fewer ones;
+    #: A table's partition with this many data files, each smaller than `compact_mib`, has these joined;
     #: null: none is.
     compact_files: int | None = Field(default=32, ge=2)
     #: Size (MiB) from which a data file does not count as small.

@@ -1,6 +1,4 @@
-"""Tables whose partitions have many small files: joined by Spark, whose session is started where there are such; those
-of tables that only grow without it.
-"""
+"""Tables whose partitions have many small files, which are joined without Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from functools import partial
 from headrace.housekeeping.step import Step
 from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState
-from headrace.lake.delta.small_files import crowded, only_grows, rewrite
+from headrace.lake.delta.small_files import crowded
 from headrace.lake.delta.transaction import Transaction, UnsupportedTable
 from headrace.lake.join_files import join_files
 from headrace.storage import Location
@@ -32,25 +30,15 @@ def compaction_steps(state: WorkspaceState) -> Iterator[Step]:
             where = "" if days == [None] else f" of {len(days)} days"
             reason = f"{keep.compact_files} or more files below {keep.compact_mib:g} MiB"
             what = f"{state.ws.name_of(table)}{where}"
-            yield Step("compaction", what, reason, size, partial(_join, state, table, days))
+            yield Step(
+                "compaction", what, reason, size, partial(join_files, table, days, keep.compact_mib * _MIB, state.fence)
+            )
 
 
 def _can_be_written(table: Location) -> bool:
-    if only_grows(table):
-        try:
-            Transaction(table)
-        except UnsupportedTable as e:
-            log.warning("the small files of a table that only grows stay as they are: %s", e)
-            return False
+    try:
+        Transaction(table)
+    except UnsupportedTable as e:
+        log.warning("the small files of a table stay as they are: %s", e)
+        return False
     return True
-
-
-def _join(state: WorkspaceState, table: Location, days: list[str | None]) -> None:
-    if only_grows(table):
-        join_files(table, days, state.keep.compact_mib * _MIB, state.fence)
-        return
-    # Late: a session costs seconds and a JVM, and most days need none.
-    from headrace.lake.session import session
-
-    with session(state.spec.spark, state.ws, f"headrace gc {state.pipeline}") as spark:
-        rewrite(spark, table, days, state.fence)

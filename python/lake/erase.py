@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -23,15 +23,18 @@ import pyarrow.parquet as pq
 
 from headrace.errors import UserError
 from headrace.lake.delta.checkpoint import complete_checkpoints
+from headrace.lake.delta.deletion_vectors import live_row_groups
 from headrace.lake.delta.erased import Replacement, erasure_text, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
-from headrace.lake.delta.transaction import Transaction, claim
+from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim
 from headrace.lake.ingest.data_file import statistics
 from headrace.lake.parquet_rows import CODECS, row_groups, schema_of
 from headrace.lake.redact_checkpoint import remove_checksum
-from headrace.storage import Fence, Location
+from headrace.storage import Fence, LeaseLost, Location
 
 _LOG = "_delta_log"
+#: Versions that are looked at, where others change the table meanwhile.
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class Erased:
 def erase(table: Location, change: Change, request: str, delete: bool, fence: Fence | None = None) -> Erased:
     """Take rows from a table and from all of its history that is on the disk.
 
+    The commit rests on the version whose files were read: where another writer has added rows, removed a file or
+    marked rows of it since, all is looked at again from the newest version.
+
     Args:
         table: its folder.
         change: what becomes of rows; applied to its own result it changes nothing.
@@ -74,13 +80,32 @@ def erase(table: Location, change: Change, request: str, delete: bool, fence: Fe
         fence: of the holder of the lease under which the table is written.
 
     Raises:
-        UserError: a table that headrace does not read or write, or that another writer changes.
+        UserError: a table that headrace does not read or write, or that another writer changes again and again.
         LeaseLost: a later holder has committed, or rewrites files now; nothing was removed.
     """
-    log, found = DeltaLog(table), Erased()
     if delete:
         # Files that no commit names go, too: none of an earlier holder may name them afterwards.
         claim(table, fence)
+    counts: dict[Location, tuple[int, int]] = {}
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _erase(table, change, request, delete, fence, counts)
+        except TransactionOvertaken:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("every attempt returns or raises")
+
+
+def _erase(
+    table: Location,
+    change: Change,
+    request: str,
+    delete: bool,
+    fence: Fence | None,
+    counts: dict[Location, tuple[int, int]],
+) -> Erased:
+    """As `erase`, at one version. `counts`: rows to go of files that an earlier attempt has read (see `_touched`)."""
+    log, found = DeltaLog(table), Erased()
     newest = log.version
     state = log.state(newest, current=False) if newest is not None else None
     if newest is None or state is None:
@@ -98,28 +123,24 @@ def erase(table: Location, change: Change, request: str, delete: bool, fence: Fe
             continue
         path = at.get(file)
         done = instead.get(path) if path is not None else None
+        add = live.get(path) if path is not None else None
         try:
-            rows = done.rows if done is not None else _touched(file, change)
+            if file not in counts or (add is not None and add.get("deletionVector")):
+                counts[file] = _touched(table, file, {} if add is None else add, change)
         except pa.ArrowInvalid:
             found.left.append(f"{file} cannot be read: restore it, or remove it where no version of the table has it")
             continue
+        rows, live_rows = counts[file]
         if done is None and not rows:
             continue
-        add = live.get(path) if path is not None else None
-        if add is not None and add.get("deletionVector"):
-            found.left.append(
-                f"{table}: {path} has rows that deletion vectors hide; run REORG TABLE delta.`{table}` APPLY (PURGE), "
-                f"then this command again"
-            )
-            continue
         if delete and done is None and path is not None:
-            done = instead[path] = _written(table, file, known[path], change)
+            done = instead[path] = _written(table, file, _without_vector(known[path]), change)
         old.append(file)
         found.size += file.size()
         found.removed += 1
         if add is not None:
             found.rewritten += 1
-            found.rows += rows
+            found.rows += live_rows
             assert path is not None
             changed.append(path)
     if delete and old:
@@ -127,7 +148,7 @@ def erase(table: Location, change: Change, request: str, delete: bool, fence: Fe
         instead = _flattened(instead)
         save_replacements(table, instead, recorded)
         if changed:
-            _commit(table, live, {path: instead[path].add for path in changed}, request, fence)
+            _commit(table, newest, live, {path: instead[path].add for path in changed}, change, request, old, fence)
         for file in old:
             remove_checksum(file)
             file.remove()
@@ -136,18 +157,41 @@ def erase(table: Location, change: Change, request: str, delete: bool, fence: Fe
 
 def _commit(
     table: Location,
+    version: int,
     live: Mapping[str, Mapping[str, Any]],
     new: Mapping[str, Mapping[str, Any]],
+    change: Change,
     request: str,
+    old: Collection[Location],
     fence: Fence | None,
 ) -> None:
-    """Make the newest version of files that were written again, by the paths of those that they replace."""
-    by_day: dict[str, int] = {}
-    for path, add in new.items():
-        day = str(dict(live[path]["partitionValues"] or {}).get("ds"))
-        by_day[day] = by_day.get(day, 0) + _rows_of(live[path]) - _rows_of(add)
-    swaps = {path: add if _rows_of(add) else None for path, add in new.items()}
-    Transaction(table, fence=fence).rewrite(swaps, erasure_text(request, by_day))
+    """Make the next version after the one that was read, of files that were written again.
+
+    `new`: by the path of the live file that each replaces. Of one with a deletion vector the record's file, which is
+    for versions before the vector, has rows that the vector hides: the newest version gets another one.
+    """
+    transaction = Transaction(table, version, fence)
+    own: dict[str, Mapping[str, Any]] = {}
+    try:
+        for path in new:
+            if live[path].get("deletionVector"):
+                own[path] = _written(table, file_path(table, path), live[path], change).add
+        by_day: dict[str, int] = {}
+        swaps = {path: own.get(path, add) for path, add in new.items()}
+        for path, add in swaps.items():
+            day = str(dict(live[path]["partitionValues"] or {}).get("ds"))
+            by_day[day] = by_day.get(day, 0) + _rows_of(live[path]) - _rows_of(add)
+        rows = {path: add if _rows_of(add) else None for path, add in swaps.items()}
+        transaction.rewrite(rows, erasure_text(request, by_day), old)
+    except (TransactionOvertaken, LeaseLost):
+        # No commit names them.
+        for add in own.values():
+            file_path(table, str(add["path"])).remove()
+        raise
+
+
+def _without_vector(add: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in add.items() if key != "deletionVector"}
 
 
 def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:
@@ -166,15 +210,25 @@ def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:
     return {**found, **{str(add["path"]): add for add in (state.adds if state else ())}}
 
 
-def _touched(file: Location, change: Change) -> int:
-    parquet = pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
-    there = [c for c in change.columns if c in parquet.schema_arrow.names]
-    return sum(change.apply(rows)[1] for rows in row_groups(parquet, there)) if there else 0
+def _touched(table: Location, file: Location, add: Mapping[str, Any], change: Change) -> tuple[int, int]:
+    """Rows of a file that go or change: all, and those that the deletion vector of its `add` action does not hide."""
+    parquet = _opened(file)
+    columns = [c for c in change.columns if c in parquet.schema_arrow.names]
+    if not columns:
+        return 0, 0
+    rows = sum(change.apply(rows)[1] for rows in row_groups(parquet, columns))
+    if not rows or not add.get("deletionVector"):
+        return rows, rows
+    return rows, sum(change.apply(rows)[1] for rows in live_row_groups(table, add, parquet, columns))
+
+
+def _opened(file: Location) -> pq.ParquetFile:
+    return pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
 
 
 def _written(table: Location, file: Location, add: Mapping[str, Any], change: Change) -> Replacement:
-    """Write a file again, beside the old one. Nothing names it yet."""
-    parquet = pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
+    """Write the live rows of a file again, beside the old one. Nothing names it yet."""
+    parquet = _opened(file)
     schema = schema_of(parquet)
     codec = parquet.metadata.row_group(0).column(0).compression.lower() if parquet.num_row_groups else "snappy"
     new = file.parent / f"part-{uuid.uuid4()}.c000.{codec}.parquet"
@@ -182,7 +236,7 @@ def _written(table: Location, file: Location, add: Mapping[str, Any], change: Ch
     gone, metadata = 0, list[Any]()
     with new.new_file() as path:
         with pq.ParquetWriter(path, schema, compression=CODECS.get(codec, codec), metadata_collector=metadata) as out:
-            for rows in row_groups(parquet):
+            for rows in live_row_groups(table, add, parquet):
                 kept, _ = change.apply(rows)
                 gone += rows.num_rows - kept.num_rows
                 for name in nulls:
@@ -203,12 +257,12 @@ def _written(table: Location, file: Location, add: Mapping[str, Any], change: Ch
 
 
 def _rows_of(add: Mapping[str, Any]) -> int:
-    """Rows by the statistics, which all files have that headrace or Spark has written."""
+    """Live rows by the statistics, which all files have that headrace or Spark has written."""
 
     stats = json.loads(add["stats"]) if add.get("stats") else {}
     if "numRecords" not in stats:
         raise UserError(f"{add['path']} has no statistics in the table's log: run OPTIMIZE on the table first")
-    return int(stats["numRecords"])
+    return int(stats["numRecords"]) - int((add.get("deletionVector") or {}).get("cardinality") or 0)
 
 
 def _flattened(found: Mapping[str, Replacement]) -> dict[str, Replacement]:

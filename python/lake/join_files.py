@@ -1,7 +1,7 @@
-"""Small files of a Delta table that only grows (`delta.appendOnly`), joined by a commit that changes no row.
+"""Small files of a Delta table, joined by a commit that changes no row.
 
-Delta lets nobody overwrite such a table, and the commits of its OPTIMIZE carry no token of a lease. So here files are
-read and written without Spark, in bounded memory: row group by row group.
+The commits of Delta's OPTIMIZE carry no token of a lease, and an overwrite by Spark brings back rows that others delete
+between its read and its commit. So files are read and written without Spark, in bounded memory: row group by row group.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.lake.delta.log import file_path
-from headrace.lake.delta.transaction import Transaction
+from headrace.lake.delta.deletion_vectors import live_row_groups
+from headrace.lake.delta.log import TableState, check_files, file_path
+from headrace.lake.delta.transaction import Transaction, TransactionOvertaken
 from headrace.lake.ingest.data_file import statistics
-from headrace.lake.parquet_rows import CODECS, row_groups, schema_of
-from headrace.storage import Fence, Location
+from headrace.lake.parquet_rows import CODECS, schema_of
+from headrace.storage import Fence, LeaseLost, Location
 
 #: Of a file that joins others, about: as OPTIMIZE has it.
 _FILE_BYTES = 1 << 30
 #: Of a row group of it, about.
 _GROUP_BYTES = 128 << 20
+#: Versions of a day that are read, where others change its files meanwhile.
+_ATTEMPTS = 10
 
 
 def join_files(table: Location, days: Sequence[str | None], size: float, fence: Fence | None) -> None:
     """Join the small files of some days, one commit a day. Rows stay the same, and so do older versions of the table.
 
-    Files in which deletion vectors hide rows stay as they are, and so does one whose columns no other one's are.
+    Rows that deletion vectors hide are in none of the new files. A file whose columns no other one's are stays as it
+    is. Where others remove a file or mark rows of it meanwhile, the day is joined again from the newest version.
 
     Args:
         table: its folder.
@@ -39,25 +43,37 @@ def join_files(table: Location, days: Sequence[str | None], size: float, fence: 
         fence: of the holder of the lease under which the table is written.
 
     Raises:
-        UserError: the table uses features that headrace does not write, or another writer has changed it, or removed
-            one of the files, meanwhile.
+        UserError: the table uses features that headrace does not write, a file is damaged, or other writers change these files again and
+            again.
         LeaseLost: a later holder has committed; nothing was committed since.
     """
     for day in days:
-        transaction = Transaction(table, fence=fence)
-        small = [
-            add
-            for add in transaction.adds
-            if add["size"] < size and not add.get("deletionVector") and day in (None, _day(add))
-        ]
-        joined: dict[str, Mapping[str, Any]] = {}
-        gone: list[str] = []
+        for attempt in range(_ATTEMPTS):
+            try:
+                _join_day(table, day, size, fence)
+                break
+            except TransactionOvertaken:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+
+
+def _join_day(table: Location, day: str | None, size: float, fence: Fence | None) -> None:
+    transaction = Transaction(table, fence=fence)
+    small = [add for add in transaction.adds if add["size"] < size and day in (None, _day(add))]
+    check_files(table, TableState(small, {}, {}).data_files(table))
+    joined: list[Mapping[str, Any]] = []
+    replaced: list[str] = []
+    try:
         for files in _alike(table, small):
-            add = _joined(table, files)
-            joined[str(add["path"])] = add
-            gone += [str(file["path"]) for file in files]
-        if gone:
-            transaction.join(gone, list(joined.values()))
+            joined.append(_joined(table, files))
+            replaced += [str(file["path"]) for file in files]
+        if replaced:
+            transaction.join(replaced, joined)
+    except (TransactionOvertaken, LeaseLost):
+        # No commit names them.
+        for add in joined:
+            file_path(table, str(add["path"])).remove()
+        raise
 
 
 def _alike(table: Location, adds: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
@@ -103,9 +119,10 @@ def _large_groups(table: Location, adds: Sequence[Mapping[str, Any]], schema: pa
     """The rows of files, several row groups at once where these are small, in the schema (see `schema_of`) of all."""
     some: list[pa.Table] = []
     for add in adds:
-        for rows in row_groups(_opened(table, add)):
+        for rows in live_row_groups(table, add, _opened(table, add)):
             # Times of 96 bits are read without their zone: else they are no one table with those of 64.
-            some.append(rows.cast(schema))
+            if rows.num_rows:
+                some.append(rows.cast(schema))
             if sum(rows.nbytes for rows in some) >= _GROUP_BYTES:
                 yield pa.concat_tables(some)
                 some = []

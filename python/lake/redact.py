@@ -35,17 +35,11 @@ def redact_log(table: Location, values: Values, delete: bool, check: Callable[[]
         files of the log that have some.
     """
     log, folder, found = DeltaLog(table), table / "_delta_log", 0
-    for version in sorted(log.versions()):
-        actions = list(log.actions(version))
-        clean = [_without(action, values) for action in actions]
-        if clean != actions:
-            found += 1
-            if delete:
-                text = "".join(json.dumps(a, separators=(",", ":"), ensure_ascii=False) + "\n" for a in clean)
-                file = folder / f"{version:020d}.json"
-                check()
-                remove_checksum(file)
-                file.put_text(text)
+    seen: set[int] = set()
+    # Others may commit meanwhile, from what they read before, and remove old commits.
+    while versions := log.versions() - seen:
+        seen |= versions
+        found += sum(_redact_commit(log, version, values, delete, check) for version in sorted(versions))
     found += redact_checkpoints(folder, values, delete, check)
     for file in folder.entries():
         # What a power cut has torn is of no use to anybody (headrace.lake.delta.damage).
@@ -56,6 +50,25 @@ def redact_log(table: Location, values: Values, delete: bool, check: Callable[[]
                 remove_checksum(file)
                 file.remove()
     return found
+
+
+def _redact_commit(log: DeltaLog, version: int, values: Values, delete: bool, check: Callable[[], None]) -> bool:
+    """Take the values out of one commit; whether it has some."""
+    file = log.folder / "_delta_log" / f"{version:020d}.json"
+    try:
+        actions = list(log.actions(version))
+    except FileNotFoundError:
+        return False
+    clean = [_without(action, values) for action in actions]
+    if clean == actions:
+        return False
+    if delete:
+        text = "".join(json.dumps(a, separators=(",", ":"), ensure_ascii=False) + "\n" for a in clean)
+        check()
+        remove_checksum(file)
+        if file.is_file():
+            file.put_text(text)
+    return True
 
 
 def _without(action: dict[str, Any], values: Values) -> dict[str, Any]:

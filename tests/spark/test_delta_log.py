@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_retention import unused_log_files
 from headrace.lake.delta.retention import remove_days_before
-from headrace.lake.delta.small_files import crowded, only_grows, rewrite
+from headrace.lake.delta.small_files import crowded
 from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.commit import commit_files
@@ -75,9 +75,6 @@ def test_small_files_of_a_table_that_only_grows(
     before = {(r["id"], r["ds"]) for r in spark.read.format("delta").load(str(table)).collect()}
     days, _ = crowded(table, 2, 1 << 20)
     assert "d0" in days
-    assert only_grows(table)
-    with pytest.raises(UserError, match="the table only grows"):
-        rewrite(spark, table, days, None)
     # Another one adds meanwhile: files that are there stay.
     log, fence, real = DeltaLog(table), Fence("lease", 1), Transaction.join
 
@@ -132,7 +129,7 @@ def test_files_that_no_kept_version_needs(spark: SparkSession, tmp_path: Path, v
     assert newest == 5
     days, small = crowded(table, 4, 1 << 20)
     assert (days, small > 0) == (["d0"], True)
-    rewrite(spark, table, days, None)
+    join_files(table, days, 1 << 20, None)
     assert crowded(table, 2, 1 << 20) == ([], 0)
     assert remove_days_before(table, "d1") == 7
     before = {version: at(version) for version in range(8)}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,8 +14,8 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.small_files import rewrite
 from headrace.lake.delta.transaction import Transaction, claim, create_table
+from headrace.lake.join_files import join_files
 from headrace.storage import Fence, LeaseLost, Location, local
 
 
@@ -131,7 +132,7 @@ def test_files_are_joined_by_the_holder_alone(
     def there() -> list[int]:
         return sorted(r["id"] for r in spark.read.format("delta").load(str(table)).collect())
 
-    rewrite(spark, table, days, old)
+    join_files(table, days, 1 << 20, old)
     assert log.version == 5
     (file,) = log.files(5) or []
     assert (file.rows, file.deleted, file.vector) == (7, 0, "")
@@ -141,15 +142,18 @@ def test_files_are_joined_by_the_holder_alone(
     assert feed.load(str(table)).count() == 0
     assert len(log.files(3) or []) == 4
 
-    real = DataFrameWriter.save
+    more = rows(spark, 9).write.format("delta").mode("append")
+    (more.partitionBy("ds") if partitioned else more).save(str(table))
+    before = set(table.files())
+    real = Transaction.join
 
-    def save(self: DataFrameWriter, path: str) -> None:
-        monkeypatch.setattr(DataFrameWriter, "save", real)
+    def overtaken(self: Transaction, *of: Any) -> int:
         claim(table, new)
-        real(self, path)
+        return real(self, *of)
 
-    monkeypatch.setattr(DataFrameWriter, "save", save)
+    monkeypatch.setattr(Transaction, "join", overtaken)
     with pytest.raises(LeaseLost, match="a later holder of the lease has committed since"):
-        rewrite(spark, table, days, old)
-    assert log.version == 6
-    assert log.files(6) == log.files(5)
+        join_files(table, days, 1 << 20, old)
+    assert log.version == 7
+    assert log.files(7) == log.files(6)
+    assert {f for f in set(table.files()) - before if f.suffix == ".parquet"} == set()

@@ -22,7 +22,6 @@ from headrace.cli import app
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Spark, Spec
 from headrace.errors import EXIT_USER_ERROR, BusyError, IncompleteError, UserError
-from headrace.housekeeping.forget import tables as tables_module
 from headrace.housekeeping.forget.erase import forget, found_places
 from headrace.housekeeping.forget.models import model_places
 from headrace.housekeeping.forget.persons import Persons
@@ -395,30 +394,6 @@ def test_a_graph_of_training_rows_stays_named_until_its_model_is_gone(ws: Worksp
     # A graph without edges of theirs, as of a later training with the same codes.
     save_file({**load_file(file), "network.graph_users": torch.tensor([2 + USERS.index(USERS[3])])}, file)
     assert not [p for p in model_places(state, PERSONS) if p.left]
-
-
-def test_what_a_table_keeps_is_asked_for_once_it_is_erased(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = ws.table("clicks", "events")
-    commit = max(Path(table / "_delta_log").glob("*.json"))
-    vector = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1, "sizeInBytes": 1, "cardinality": 1}
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
-    for action in actions:
-        if "add" in action:
-            action["add"]["deletionVector"] = vector
-    commit.write_text("".join(json.dumps(a) + "\n" for a in actions))
-
-    def purge(*_: object) -> None:
-        """In Spark's place."""
-        for action in actions:
-            action.get("add", {}).pop("deletionVector", None)
-        commit.write_text("".join(json.dumps(a) + "\n" for a in actions))
-
-    monkeypatch.setattr(tables_module, "_purge", purge)
-    (place,) = [
-        p for p in tables_module.table_places(WorkspaceState(SPEC, ws, NOW), PERSONS, "r") if p.what.endswith("/events")
-    ]
-    assert place.act is not None
-    assert (place.left, place.act()) == ("", "")
 
 
 def test_at_work(ws: Workspace) -> None:

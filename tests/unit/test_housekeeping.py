@@ -27,7 +27,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before
 from headrace.lake.delta.small_files import crowded
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.delta.vacuum import _vector_file, unused_files
+from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.load_history import LoadHistory, last_change
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import file_digest
@@ -415,7 +415,7 @@ def test_crowded_partitions(tmp_path: Path) -> None:
 def test_small_files_that_nobody_can_join(
     made: Path, tmp_path: Path, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of tables that only grow: those with features that headrace does not write stay, and what comes later goes."""
+    """Those with features that headrace does not write stay, and what comes later goes."""
     ws = copy(made, tmp_path)
 
     def grows(name: str, mode: str, metadata: dict[str, Any]) -> Location:
@@ -441,16 +441,11 @@ def test_small_files_that_nobody_can_join(
     assert listed == [("compaction", "lake/clicks/b_joined of 1 days")]
     done = [(s.kind, s.what) for s in gc(spec, ws)]
     assert [step for step in done if step[0] == "compaction"] == listed
-    assert f"the small files of a table that only grows stay as they are: {left}" in caplog.text
+    assert f"the small files of a table stay as they are: {left}" in caplog.text
     assert reason in caplog.text
     assert not (left / "orphan.parquet").exists()
     assert crowded(left, 2, 1 << 20)[0] == [day(0)]
     assert crowded(joined, 2, 1 << 20) == ([], 0)
-
-
-def test_the_name_of_a_deletion_vector() -> None:
-    # The example of Delta's protocol document.
-    assert _vector_file("ab^-aqEH.-t@S}K{vb[*k^") == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
 
 
 def test_command(made: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import numpy as np
@@ -15,8 +15,6 @@ from headrace.housekeeping.forget.place import Place
 from headrace.housekeeping.forget.values import blanked, vocabularies_of
 from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState
-from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.small_files import rewrite
 from headrace.lake.delta.transaction import claim
 from headrace.lake.erase import Change, erase
 from headrace.lake.redact import redact_log
@@ -78,31 +76,9 @@ def change_of(spec: Spec, name: str, persons: Persons) -> tuple[str, Change, Val
 
 
 def _erase(state: WorkspaceState, table: Location, change: Change, request: str, values: Values) -> str:
-    if days := _days_with_vectors(table):
-        _purge(state, table, days)
-    # What is left of rows is known afterwards: deletion vectors are gone by now.
     found = erase(table, change, request, delete=True, fence=state.fence)
     redact_log(table, values, delete=True, check=state.check_lease)
     return "; ".join(found.left)
-
-
-def _days_with_vectors(table: Location) -> list[str | None]:
-    """The partitions `ds` of a table in which deletion vectors hide rows; [None]: it has others, or none."""
-    log = DeltaLog(table)
-    files = log.files(log.version) if log.version is not None else None
-    marked = [f for f in files or [] if f.vector]
-    if any(f.partition.keys() != {"ds"} or f.partition["ds"] is None for f in marked):
-        return [None]
-    return sorted({f.partition["ds"] for f in marked}, key=str)
-
-
-def _purge(state: WorkspaceState, table: Location, days: Sequence[str | None]) -> None:
-    """Have Spark write files again that deletion vectors hide rows of."""
-    # Late: a session costs seconds and a JVM, and few tables need one.
-    from headrace.lake.session import session
-
-    with session(state.spec.spark, state.ws, f"headrace forget {state.pipeline}") as spark:
-        rewrite(spark, table, days, state.fence)
 
 
 def _without_rows(persons: Persons, rows: pa.Table) -> tuple[pa.Table, int]:

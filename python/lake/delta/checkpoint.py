@@ -24,7 +24,15 @@ _NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-fA-F-]{
 _SIDECARS = "_sidecars"
 #: What is read of each action, where a file has it. Statistics may be text, a struct, or both.
 _FIELDS = {
-    "add": ("path", "partitionValues", "size", "stats", "deletionVector", "stats_parsed.numRecords"),
+    "add": (
+        "path",
+        "partitionValues",
+        "size",
+        "modificationTime",
+        "stats",
+        "deletionVector",
+        "stats_parsed.numRecords",
+    ),
     "metaData": (
         "id",
         "name",

@@ -68,8 +68,8 @@ class UnsupportedTable(UserError):
     """A table that must not be written from here: it uses what headrace does not write."""
 
 
-class TransactionOvertaken(Exception):
-    """Another commit came in between, on which this one would have to rest."""
+class TransactionOvertaken(UserError):
+    """Another commit came in between, on which this one would have to rest. Nothing was committed: read again."""
 
 
 def claim(table: Location, fence: Fence | None) -> None:
@@ -221,7 +221,9 @@ class Transaction:
             the version that was committed.
 
         Raises:
-            UserError: another writer has changed these partitions, or the table itself, since this transaction began.
+            TransactionOvertaken: another writer has changed these partitions, or the table itself, since this
+                transaction began.
+            UserError: the table only grows.
         """
         now = _now()
         gone = [a for a in self._state.adds if dict(a["partitionValues"] or {}).get(column) in values]
@@ -252,8 +254,8 @@ class Transaction:
             the version that was committed.
 
         Raises:
-            TransactionOvertaken: the application has written since this transaction began, or somebody has changed
-                the table itself, or removed rows.
+            TransactionOvertaken: since this transaction began the application has written, or somebody has changed
+                the table itself, or added or removed rows.
             UserError: the table has partitions.
         """
         if self._state.metadata.get("partitionColumns"):
@@ -266,26 +268,28 @@ class Transaction:
         def allow(at: int) -> None:
             for action in self._log.actions(at):
                 mine = action.get("txn", {}).get("appId") == name
-                # Not where files are only rewritten (OPTIMIZE).
-                removed = "remove" in action and action["remove"].get("dataChange", True)
-                if mine or removed or "metaData" in action or "protocol" in action:
+                if mine or _changes_rows(action) or "metaData" in action or "protocol" in action:
                     raise TransactionOvertaken(f"{self.folder} was changed at version {at} since it was read")
 
         return self._commit(actions, allow)
 
-    def rewrite(self, files: Mapping[str, Mapping[str, Any] | None], user_metadata: str) -> int:
-        """Put data files in the places of others that have fewer rows, in one commit.
+    def rewrite(
+        self, files: Mapping[str, Mapping[str, Any] | None], user_metadata: str, obsolete: Collection[Location] = ()
+    ) -> int:
+        """Put data files in the places of others that have fewer rows, in one commit that rests on all rows.
 
         Args:
             files: by path in the log of a live file, the `add` action of the one in its place; None: nothing is.
             user_metadata: the commit's userMetadata.
+            obsolete: other files that the caller removes after the commit, so that no other commit may name them.
 
         Returns:
             the version that was committed.
 
         Raises:
-            UserError: a file is not live, another writer has removed one since this transaction began, or the table
-                only grows.
+            TransactionOvertaken: since this transaction began another writer has added rows, changed the table itself,
+                or added, removed or marked rows of one of these files.
+            UserError: a file is not live, or the table only grows.
         """
         check_may_shrink(self.folder, self._state)
         now = _now()
@@ -296,20 +300,22 @@ class Transaction:
         actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
         actions += [{"remove": _removal(live[path], now)} for path in files]
         actions += [{"add": add} for add in files.values() if add is not None]
-        return self._commit(actions, lambda at: self._allow_files(at, files.keys()))
+        touched = {file_path(self.folder, path) for path in files} | set(obsolete)
+        return self._commit(actions, lambda at: self._allow_files(at, touched, added_rows=False))
 
     def join(self, paths: Collection[str], adds: Sequence[Mapping[str, Any]]) -> int:
         """Put data files in the places of others with the same rows, in one commit: also where the table only grows.
 
         Args:
-            paths: in the log, of live files without deletion vectors.
+            paths: in the log, of live files.
             adds: the `add` actions of the new ones, which say that no data changes.
 
         Returns:
             the version that was committed.
 
         Raises:
-            UserError: another writer has removed a file, or changed the table itself, since this transaction began.
+            TransactionOvertaken: since this transaction began another writer has removed one of these files or marked
+                rows of it, or changed the table itself.
         """
         now = _now()
         live = {str(add["path"]): add for add in self._state.adds}
@@ -317,7 +323,26 @@ class Transaction:
         actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
         actions += [{"remove": _removal(live[path], now) | {"dataChange": False}} for path in paths]
         actions += [{"add": add} for add in adds]
-        return self._commit(actions, lambda at: self._allow_files(at, paths))
+        touched = {file_path(self.folder, path) for path in paths}
+        return self._commit(actions, lambda at: self._allow_files(at, touched, added_rows=True))
+
+    def refuse_changes_since(self, version: int, column: str, values: Collection[str], local: Collection[int]) -> None:
+        """Refuse to go on where others have changed rows of partitions since the version on which a caller rests.
+
+        Args:
+            version: that the caller read; -1: there was no table. Later ones up to this transaction's are looked at.
+            column: the table's partition column.
+            values: of the partitions.
+            local: versions that the caller has committed itself.
+
+        Raises:
+            TransactionOvertaken: they have.
+        """
+        for at in range(version + 1, self._version + 1):
+            if at not in local and any(
+                _changes_rows(action) and _is_in(action, column, values) for action in self._log.actions(at)
+            ):
+                raise self._overtaken(at, values)
 
     def claim(self) -> None:
         """See `claim`."""
@@ -349,30 +374,49 @@ class Transaction:
             at += 1
         return at
 
-    def _allow_files(self, version: int, paths: Collection[str]) -> None:
-        """The same where others may do anything but remove these files, or change the table itself."""
+    def _allow_files(self, version: int, files: Collection[Location], added_rows: bool) -> None:
+        """Raise TransactionOvertaken where a commit of another writer changes these files or the table itself.
+
+        `added_rows`: whether it may add rows in other files.
+        """
         for action in self._log.actions(version):
-            if action.get("remove", {}).get("path") in paths or "metaData" in action or "protocol" in action:
-                raise UserError(f"{self.folder} was changed at version {version} meanwhile; run again")
+            file: Mapping[str, Any] = action.get("add") or action.get("remove") or {}
+            names_one = "path" in file and file_path(self.folder, str(file["path"])) in files
+            adds_rows = "add" in action and _changes_rows(action)
+            if names_one or "metaData" in action or "protocol" in action or (adds_rows and not added_rows):
+                raise TransactionOvertaken(f"{self.folder} was changed at version {version} meanwhile; run again")
 
     def _allow(self, version: int, column: str, values: Collection[str]) -> None:
-        """Raises UserError where a commit of another writer is one that this one may not follow."""
-        operation, touches = "a commit", ""
+        """Raise TransactionOvertaken where a commit of another writer is one that this one may not follow."""
         for action in self._log.actions(version):
-            operation = action.get("commitInfo", {}).get("operation", operation)
             if "metaData" in action or "protocol" in action:
-                touches = "the table itself"
-            file = action.get("add") or action.get("remove")
-            if file is None:
-                continue
-            partition = file.get("partitionValues")
-            if partition is None or dict(partition).get(column) in values:
-                touches = touches or ", ".join(sorted(values))
-        if touches:
-            raise UserError(
-                f"{self.folder}: {operation} at version {version} has changed {touches} meanwhile; nothing of "
-                f"{', '.join(sorted(values))} was loaded; run again"
-            )
+                raise self._overtaken(version, values, "the table itself")
+            if _is_in(action, column, values):
+                raise self._overtaken(version, values)
+
+    def _overtaken(self, version: int, values: Collection[str], touched: str = "") -> TransactionOvertaken:
+        infos = (action["commitInfo"] for action in self._log.actions(version) if "commitInfo" in action)
+        operation = next(infos, {}).get("operation", "a commit")
+        days = ", ".join(sorted(values))
+        return TransactionOvertaken(
+            f"{self.folder}: {operation} at version {version} has changed {touched or days} meanwhile; nothing of "
+            f"{days} was loaded; run again"
+        )
+
+
+def _changes_rows(action: Mapping[str, Any]) -> bool:
+    """Whether an action adds or removes rows: not where files are only rewritten (OPTIMIZE)."""
+    file: Mapping[str, Any] | None = action.get("add") or action.get("remove")
+    return file is not None and bool(file.get("dataChange", True))
+
+
+def _is_in(action: Mapping[str, Any], column: str, values: Collection[str]) -> bool:
+    """Whether an action adds or removes a file of partitions, or does not say of which."""
+    file = action.get("add") or action.get("remove")
+    if file is None:
+        return False
+    partition = file.get("partitionValues")
+    return partition is None or dict(partition).get(column) in values
 
 
 def _check(folder: Location, state: TableState, files: bool) -> None:

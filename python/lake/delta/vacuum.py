@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from headrace.errors import UserError
+from headrace.lake.delta.deletion_vectors import vector_file
 from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.storage import Location
 
@@ -73,24 +74,5 @@ def _files(table: Location, action: Mapping[str, object]) -> set[Location]:
     vector = action.get("deletionVector")
     if isinstance(vector, Mapping) and vector.get("storageType") in ("u", "p"):
         named = str(vector["pathOrInlineDv"])
-        found.add(table / _vector_file(named) if vector["storageType"] == "u" else file_path(table, named))
+        found.add(table / vector_file(named) if vector["storageType"] == "u" else file_path(table, named))
     return found
-
-
-def _vector_file(text: str) -> str:
-    """The path of a deletion vector's file by the text of the log: an optional prefix, and a UUID in Base85."""
-    prefix, code = text[:-20], text[-20:]
-    number = b"".join(_z85(code[i : i + 5]) for i in range(0, 20, 5))
-    digits = number.hex()
-    uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-    return f"{prefix}/deletion_vector_{uuid}.bin" if prefix else f"deletion_vector_{uuid}.bin"
-
-
-_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-
-
-def _z85(five: str) -> bytes:
-    value = 0
-    for letter in five:
-        value = value * 85 + _Z85.index(letter)
-    return value.to_bytes(4, "big")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 
@@ -24,7 +24,9 @@ def commit_files(
     metadata: str,
     columns: str = "",
     fence: Fence | None = None,
-) -> None:
+    since: int | None = None,
+    local: Collection[int] = (),
+) -> int:
     """Replace the days' partitions by data files, in one commit: also where there are none, and were none.
 
     Args:
@@ -35,19 +37,29 @@ def commit_files(
         metadata: the commit's userMetadata.
         columns: that the table has afterwards, in Spark's DDL; those that it lacks are added.
         fence: of the holder of the lease under which the table is written.
+        since: version of the table on which the rows rest, -1 where there was no table; None: on none.
+        local: versions since then that this run has committed itself.
+
+    Returns:
+        The version that was committed.
 
     Raises:
-        UserError: rows break a constraint that others have given the table; another writer has changed these days, or
-            the table itself, meanwhile; a table that must not be written without Spark.
+        TransactionOvertaken: another writer has changed rows of these days since then, or these days or the table
+            itself since the commit began.
+        UserError: rows break a constraint that others have given the table; a table that must not be written without
+            Spark.
         LeaseLost: a later holder of the lease has committed.
     """
     transaction = Transaction(table, fence=fence)
     _check(spark, table, transaction.constraints, files)
     values = [date.fromisoformat(ds).isoformat() for ds in days]
     fields = [f.jsonValue() for f in ddl_fields(columns)] if columns else []
+    if since is not None:
+        transaction.refuse_changes_since(since, "ds", values, local)
     version = transaction.replace("ds", values, [f.add_action() for f in files], metadata, fields)
     if transaction.wants_checkpoint(version):
         write_checkpoint(spark, table)
+    return version
 
 
 @contextmanager

@@ -67,11 +67,14 @@ class Load:
     ctx: SourceContext
     plan: LoadPlan
     spark: SparkSession
+    #: Versions of the events' table that this load has committed.
+    committed: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         """Load all days of the plan.
 
         Raises:
+            TransactionOvertaken: others have changed rows of a day since the plan was made. Days before it are loaded.
             UserError: a file is damaged, or a day may not be loaded. Days before it are loaded.
             IncompleteError: the run's own day is behind its watermark. Others are loaded.
         """
@@ -197,7 +200,18 @@ class Load:
         mine = [f for f in written.events if f.ds == day.ds]
         record = replace(checked.record, quarantine=_newest(self.ctx.quarantine))
         with forgotten_unless_refused(written.events, mine):
-            commit_files(self.spark, self.ctx.events, [day.ds], mine, record.metadata(), columns, self.ctx.run.fence)
+            version = commit_files(
+                self.spark,
+                self.ctx.events,
+                [day.ds],
+                mine,
+                record.metadata(),
+                columns,
+                self.ctx.run.fence,
+                self.plan.version,
+                self.committed,
+            )
+        self.committed.add(version)
         counts = ", ".join(f"{name} {n:,}" for name, n in record.rows.items())
         _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
 

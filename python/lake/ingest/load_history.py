@@ -91,6 +91,8 @@ class LoadHistory:
     def __init__(self, log: DeltaLog) -> None:
         self.log = log
         self._commits = _commits(log)
+        #: Of the table, as this history has it; -1: there is none.
+        self.version = self._commits[0].version if self._commits else -1
         #: The newest record of each day, but of those that retention has removed since.
         self.records: dict[str, LoadRecord] = {}
         expired = ""

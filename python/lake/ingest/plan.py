@@ -39,6 +39,8 @@ class LoadPlan:
     #: Days to load of whose files, where they are unchanged, rows that are not in the table must stay out: others have
     #: deleted them, or what they repeat on a day nearby.
     withhold: frozenset[str]
+    #: Of the events' table, at which all this was found; -1: there was none.
+    version: int = -1
 
     @property
     def days(self) -> tuple[LandingDay, ...]:
@@ -88,7 +90,7 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     days = tuple(found[ds] for ds in sorted(found))
     erased = frozenset(ds for ds in found if _is_erased(history, ds))
     withhold = frozenset(f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _near(ctx, f.ds)))
-    return LoadPlan(days, records, declared, judged, erased, withhold)
+    return LoadPlan(days, records, declared, judged, erased, withhold, history.version)
 
 
 def loaded_after(ds: str, records: Mapping[str, LoadRecord], late_days: int) -> list[str]:

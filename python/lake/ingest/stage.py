@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
+from headrace.lake.delta.transaction import TransactionOvertaken
 from headrace.lake.ingest.assess import summed
 from headrace.lake.ingest.day_files import DayFiles, covered_days
 from headrace.lake.ingest.load import Load
@@ -27,6 +28,9 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
 
 _LOG = logging.getLogger("headrace.lake")
+
+#: Plans of one source in a run: others may change the table between a plan and its commits.
+_ATTEMPTS = 5
 
 
 class Ingest(Stage):
@@ -87,10 +91,24 @@ class Ingest(Stage):
         if any(plans):
             with session(ctx.spec.spark, ctx.ws, f"ingest {ctx.spec.pipeline} {ctx.ds}") as spark:
                 for one, plan in zip(found, plans, strict=True):
-                    _load(one.ctx, plan, spark)
+                    self._load(one, plan, spark)
         else:
             _LOG.info("all sources up to %s are loaded already", ctx.ds)
         return result(found)
+
+    def _load(self, one: _Found, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
+        """Load by a plan; by a new one where others have changed the table since it was made."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return _load(one.ctx, plan, spark)
+            except TransactionOvertaken as e:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                _LOG.warning("%s: planned again from the newest version", e)
+            again = _Found.of(one.ctx)
+            if tuple(again.inputs()) != tuple(one.inputs()):
+                raise UserError(f"what {one.ctx.ds} is loaded from came or changed meanwhile; run again")
+            plan = again.plan(self.version)
 
 
 @dataclass(frozen=True)
