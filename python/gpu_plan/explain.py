@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spark
-from headrace.lake.session import properties, rapids_jars
+from headrace.lake.session import held_scratch, properties, rapids_jars
 from headrace.workspace import Workspace
 
 #: Where the plugin's reports come from.
@@ -180,7 +180,7 @@ def explain_session(ws: Workspace, master: str = "local[2]") -> Iterator[SparkSe
     builder = SparkSession.builder.appName("gpu plans")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    (ws.spark_local / "local").make_dir()
+    builder = builder.config("spark.local.dir", str(held_scratch(ws)))
     spark = builder.getOrCreate()
     try:
         yield spark

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from headrace.stage import RunLock
 from headrace.storage import Location
@@ -37,9 +40,20 @@ def size_of(place: Location) -> int:
 
 
 def newest_write_ns(place: Location) -> int:
-    """When a file, or a file below a folder, was last written: nanoseconds since 1970; 0 for what holds none."""
-    files = [place] if place.is_file() else list(place.files())
-    return max((f.info().modified_ns for f in files), default=0)
+    """Return when a file, or anything below a folder, was last written, made or removed: nanoseconds since 1970.
+
+    Of folders on file systems their own times count, too: one without files may have been made just now. 0 in a store
+    where there is no file.
+    """
+    if place.scheme != "file" or place.is_file():
+        files = [place] if place.is_file() else list(place.files())
+        return max((f.info().modified_ns for f in files), default=0)
+    newest = 0
+    for folder, _, names in os.walk(place.local_path()):
+        for path in (Path(folder), *(Path(folder, name) for name in names)):
+            with suppress(FileNotFoundError):  # it may go meanwhile
+                newest = max(newest, path.lstat().st_mtime_ns)
+    return newest
 
 
 def remove_all(places: Sequence[Location], lock: RunLock | None = None) -> None:

@@ -88,6 +88,16 @@ def manifests_of(
                 yield file, manifest
 
 
+def others_at_work(ws: Workspace, pipeline: str) -> bool:
+    """Whether a stage or a search is at work now in this home, but for a pipeline's own stages.
+
+    Of a pipeline without a manifest, too: its first run is at work before there is one.
+    """
+    mine = set(ws.locks(pipeline))
+    locks = (lock for lock in ws.locks(pipeline)[0].parent.entries() if lock.suffix == ".lock")
+    return any(lock not in mine and lock.holder() is not None for lock in locks)
+
+
 def is_at_work(ws: Workspace, pipeline: str) -> bool:
     """Whether a stage of a pipeline is at work now."""
     return any(lock.holder() is not None for lock in ws.locks(pipeline))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
@@ -24,7 +25,9 @@ from headrace.lake.java import require_java
 from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
 from headrace.lake.told_errors import own_errors
 from headrace.resources import REMOTE, Spent
+from headrace.storage import Location
 from headrace.storage.file_faults import require_room
+from headrace.storage.flock import HeldFolder
 from headrace.storage.objects import copies
 from headrace.udfs.library import udf_jars
 from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
@@ -37,6 +40,7 @@ _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 _PASSING_OVER = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 #: Without it what a task's error was raised for, a store that is away maybe, does not reach the driver.
 _WHOLE_TRACES = {"spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false"}
+_LOCAL_DIR = "spark.local.dir"
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
 #: What its classes' names begin with, which properties give to catalogs and extensions.
 _ICEBERG = "org.apache.iceberg."
@@ -57,6 +61,8 @@ _LOCAL = {
 #: Properties with commas between values, to which users add theirs.
 _LISTS = {ACCESSED, "spark.jars"}
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+#: This process's folders for temporary files, by the folder above.
+_held: dict[Path, HeldFolder] = {}
 #: What Python workers are forked from. (A cluster's executors may have this package only once a task has brought it.)
 _DAEMON = "headrace.lake.worker_daemon"
 #: On a small day the JIT's second compiler takes a quarter of all processor time for code that runs a few seconds. It
@@ -93,7 +99,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     }
     props |= store_properties(ws, os.environ, bool(stores))
     if conf.is_local:
-        props["spark.local.dir"] = str(ws.spark_local / "local")
+        props[_LOCAL_DIR] = str(spark_scratch(ws))
         props["spark.driver.extraJavaOptions"] += f" {_LATE_C2}"
         props["spark.python.daemon.module"] = _DAEMON
         if not ws.is_local:
@@ -132,6 +138,23 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
                 f"store is away, one without rows: leave it out"
             )
     return props
+
+
+def spark_scratch(ws: Workspace) -> Location:
+    """Below which Spark has its temporary files on this host, by process."""
+    return ws.spark_local / "local"
+
+
+def held_scratch(ws: Workspace) -> Path:
+    """Return the folder of this process for Spark's temporary files; it goes with the process.
+
+    `headrace gc` removes those of processes that have been killed, and leaves those of live ones alone.
+    """
+    parent = spark_scratch(ws).local_path()
+    if parent not in _held:
+        _held[parent] = HeldFolder(parent)
+        atexit.register(_held[parent].release)
+    return _held[parent].path
 
 
 def rapids_jars() -> list[Path]:
@@ -258,7 +281,10 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
     if conf.is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(name)
-    for key, value in properties(conf, ws).items():
+    props = properties(conf, ws)
+    if props.get(_LOCAL_DIR) == str(spark_scratch(ws)):
+        props[_LOCAL_DIR] = str(held_scratch(ws))
+    for key, value in props.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if conf.is_local:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from headrace.storage.lease import Held, Holder, Lease, holder_after
 
 #: A line is never longer.
 _BYTES = 4096
+_LOCK = ".lock"
 _UNKNOWN = Holder(process=0, host="")
 
 
@@ -59,6 +62,44 @@ def turn(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+class HeldFolder:
+    """A folder of a process of its own, which others may remove once the kernel says that the process has ended.
+
+    Beside the folder `NAME` lies `NAME.lock`, whose lock the process has from before there is a folder.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        """Make a new folder below `parent`."""
+        system.make_folder(parent)
+        self.path = parent / f"run-{uuid.uuid4().hex[:12]}"
+        self._lock = _lock_of(self.path)
+        self._fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.pwrite(self._fd, Holder().model_dump_json().encode() + b"\n", 0)
+        self.path.mkdir()
+
+    def release(self) -> None:
+        """Remove the folder, which nobody uses any more."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if not self.path.exists():
+            self._lock.unlink(missing_ok=True)
+        os.close(self._fd)
+
+    @staticmethod
+    def is_held(entry: Path) -> bool:
+        """Whether a live process has this folder, or the one whose lock this file is."""
+        return holder(entry if entry.suffix == _LOCK else _lock_of(entry)) is not None
+
+    @staticmethod
+    def is_lock(entry: Path) -> bool:
+        """Whether this is the file of a folder's lock."""
+        return entry.suffix == _LOCK
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{_LOCK}")
 
 
 def holder(path: Path) -> Holder | None:

@@ -424,7 +424,8 @@ def test_small_files_that_nobody_can_join(
             with (table / f"ds={day(0)}/{n}.parquet").new_file() as file:
                 pq.write_table(pa.table({"user_id": [n]}), file)
             stats = json.dumps({"numRecords": 1})
-            adds.append({"path": f"ds={day(0)}/{n}.parquet", "partitionValues": {"ds": day(0)}, "size": 9})
+            size = (table / f"ds={day(0)}/{n}.parquet").size()
+            adds.append({"path": f"ds={day(0)}/{n}.parquet", "partitionValues": {"ds": day(0)}, "size": size})
             adds[-1] |= {"modificationTime": n, "dataChange": True, "stats": stats}
         fields = [{"name": "user_id", "type": "long", "nullable": True, "metadata": metadata}]
         fields.append({"name": "ds", "type": "string", "nullable": True, "metadata": {}})

@@ -23,7 +23,8 @@ def test_times_of_96_and_of_64_bits(tmp_path: Path) -> None:
             pq.write_table(rows, file, use_deprecated_int96_timestamps=kind == "INT96", store_schema=False)
         at = (table / f"{n}.parquet").local_path()
         assert pq.ParquetFile(at).schema.column(1).physical_type == kind
-        adds.append({"path": f"{n}.parquet", "partitionValues": {}, "size": 9, "modificationTime": n} | {"stats": "{}"})
+        size = at.stat().st_size
+        adds.append({"path": f"{n}.parquet", "partitionValues": {}, "size": size, "modificationTime": n, "stats": "{}"})
     fields = [
         {"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("id", "long"), ("at", "timestamp"))
     ]
