@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -14,16 +14,16 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.config.effects import Effect, TrainedSection
 from headrace.config.loss import Loss
 from headrace.config.model_args import MODEL_ARGS
-from headrace.config.section import Section
 from headrace.plugins import faults_of
 
 #: Settings of `dlrm` that stand in `model` itself.
 _OF_DLRM = ("bottom_mlp", "top_mlp", "dropout")
 
 
-class Model(Section):
+class Model(TrainedSection):
     """The neural model: what works on the embeddings, and how wide these are."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -31,21 +31,21 @@ class Model(Section):
     #: `dlrm`, `wide_deep`, `deepfm`, `dcn_v2`, `final_mlp`, `masknet`; of several tasks `shared_bottom`, `mmoe`, `ple`,
     #: `esmm`; collaborative `matrix_factorization`, `neumf`, `mult_vae`, `lightgcn`, `simplex`; of
     #: histories `sasrec`, `hstu`, `din`; or `module:Class`, a torch module of your own.
-    kind: str = Field(default="dlrm", alias="class")
+    kind: Annotated[str, Effect.WEIGHTS] = Field(default="dlrm", alias="class")
     #: Settings of the class: see the model classes below, or what the constructor of your own takes.
-    args: Mapping[str, Any] = Field(default={})
+    args: Annotated[Mapping[str, Any], Effect.WEIGHTS] = Field(default={})
     #: Width of every embedding; a DLRM's bottom MLP ends in it.
-    embedding_dim: int = Field(default=16, ge=1)
+    embedding_dim: Annotated[int, Effect.WEIGHTS] = Field(default=16, ge=1)
     #: Of dlrm: hidden widths; the last layer of the bottom (embedding_dim) and of the top (1) is added.
-    bottom_mlp: tuple[int, ...] = (64,)
+    bottom_mlp: Annotated[tuple[int, ...], Effect.WEIGHTS] = (64,)
     #: Of dlrm: hidden widths of the MLP over the dots of all vectors.
-    top_mlp: tuple[int, ...] = (64, 32)
+    top_mlp: Annotated[tuple[int, ...], Effect.WEIGHTS] = (64, 32)
     #: Of dlrm: share of the top MLP's hidden units that a training step leaves out.
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: Annotated[float, Effect.WEIGHTS] = Field(default=0.0, ge=0, lt=1)
     #: How the vectors of a list become one.
-    pooling: Literal["sum", "mean", "max"] = "sum"
+    pooling: Annotated[Literal["sum", "mean", "max"], Effect.WEIGHTS] = "sum"
     #: What training minimises, where the class has no loss of its own; null: the class's own, else bce.
-    loss: Loss | None = None
+    loss: Annotated[Loss | None, Effect.WEIGHTS] = None
 
     @model_validator(mode="after")
     def _settings_of_the_class(self) -> Model:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from headrace.config.effects import Effect, TrainedSection
 from headrace.config.evaluation import (
     HIGHER_IS_BETTER,
     CatalogueMetric,
@@ -108,61 +109,61 @@ class EmbeddingOptimizer(Section):
     dynamic: Mapping[str, DynamicTable] = Field(default_factory=dict)
 
 
-class TableSharding(Section):
+class TableSharding(TrainedSection):
     """What is decided about one table before the planner decides the rest."""
 
     #: How it is cut; null: the planner's choice.
-    kind: ShardingKind | None = None
+    kind: Annotated[ShardingKind | None, Effect.SPEED] = None
     #: Ranks that the rows, or blocks of columns, are dealt to; None: the planner's choice.
-    parts: int | None = Field(default=None, ge=1)
+    parts: Annotated[int | None, Effect.SPEED] = Field(default=None, ge=1)
     #: How rows are stored; arithmetic is float32.
-    storage: Literal["fp32", "fp16", "bf16", "int8"] | None = None
+    storage: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, Effect.STORAGE] = None
     #: Whether owners sum the rows of a list before they travel; None: what is cheaper (with `kind: row_wise`: no).
-    pooled: bool | None = None
+    pooled: Annotated[bool | None, Effect.SPEED] = None
     #: With `train.device: cuda`: the share of the rows that the ranks' GPUs hold, those used most; all of them are then
     #: in host memory. None: the planner's choice, which is 1 where all tables fit.
-    cached: float | None = Field(default=None, gt=0, le=1)
+    cached: Annotated[float | None, Effect.SPEED] = Field(default=None, gt=0, le=1)
 
 
-class Sharding(Section):
+class Sharding(TrainedSection):
     """How embedding tables are spread over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
 
     #: Who decides.
-    kind: Literal["row_wise", "auto"] = "row_wise"
+    kind: Annotated[Literal["row_wise", "auto"], Effect.SPEED] = "row_wise"
     #: How rows are stored; arithmetic is float32.
-    storage: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    storage: Annotated[Literal["fp32", "fp16", "bf16", "int8"], Effect.STORAGE] = "fp32"
     #: How float32 vectors and gradients travel between ranks. bf16 halves the bytes; each number is then rounded to 8
     #: bits of mantissa (an error of at most 2^-8 of it).
-    wire: Literal["fp32", "bf16"] = "fp32"
+    wire: Annotated[Literal["fp32", "bf16"], Effect.STORAGE] = "fp32"
     #: Messages between machines: directly from rank to rank, or inside machines first (`ranks_per_node`), which sends
     #: what several ranks of a machine want once; auto: what is faster (with `kind: row_wise`: directly).
-    exchange: Literal["auto", "direct", "by_machine"] = "auto"
+    exchange: Annotated[Literal["auto", "direct", "by_machine"], Effect.SPEED] = "auto"
     #: Exceptions by table (a vocabulary's name, else the feature's).
-    tables: Mapping[str, TableSharding] = Field(default_factory=dict)
+    tables: Annotated[Mapping[str, TableSharding], Effect.BY_KEY] = Field(default_factory=dict)
     #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited. With
     #: `train.device: cuda` it is the GPU's memory that is meant, None is nine tenths of what is free there without
     #: `reserve_gib`, and tables that do not fit are kept in host memory, their hot rows on the GPU too.
-    memory_gib: float | None = Field(default=None, gt=0)
+    memory_gib: Annotated[float | None, Effect.SPEED] = Field(default=None, gt=0)
     #: With `train.device: cuda`: GiB of each GPU for the dense part, its activations and CUDA graphs; None: an estimate
     #: from the model's shapes and the rows of a step.
-    reserve_gib: float | None = Field(default=None, ge=0)
+    reserve_gib: Annotated[float | None, Effect.SPEED] = Field(default=None, ge=0)
     #: Most weights and states of a rank, in means over the ranks, where there is a way (below 1 GiB no matter what);
     #: None: what is fastest, however uneven.
-    memory_imbalance: float | None = Field(default=2.0, ge=1)
+    memory_imbalance: Annotated[float | None, Effect.SPEED] = Field(default=2.0, ge=1)
     #: Ranks of one machine.
-    ranks_per_node: int = Field(default=8, ge=1)
+    ranks_per_node: Annotated[int, Effect.SPEED] = Field(default=8, ge=1)
     #: GB/s of a rank to its memory.
-    memory_gbps: float = Field(default=2_000.0, gt=0)
+    memory_gbps: Annotated[float, Effect.SPEED] = Field(default=2_000.0, gt=0)
     #: GB/s of a rank to ranks of its machine.
-    node_gbps: float = Field(default=200.0, gt=0)
+    node_gbps: Annotated[float, Effect.SPEED] = Field(default=200.0, gt=0)
     #: GB/s of a rank to other machines.
-    network_gbps: float = Field(default=20.0, gt=0)
+    network_gbps: Annotated[float, Effect.SPEED] = Field(default=20.0, gt=0)
     #: GB/s from host memory to a rank's GPU: PCIe 4 with 16 lanes.
-    host_gbps: float = Field(default=25.0, gt=0)
+    host_gbps: Annotated[float, Effect.SPEED] = Field(default=25.0, gt=0)
     #: Seconds that a message costs besides its bytes.
-    latency_us: float = Field(default=20.0, ge=0)
+    latency_us: Annotated[float, Effect.SPEED] = Field(default=20.0, ge=0)
     #: Popularity of codes that is assumed: code i is looked up in proportion to (i + 1) ** -zipf; 0: all alike.
-    zipf: float = Field(default=1.05, ge=0)
+    zipf: Annotated[float, Effect.SPEED] = Field(default=1.05, ge=0)
 
 
 class Negatives(Section):
@@ -220,96 +221,98 @@ class Negatives(Section):
 _OF_TASKS = {True: ("log_loss", "auc"), False: ("rmse", "mae")}
 
 
-class Train(Section):
+class Train(TrainedSection):
     """The loop. Batches and their order depend on seed, batch_size and streams, never on the number of ranks."""
 
     #: Horovod ranks. Must divide `streams`.
-    ranks: int = Field(default=2, ge=1)
+    ranks: Annotated[int, Effect.SPEED] = Field(default=2, ge=1)
     #: Rows of a step over all ranks together.
-    batch_size: int = Field(default=4_096, ge=1)
+    batch_size: Annotated[int, Effect.WEIGHTS] = Field(default=4_096, ge=1)
     #: The dataset is read as this many independent streams; each rank reads streams/ranks of them.
-    streams: int = Field(default=4, ge=1)
+    streams: Annotated[int, Effect.WEIGHTS] = Field(default=4, ge=1)
     #: Passes over the dataset at most.
-    epochs: int = Field(default=3, ge=1)
+    epochs: Annotated[int, Effect.WEIGHTS] = Field(default=3, ge=1)
     #: Stop after this many steps, whatever the epochs.
-    max_steps: int | None = None
+    max_steps: Annotated[int | None, Effect.WEIGHTS] = None
     #: A step's rows are taken in this many parts, one after the other: less memory for the same step.
-    accumulate: int = Field(default=1, ge=1)
+    accumulate: Annotated[int, Effect.WEIGHTS] = Field(default=1, ge=1)
     #: Evaluate after each so many steps, besides the ends of epochs.
-    eval_steps: int | None = Field(default=None, ge=1)
+    eval_steps: Annotated[int | None, Effect.WEIGHTS] = Field(default=None, ge=1)
     #: Stop after this many evaluations in a row (of epochs' ends, where `eval_steps` is not set) that did not better
     #: `monitor`. The model is that of the best. None: take all epochs and keep the last.
-    patience: int | None = Field(default=1, ge=1)
+    patience: Annotated[int | None, Effect.WEIGHTS] = Field(default=1, ge=1)
     #: The metric that `patience` looks at: any that the split `valid` has (`log_loss`, `auc`, those of
     #: `evaluation.metrics`; of a task of `tasks`, `auc.buy`), of full rankings over `valid` (`ndcg_at_20_full`), or of
     #: the lists of the split `rank` (`ndcg_at_k`), where that is not what is reported.
-    monitor: str = "log_loss"
+    monitor: Annotated[str, Effect.WEIGHTS] = "log_loss"
     #: Of initial weights and of the order of batches.
-    seed: int = 1
+    seed: Annotated[int, Effect.WEIGHTS] = 1
     #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); tf32 (cuda): of
     #: float32 with 10 bits of mantissa; weights, embeddings, their gradients and the loss stay fp32, as do evaluation
     #: and scores.
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    precision: Annotated[Literal["fp32", "tf32", "bf16"], Effect.WEIGHTS] = "fp32"
     #: Where tables and dense part are: with `cuda` each rank has the GPU that Spark assigned to its task
     #: (`spark.task.resource.gpu.amount`), else that of its number on its machine.
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Annotated[Literal["cpu", "cuda"], Effect.SPEED] = "cpu"
     #: With `device: cuda`: launch the dense part's forward and backward pass as one CUDA graph.
-    cuda_graphs: bool = False
+    cuda_graphs: Annotated[bool, Effect.SPEED] = False
     #: The optimizer of the dense part.
-    dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
+    dense: Annotated[Optimizer, Effect.WEIGHTS] = Optimizer(kind="adam", learning_rate=0.001)
     #: The optimizer of embedding rows.
-    embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
+    embeddings: Annotated[EmbeddingOptimizer, Effect.WEIGHTS] = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
     #: Negatives that are drawn anew for each batch; null: none but the dataset's.
-    negatives: Negatives | None = None
+    negatives: Annotated[Negatives | None, Effect.WEIGHTS] = None
     #: By categorical feature of one value a row: the share of the known ids in training rows that are out of vocabulary
     #: instead, others in each epoch: a user's or item's first day is then one that the model has learned from.
     #: Evaluation leaves ids as they are.
-    unknown_rate: Mapping[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    unknown_rate: Annotated[Mapping[str, Annotated[float, Field(gt=0, lt=1)]], Effect.WEIGHTS] = Field(
+        default_factory=dict
+    )
     #: A carried column of numbers, at least 0: what a row's loss is multiplied by. The sum is divided by the rows of a
     #: step, not by their weights: with a mean of 1 learning rates keep their meaning. Evaluation counts each row once.
-    sample_weight: str | None = None
+    sample_weight: Annotated[str | None, Effect.WEIGHTS] = None
     #: The labels that the model learns at once, by name; none: `features.label` alone. Each has an output of its own.
-    tasks: Mapping[str, Task] = Field(default_factory=dict)
+    tasks: Annotated[Mapping[str, Task], Effect.WEIGHTS] = Field(default_factory=dict)
     #: How embedding tables are spread over the ranks.
-    sharding: Sharding = Sharding()
+    sharding: Annotated[Sharding, Effect.BY_KEY] = Sharding()
     #: Of a dataset in a store of objects: what each rank has fetched to its host's disk ahead of its use, in MiB; two
     #: row groups of each stream at least.
-    read_ahead_mib: int = Field(default=256, ge=1)
+    read_ahead_mib: Annotated[int, Effect.SPEED] = Field(default=256, ge=1)
     #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
-    checkpoint_steps: int = Field(default=200, ge=1)
+    checkpoint_steps: Annotated[int, Effect.SPEED] = Field(default=200, ge=1)
     #: Checkpoints that stay, the newest.
-    keep: int = Field(default=2, ge=1)
+    keep: Annotated[int, Effect.SPEED] = Field(default=2, ge=1)
     #: Write checkpoints while training goes on. A rank then needs twice the memory of its tables while it writes.
-    background_checkpoints: bool = False
+    background_checkpoints: Annotated[bool, Effect.SPEED] = False
     #: Start from the newest finished model of an earlier day.
-    warm_start: bool = True
+    warm_start: Annotated[bool, Effect.WEIGHTS] = True
     #: Where there is no such model: pipelines whose newest models the parts of the network start from, by part, such as
     #: {gmf: movielens_gmf, mlp: movielens_mlp} of neumf. They have the same vocabularies.
-    pretrained: Mapping[str, str] = Field(default_factory=dict)
+    pretrained: Annotated[Mapping[str, str], Effect.WEIGHTS] = Field(default_factory=dict)
     #: The share of adagrad's sums that a warm start keeps. They only grow: with 1, nothing moves after a year of days;
     #: with 0, the first steps of a day are as large as those of untrained rows, and forget.
-    warm_decay: float = Field(default=0.5, ge=0, le=1)
+    warm_decay: Annotated[float, Effect.WEIGHTS] = Field(default=0.5, ge=0, le=1)
     #: Threads of torch in each rank; None: cores / ranks.
-    threads: int | None = None
+    threads: Annotated[int | None, Effect.SPEED] = None
     #: Tries after a failed launch, each from the last checkpoint.
-    retries: int = Field(default=1, ge=0)
+    retries: Annotated[int, Effect.SPEED] = Field(default=1, ge=0)
     #: Seconds that a launch waits for a task slot for each rank: executors of a cluster may come late.
-    start_seconds: int = Field(default=600, ge=1)
+    start_seconds: Annotated[int, Effect.SPEED] = Field(default=600, ge=1)
     #: Seconds that a message between the ranks may take: all work that one rank does while the others wait, such as
     #: writing its part of a checkpoint. After that the launch fails with the names of the missing ranks.
-    deadline_seconds: float = Field(default=600.0, gt=0)
+    deadline_seconds: Annotated[float, Effect.SPEED] = Field(default=600.0, gt=0)
     #: Seconds from a request to stop (SIGTERM) to the end of the ranks: for the step they are in, and a checkpoint.
-    stop_seconds: float = Field(default=30.0, gt=0)
+    stop_seconds: Annotated[float, Effect.SPEED] = Field(default=30.0, gt=0)
     #: Measure the parts of a step, and write a trace of some (docs/training.md).
-    profile: bool = False
+    profile: Annotated[bool, Effect.SPEED] = False
     #: HR@k and NDCG@k over the split `rank`, grouped by this carried column.
-    rank_group: str | None = None
+    rank_group: Annotated[str | None, Effect.METRICS] = None
     #: k of HR@k and NDCG@k.
-    rank_k: int = Field(default=10, ge=1)
+    rank_k: Annotated[int, Effect.METRICS] = Field(default=10, ge=1)
     #: What is measured besides, of which slices, with which intervals.
-    evaluation: Evaluation = Evaluation()
+    evaluation: Annotated[Evaluation, Effect.METRICS] = Evaluation()
     #: Hyper-parameters to search for (`headrace tune`); training itself does not look at it.
-    search: Search | None = None
+    search: Annotated[Search | None, Effect.SPEED] = None
 
     @model_validator(mode="after")
     def _divisible(self) -> Train:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace import config
+from headrace.config.effects import OF_CHECKPOINTS, keys_with
 from headrace.manifest import Manifest, fingerprint
 from headrace.storage import Location
 from headrace.storage.objects.copies import SCRATCH
@@ -134,25 +135,15 @@ class Job(BaseModel):
     @property
     def config_fingerprint(self) -> str:
         """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
-        loop = self.train.model_dump(mode="json", include=set(FINGERPRINTED))
-        # Where rows live changes no weight; how they are rounded does, at rest and on their way.
-        sharding = self.train.sharding
-        loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
-        loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
-        loop |= {"unknown_rate": dict(self.train.unknown_rate)} if self.train.unknown_rate else {}
+        loop = keys_with(self.train, OF_CHECKPOINTS)
         loop |= {} if self.decay is None else {"decay": self.decay.model_dump(mode="json", exclude_defaults=True)}
         if self.replay is not None and self.replayed:
             loop |= {
                 "replay": {**self.replay.model_dump(mode="json"), "datasets": list(self.replayed), "key": self.key}
             }
-        if self.train.tasks:
-            # A list: fingerprints do not see the order of a mapping, in which a checkpoint has the towers.
-            loop["tasks"] = list(self.train.model_dump(mode="json", include={"tasks"})["tasks"].items())
         loop |= {"pretrained": dict(self.pretrained)} if self.pretrained else {}
-        if self.train.monitor != "log_loss":
-            loop["monitor"] = self.train.monitor
-        loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
-        return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
+        model = keys_with(self.model, OF_CHECKPOINTS)
+        return fingerprint({"model": model, "train": loop, "dataset": self.features.key})
 
     @property
     def is_overtaken(self) -> bool:
@@ -172,18 +163,3 @@ class Job(BaseModel):
 METRICS_OF_LAUNCH = "metrics-"
 #: In the folder of a run, beside its model.
 REPLICATES = "replicates.json"
-#: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
-FINGERPRINTED = (
-    "batch_size",
-    "streams",
-    "epochs",
-    "max_steps",
-    "accumulate",
-    "eval_steps",
-    "patience",
-    "seed",
-    "dense",
-    "embeddings",
-    "negatives",
-    "warm_decay",
-)

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from headrace import registry
-from headrace.config import Evaluation, Spec
+from headrace.config import Spec
+from headrace.config.effects import OF_RUNS, keys_with
 from headrace.dataset.loader.candidates import CandidateSampler
 from headrace.dataset.loader.negatives import NegativeSampler
 from headrace.dataset.loader.unknown import UnknownIds
@@ -25,7 +26,7 @@ from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.day_decay import DayDecay
 from headrace.train.evaluation.request import Request
-from headrace.train.job import FINGERPRINTED, Job
+from headrace.train.job import Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.lineage import lineage_of
 from headrace.train.result import Report, show_metrics
@@ -49,25 +50,11 @@ class Train(Stage):
     needs = ("features",)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        train = spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"})
-        if spec.train.evaluation != Evaluation():  # keys of runs from before there were these stay as they are
-            train["evaluation"] = spec.train.evaluation.model_dump(mode="json")
-        if spec.train.pretrained:
-            train["pretrained"] = dict(spec.train.pretrained)
-        if spec.train.precision != "fp32":
-            train["precision"] = spec.train.precision
-        if spec.train.monitor != "log_loss":
-            train["monitor"] = spec.train.monitor
-        if spec.train.sample_weight is not None:
-            train["sample_weight"] = spec.train.sample_weight
-        if spec.train.unknown_rate:
-            train["unknown_rate"] = dict(spec.train.unknown_rate)
+        train = keys_with(spec.train, OF_RUNS)
         if spec.retrain is not None:
             # How a model is saved, and what else it is measured on, changes nothing in it.
             train["retrain"] = spec.retrain.model_dump(mode="json", exclude={"full_copy_days", "forgetting_day"})
-        if spec.train.tasks:
-            train["tasks"] = spec.train.model_dump(mode="json", include={"tasks"})["tasks"]
-        return {"model": spec.model.model_dump(mode="json"), "train": train}
+        return {"model": keys_with(spec.model, OF_RUNS), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """What the run starts from: the saved model of an earlier day, or those of other pipelines; the datasets of

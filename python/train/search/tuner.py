@@ -23,6 +23,7 @@ import optuna
 from optuna.trial import TrialState
 
 from headrace.config import Evaluation, Search, Spec
+from headrace.config.effects import OF_CHECKPOINTS, keys_with
 from headrace.config.evaluation import ClickMetric, RankingMetric, UserMetric
 from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
@@ -30,7 +31,7 @@ from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.train.callbacks.progress import OnProgress, ProgressEvent
 from headrace.train.evaluation.click import BASIC
-from headrace.train.job import FINGERPRINTED, Job
+from headrace.train.job import Job
 from headrace.train.loop.run import train_local
 from headrace.train.result import Diverged
 from headrace.train.search.sample import sample_dataset
@@ -171,16 +172,15 @@ class Tuner:
         schema = self._features.dataset_schema
         assert schema is not None
         warm = find_warm_start(self._ws, spec, self._ds, schema) if spec.train.warm_start else None
-        further = {"sample_weight", "tasks"} if spec.train.sample_weight or spec.train.tasks else set()
-        further |= {"unknown_rate"} if spec.train.unknown_rate else set()
         judged, pretrained = self._judged_by(spec), find_pretrained(self._ws, spec, self._ds)
         return fingerprint(
             {
                 # Version 1 knew no other metrics before the end of a trial.
                 "version": 1 if search.metric in BASIC else 2,
                 "search": search.model_dump(mode="json", exclude={"trials", "total_seconds"}),
-                "model": spec.model.model_dump(mode="json"),
-                "train": spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k", *further}),
+                "model": keys_with(spec.model, OF_CHECKPOINTS),
+                "train": keys_with(spec.train, OF_CHECKPOINTS),
+                "lists": [spec.train.rank_group, spec.train.rank_k],
                 **({} if judged == Evaluation() else {"evaluation": judged.model_dump(mode="json")}),
                 **({"pretrained": [i.version for i in pretrained]} if pretrained else {}),
                 "dataset": self._features.output("dataset").version,
