@@ -6,6 +6,7 @@ is seen by autograd; gradients travel by explicit calls (headrace.embeddings.sha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,9 +15,54 @@ from torch import Tensor
 
 from headrace.world import World
 
+#: All-to-alls of a rank that may be in flight: begun, and not yet waited for. One of a channel is in flight from
+#: `reserve` until its rows are released.
+MOST_IN_FLIGHT = 16
+
 
 class PeerLost(RuntimeError):
     """A rank that others wait for is gone."""
+
+
+class TooManyInFlight(RuntimeError):
+    """A rank began more all-to-alls than MOST_IN_FLIGHT before it waited for any of them."""
+
+
+class InFlight:
+    """The all-to-alls of a rank that are in flight, counted alike by every collective."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._open: set[int] = set()
+
+    def begin(self) -> FlightTicket:
+        """Count one more, before any of it is sent.
+
+        Raises:
+            TooManyInFlight: there are as many as there may be.
+        """
+        if len(self._open) >= MOST_IN_FLIGHT:
+            raise TooManyInFlight(
+                f"{MOST_IN_FLIGHT} all-to-alls of this rank are in flight, and there may be no more: wait for one "
+                f"before the next begins"
+            )
+        number = next(self._numbers)
+        self._open.add(number)
+        return FlightTicket(self._open, number)
+
+
+class FlightTicket:
+    """The place of one all-to-all among those in flight; it is free after `end`, or when nobody can wait any more."""
+
+    def __init__(self, tickets: set[int], number: int) -> None:
+        self._tickets, self._number = tickets, number
+
+    def end(self) -> None:
+        """It was waited for."""
+        self._tickets.discard(self._number)
+
+    def __del__(self) -> None:
+        self.end()
 
 
 class Collective(Protocol):
@@ -44,7 +90,11 @@ class Collective(Protocol):
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
         """Begin an `all_to_all`; the function that is returned waits for it. `x` must stay as it is until then.
 
-        What starts before another message is waited for in any order, but starts in the same order on all ranks.
+        What starts before another message is waited for in any order, which is that of all ranks, and starts in the
+        same order on all ranks. At most MOST_IN_FLIGHT may be begun and not yet waited for; sums may come in between.
+
+        Raises:
+            TooManyInFlight: there are as many; at once, on each rank, and nothing is sent.
         """
         ...
 
@@ -117,7 +167,11 @@ class MessageChannel(Protocol):
     """An all-to-all without copies, for ranks that share memory. To the others it is one like any other."""
 
     def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Message:
-        """Memory for rows of a shape, so many for each rank."""
+        """Memory for rows of a shape, so many for each rank.
+
+        Raises:
+            TooManyInFlight: see `Collective.start_all_to_all`.
+        """
         ...
 
 

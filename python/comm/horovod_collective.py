@@ -18,7 +18,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from headrace.comm.base import check_send_rows, flatten_by_dtype, unflatten
+from headrace.comm.base import InFlight, check_send_rows, flatten_by_dtype, unflatten
 from headrace.world import World
 
 _MAX_INT32 = 2**31 - 1
@@ -32,7 +32,9 @@ class HorovodCollective:
         self._world = World(
             rank=group.rank(), size=group.size(), local_rank=hvd.local_rank(), local_size=hvd.local_size()
         )
-        self._in_flight: set[str] = set()
+        self._in_flight = InFlight()
+        #: Names of messages that have not been waited for.
+        self._names: set[str] = set()
 
     @property
     def world(self) -> World:
@@ -50,13 +52,15 @@ class HorovodCollective:
         sent = sent.view(torch.int16) if x.dtype is torch.bfloat16 else sent
         # Ranks start and wait in one order, so they agree on the number.
         kind = _name("all_to_all", x)
-        name = next(n for n in (f"{kind}.{i}" for i in count()) if n not in self._in_flight)
-        self._in_flight.add(name)
+        ticket = self._in_flight.begin()
+        name = next(n for n in (f"{kind}.{i}" for i in count()) if n not in self._names)
+        self._names.add(name)
         handle = hvd.alltoall_async(sent, splits=splits, name=name, process_set=self._group)
 
         def wait() -> tuple[Tensor, list[int]]:
             received, counts = hvd.synchronize(handle)
-            self._in_flight.discard(name)
+            self._names.discard(name)
+            ticket.end()
             return received.view(x.dtype).to(x.device), counts.tolist()
 
         return wait

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from headrace.comm import futex
+from headrace.comm.base import MOST_IN_FLIGHT
 
-#: Messages of a rank that may be under way; each slot grows to its largest message.
-SLOTS = 16
+#: Messages of a rank that may be under way, the last of them a sum; each slot grows to its largest message.
+SLOTS = MOST_IN_FLIGHT + 1
 _TIMEOUT_MICROSECONDS = 200_000
 _NAME = "headrace"
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.comm.base import PeerLost, ReceivedMessage, check_send_rows, unflatten
+from headrace.comm.base import FlightTicket, InFlight, PeerLost, ReceivedMessage, check_send_rows, unflatten
 from headrace.comm.segment import SLOTS, Segment
 
 #: A slot is for messages of a size between this many times as small and as large.
@@ -37,6 +38,9 @@ class SharedMessages:
         self._count = 0
         #: Slots that are being written.
         self._reserved: set[int] = set()
+        self._in_flight = InFlight()
+        #: Messages that were begun, and that nobody waits for any more.
+        self._abandoned: deque[tuple[int, FlightTicket]] = deque()
 
     @property
     def size(self) -> int:
@@ -73,15 +77,17 @@ class SharedMessages:
         for rank, rows in enumerate(send_rows):
             cuts.append(cuts[-1] + (0 if rank == self._me else rows))
         size = cuts[-1] * dtype.itemsize * math.prod(shape)
+        self._give_up_abandoned()
+        ticket = self._in_flight.begin()
         slot = self._free_slot(size)
         self._reserved.add(slot)
         segment = self._mine.slot(slot, size)[:size].view(dtype).view(cuts[-1], *shape)
         parts = [None if r == self._me else segment[cuts[r] : cuts[r + 1]] for r in range(self.size)]
         kind = zlib.crc32(f"all_to_all {dtype} {list(shape)}".encode())
-        return _SlotMessage(parts, lambda: self._send(slot, kind, cuts, shape, dtype))
+        return _SlotMessage(parts, lambda: self._send(slot, kind, cuts, shape, dtype, ticket))
 
     def _send(
-        self, slot: int, kind: int, cuts: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+        self, slot: int, kind: int, cuts: Sequence[int], shape: Sequence[int], dtype: torch.dtype, ticket: FlightTicket
     ) -> Callable[[], ReceivedMessage]:
         self._reserved.discard(slot)
         number = self._publish(slot, kind, cuts)
@@ -98,10 +104,22 @@ class SharedMessages:
             def release() -> None:
                 for r, _, slot_number in arrived:
                     self._mine.acknowledge(r, slot_number, number)
+                ticket.end()
 
             return ReceivedMessage(parts, release)
 
-        return wait
+        return _Arrival(wait, lambda: self._abandoned.append((number, ticket)))
+
+    def _give_up_abandoned(self) -> None:
+        """Let the others use the slots of messages that nobody here waits for any more, where these have come."""
+        for _ in range(len(self._abandoned)):
+            number, ticket = self._abandoned.popleft()
+            if all(peer.has_counted(number, microseconds=0) for _, peer in self._others):
+                for r, peer in self._others:
+                    self._mine.acknowledge(r, _slot_of(peer, number), number)
+                ticket.end()
+            else:
+                self._abandoned.append((number, ticket))
 
     def sum(self, dtype: torch.dtype, members: Sequence[Tensor]) -> None:
         """Replace tensors of one dtype by their sums over the ranks."""
@@ -155,6 +173,7 @@ class SharedMessages:
                 raise PeerLost(f"rank {self._ranks[lost]} is gone")
             lost = self._lost()
             if lost is None:
+                self._give_up_abandoned()
                 time.sleep(1e-4)
 
     def _is_read(self, slot: int) -> bool:
@@ -181,7 +200,7 @@ class SharedMessages:
             # It may have been sent since the wait ended, and by a rank that then left.
             if lost is not None and not peer.has_counted(number, microseconds=0):
                 raise PeerLost(f"rank {self._ranks[lost]} is gone")
-        slot = int(np.flatnonzero(peer.numbers == number & 0xFFFFFFFF)[0])
+        slot = _slot_of(peer, number)
         if int(peer.kinds[slot]) != kind:
             other, me = self._ranks[rank], self._ranks[self._me]
             raise RuntimeError(f"rank {other} is in another collective than rank {me} (message {number})")
@@ -190,6 +209,29 @@ class SharedMessages:
     def _lost(self) -> int | None:
         """A rank that has left or died."""
         return next((rank for rank, segment in self._others if segment.has_left()), None)
+
+
+def _slot_of(peer: Segment, number: int) -> int:
+    """The slot of a rank's message that it has counted."""
+    return int(np.flatnonzero(peer.numbers == number & 0xFFFFFFFF)[0])
+
+
+class _Arrival:
+    """What waits for a message; `abandon` is called where it goes and nobody has waited."""
+
+    def __init__(self, wait: Callable[[], ReceivedMessage], abandon: Callable[[], None]) -> None:
+        self._wait: Callable[[], ReceivedMessage] | None = wait
+        self._abandon = abandon
+
+    def __call__(self) -> ReceivedMessage:
+        assert self._wait is not None, "waited for once"
+        found = self._wait()
+        self._wait = None
+        return found
+
+    def __del__(self) -> None:
+        if self._wait is not None:
+            self._abandon()
 
 
 class _SlotMessage:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from headrace.comm.base import check_send_rows, flatten_by_dtype, unflatten
+from headrace.comm.base import InFlight, check_send_rows, flatten_by_dtype, unflatten
 from headrace.world import World
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class ThreadCollective:
     """
 
     def __init__(self, rendezvous: _Rendezvous, rank: int) -> None:
-        self._rendezvous = rendezvous
+        self._rendezvous, self._in_flight = rendezvous, InFlight()
         self._world = World(rank=rank, size=rendezvous.size, local_rank=rank, local_size=rendezvous.size)
 
     @property
@@ -58,8 +58,14 @@ class ThreadCollective:
         return torch.cat(mine), [p.shape[0] for p in mine]
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        ticket = self._in_flight.begin()
         found = self.all_to_all(x, send_rows)
-        return lambda: found
+
+        def wait() -> tuple[Tensor, list[int]]:
+            ticket.end()
+            return found
+
+        return wait
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         for members, flat in flatten_by_dtype(tensors):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from headrace.comm.base import check_send_rows, flatten_by_dtype, unflatten
+from headrace.comm.base import InFlight, check_send_rows, flatten_by_dtype, unflatten
 from headrace.world import World
 
 
@@ -27,7 +27,7 @@ class TorchCollective:
     """The ranks of a process group; default the whole world's, which must have been initialised."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
+        self._group, self._in_flight = group, InFlight()
         #: Where host tensors are sent from; None: from the host.
         self._staging = _staging_device(group)
         size = dist.get_world_size(group)
@@ -49,6 +49,7 @@ class TorchCollective:
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
         check_send_rows(x, send_rows, self.world.size)
+        ticket = self._in_flight.begin()
         home, x = x.device, self._sendable(x)
         counts = torch.empty(self.world.size, dtype=torch.int64, device=x.device)
         sent = torch.tensor(list(send_rows), dtype=torch.int64, device=x.device)
@@ -59,6 +60,7 @@ class TorchCollective:
 
         def wait() -> tuple[Tensor, list[int]]:
             work.wait()
+            ticket.end()
             return out.to(home), received
 
         return wait

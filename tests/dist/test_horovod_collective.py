@@ -30,6 +30,7 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.world import World
+from tests.collective_support import most_in_flight
 
 SCHEMA = DatasetSchema(
     features=(
@@ -93,6 +94,7 @@ def messages(c: Collective) -> dict[str, Any]:
         out[f"transposed {turn}"] = c.all_to_all(wide.t(), [1] * (size - 1) + [5 - size])[0].tolist()
         out[f"nothing {turn}"] = c.all_to_all(torch.zeros(0, 2), [0] * size)[0].tolist()
         # Two of one kind on their way, waited for in the other order.
+        out[f"most in flight {turn}"] = most_in_flight(c)
         first = c.start_all_to_all(torch.full((size, 2), me), [1] * size)
         second = c.start_all_to_all(torch.full((size, 2), 10 + me), [1] * size)
         out[f"in flight {turn}"] = (second()[0].tolist(), first()[0].tolist())
@@ -219,7 +221,7 @@ def test_more_elements_than_int32_counts_are_refused() -> None:
     from headrace.comm.horovod_collective import HorovodCollective
 
     collective = HorovodCollective.__new__(HorovodCollective)  # of a job of four ranks, which there is none of
-    collective._world, collective._in_flight = World(rank=0, size=4), set()
+    collective._world = World(rank=0, size=4)
     rows = 2**29 // 128  # 2 GiB of float32 to each rank: few rows
     with pytest.raises(ValueError, match=f"at most {2**29 - 1} elements to each of 4 ranks at once, not {2**29}"):
         collective.start_all_to_all(torch.empty(4 * rows, 128, device="meta"), [rows] * 4)

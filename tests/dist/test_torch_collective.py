@@ -21,6 +21,7 @@ from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from tests.collective_support import many_abandoned, most_in_flight
 
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
@@ -37,6 +38,9 @@ def messages(c: Collective) -> dict[str, Any]:
     wide = torch.arange(4.0 * size).view(size, 4).t() + 100 * me
     out["transposed"] = c.all_to_all(wide, [4] + [0] * (size - 1))[0].tolist()
     out["nothing"] = c.all_to_all(torch.zeros(0, 2), [0] * size)[0].tolist()
+    if size > 1:
+        out["most in flight"] = most_in_flight(c)
+        many_abandoned(c)
     first = c.start_all_to_all(torch.full((size, 2), me), [1] * size)
     second = c.start_all_to_all(torch.full((size, 2), 10 + me), [1] * size)
     out["two in flight"] = (second()[0].tolist(), first()[0].tolist())

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from headrace.comm import base
 from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.segment import SLOTS
+from headrace.comm.by_host import ByHostCollective
+from headrace.comm.segment import SLOTS, Segment
 from headrace.comm.shared_memory import SharedCollective, shared
+from headrace.comm.shared_messages import SharedMessages
 from headrace.comm.threads import ThreadCollective, run_ranks
+from tests.collective_support import many_abandoned, most_expected, most_in_flight
 
 WORLDS = [1, 2, 3, 4]
 
@@ -87,6 +92,24 @@ def test_ranks_in_different_collectives_are_told() -> None:
         run_ranks(2, lambda c: c.barrier() if c.world.rank else c.all_reduce_sum([torch.zeros(1)]))
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["threads", "shared memory", "by host"])
+def test_as_many_all_to_alls_are_in_flight_as_the_contract_says(size: int, kind: str) -> None:
+    def rank_main(c: ThreadCollective) -> list[Any]:
+        collective: Collective = c
+        if kind == "shared memory":
+            collective = shared(c)
+            assert isinstance(collective, SharedCollective)
+        elif kind == "by host":
+            alone = SharedMessages([Segment.make(1)], 0, [c.world.rank])
+            collective = ByHostCollective(c, [[r] for r in range(size)], alone)
+        found = most_in_flight(collective)
+        many_abandoned(collective)
+        return found
+
+    assert run_ranks(size, rank_main) == [most_expected(rank, size) for rank in range(size)]
+
+
 def at_the_last_moment(
     monkeypatch: pytest.MonkeyPatch,
     waiting: Callable[[SharedCollective], object],
@@ -124,11 +147,12 @@ def test_a_message_of_a_rank_that_then_left_has_arrived(monkeypatch: pytest.Monk
 
 
 def test_a_slot_that_was_read_by_a_rank_that_then_left_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send(c: SharedCollective) -> None:
-        c.start_all_to_all(torch.zeros(2, 1), [1, 1])
+    def send(c: SharedCollective) -> object:
+        return c.start_all_to_all(torch.zeros(2, 1), [1, 1])
 
     def read(c: SharedCollective) -> None:
         for _ in range(SLOTS):
             c.all_to_all(torch.zeros(2, 1), [1, 1])
 
+    monkeypatch.setattr(base, "MOST_IN_FLIGHT", SLOTS + 1)
     at_the_last_moment(monkeypatch, lambda c: [send(c) for _ in range(SLOTS + 1)], read)
