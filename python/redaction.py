@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from urllib.parse import quote, quote_plus
 
 #: A key that is to hold a secret, wherever in it that is said: the name of an account or of a container may follow.
 _SECRET = re.compile(
-    r"secret|passw(or)?d|passphrase|token|credential|(?<![a-z])sas(?![a-z])|(?<=[._-])pwd(?![a-z])"
+    r"secret|passw(or)?d|passphrase|token|credential|(?<![a-z])sas(?![a-z])|(?<=[._-])pwd(?![a-z])|(?<=[._])pass$"
     r"|(access|account|private|encryption|api|shared|storage|master)[._-]?key(?![a-z])|connection[._-]?string"
     # Of URLs that are signed: Azure's, Amazon's, Google's.
     r"|^sig$|^X-(Amz|Goog)-Signature$",
@@ -35,7 +37,24 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{6,}")
 #: Shorter values of variables say nothing, and stand in other words.
 _SHORTEST = 6
+#: Of values that are known to be secrets.
+_SHORTEST_KNOWN = 4
 HIDDEN = "***"
+#: Values that are secrets whatever their variables and keys are called, and the names of variables with such values.
+_values: set[str] = set()
+_variables: set[str] = set()
+
+
+def hide(value: str) -> None:
+    """Have `redact` hide a value from now on: a secret that this process has read."""
+    if len(value) >= _SHORTEST_KNOWN:
+        # As it stands in addresses and in JSON, too.
+        _values.update({value, quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1]})
+
+
+def hide_variable(name: str) -> None:
+    """Have `redact` hide the value of an environment variable that a pipeline says has a secret."""
+    _variables.add(name)
 
 
 def is_secret(key: str) -> bool:
@@ -57,8 +76,13 @@ def redact(text: str) -> str:
     """A text for a log, without what may be a secret.
 
     Hidden are passwords in URLs, values of keys that are named like secrets (`is_secret`), HTTP's credentials, private
-    keys, and the values of this process's own environment variables that are named so.
+    keys, the values of this process's own environment variables that are named so, and all that `hide` and
+    `hide_variable` know of.
     """
+    for name in _variables:
+        hide(os.environ.get(name, ""))
+    for value in sorted(_values, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST and value in text and is_secret(name):
             text = text.replace(value, HIDDEN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -19,9 +18,9 @@ from headrace_airflow.ends import RefusedException, end
 from headrace_airflow.here import Here
 from headrace_airflow.lineage import parent_variables
 from headrace_airflow.notify import tell
-from headrace_airflow.outside import SPARK, Master, command, master, private_variables, run, secrets
+from headrace_airflow.outside import PUBLIC, SPARK, Master, command, master, private_variables, run, secrets
 from headrace_airflow.pipelines import Pipeline
-from headrace_airflow.settings import ERRORS, SETTINGS, STAGES
+from headrace_airflow.settings import ERRORS, HAND_OVER, SETTINGS, STAGES
 from headrace_airflow.spark_provider import SparkSubmitHook, SparkSubmitOperator, with_kubernetes
 
 if TYPE_CHECKING:
@@ -175,8 +174,9 @@ class HeadraceJob(Elsewhere, Here, SparkSubmitOperator):
         if self._place.kind == "standalone":
             heap = str(self.pipeline.value("spark.driver_memory", "3g")) if STAGES[self.stage].spark else LITTLE
             return self.send_driver(context, self._place, self._words(self._place), heap)
-        given = secrets(self.pipeline) | parent_variables(context)
-        with _private_properties(self.properties_file, given) as path:
+        given = secrets(self.pipeline)
+        public = {name: given.pop(name) for name in PUBLIC if name in given} | parent_variables(context)
+        with _private_properties(self.properties_file, given, public) as path:
             self.properties_file = path
             self._yarn_track_via_rm_api = True
             hook = self._get_hook()
@@ -243,8 +243,8 @@ def _spark_properties(pipeline: Pipeline, place: Master) -> str:
 
 
 @contextlib.contextmanager
-def _private_properties(properties: str, given: dict[str, str]) -> Iterator[str]:
-    """The file with variables for YARN's application master, readable by its owner alone, while the block runs.
+def _private_properties(properties: str, secrets: dict[str, str], public: dict[str, str]) -> Iterator[str]:
+    """The file with variables for YARN's application master, while the block runs, and secrets in files beside it.
 
     YARN starts a failed application again by itself, whatever its exit code says; here Airflow decides about tries.
     """
@@ -252,13 +252,7 @@ def _private_properties(properties: str, given: dict[str, str]) -> Iterator[str]
         text = file.read()
     if "\nspark.yarn.maxAppAttempts=" not in text:
         text += "spark.yarn.maxAppAttempts=1\n"
-    for name, value in given.items():
-        escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
-        text += f"spark.yarn.appMasterEnv.{name}={escaped}\n"
-    fd, path = tempfile.mkstemp(suffix=".properties")  # 0600
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        yield path
-    finally:
-        Path(path).unlink()
+    with tempfile.TemporaryDirectory() as name:  # 0700
+        path = Path(name, "spark.properties")
+        path.write_text(HAND_OVER.with_secrets(text, path.parent, secrets, public), encoding="utf-8")
+        yield str(path)

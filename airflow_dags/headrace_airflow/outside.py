@@ -23,6 +23,8 @@ WAREHOUSE = "headrace_warehouse"
 STORE = "headrace_store"
 #: The longest that a short command may take.
 _SECONDS = 300
+#: Of `secrets`, what is none, and may stand in a property.
+PUBLIC = ("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
 #: None of the jobs' business.
 _PRIVATE = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
 

@@ -92,7 +92,9 @@ SETTINGS = settings()
 
 def _by_path(name: str) -> Any:
     """A module of the package `headrace` that imports nothing but the standard library and PyYAML."""
-    spec = spec_from_file_location(f"headrace_by_path_{name}", SETTINGS.checkout / "python" / f"{name}.py")
+    spec = spec_from_file_location(
+        f"headrace_by_path_{name.replace('/', '_')}", SETTINGS.checkout / "python" / f"{name}.py"
+    )
     assert spec is not None, "a path that ends in .py"
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -101,8 +103,9 @@ def _by_path(name: str) -> Any:
     return module
 
 
-#: `headrace.stages.STAGES` and `headrace.errors`.
+#: `headrace.stages.STAGES`, `headrace.errors` and `headrace.jobs.hand_over`.
 STAGES = _by_path("stages").STAGES
 ERRORS = _by_path("errors")
+HAND_OVER = _by_path("jobs/hand_over")
 #: `headrace.yaml_text`: how the files of pipelines are read.
 YAML_TEXT = _by_path("yaml_text")

@@ -15,6 +15,7 @@ from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.config.spec import Spec
 from headrace.config.train import Sharding
 from headrace.errors import UserError, nearest
+from headrace.redaction import hide_variable
 from headrace.workspace import pipeline_file
 from headrace.yaml_text import YamlFault, parse_yaml
 
@@ -98,6 +99,10 @@ def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
         spec = Spec.model_validate(data)
     except ValidationError as e:
         raise UserError("\n".join(_explain(error, where) for error in e.errors())) from None
+    if spec.publish is not None:
+        for section in (spec.publish.warehouse, spec.publish.online):
+            if section is not None and section.password_env:
+                hide_variable(section.password_env)
     return _with_iceberg(spec)
 
 

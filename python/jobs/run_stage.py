@@ -24,10 +24,12 @@ from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
+from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.import_ahead import import_ahead
 from headrace.jobs.parent_watch import when_parent_ends
 from headrace.lake.told_errors import told
 from headrace.observe.application import Observation
+from headrace.redaction import hide
 from headrace.stage import RunPlan, check_lock, run_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
@@ -44,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     the JVM. 1: another failure (with a trace).
     """
     args = _arguments(argv)
+    for value in take_secrets(os.environ).values():
+        hide(value)
     logs.configure(text="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # A submitter that is killed (a task's time-out) must not leave this process at work behind its back.

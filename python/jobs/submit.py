@@ -18,6 +18,7 @@ from typing import BinaryIO, TextIO
 from headrace.config import LOOPBACK, Spark, Spec
 from headrace.errors import UserError
 from headrace.jobs.events import StageEvent
+from headrace.jobs.hand_over import property_line
 from headrace.jobs.output import JsonLines, OnEvent, ignore
 from headrace.jobs.process import PROGRAM, run_logged
 from headrace.lake.java import require_java
@@ -55,7 +56,7 @@ def write_properties(spec: Spec, ws: Workspace, file: Location) -> None:
     """
     from headrace.lake.session import properties
 
-    lines = [f"{key}={_java_value(value)}" for key, value in sorted(properties(spec.spark, ws).items())]
+    lines = [property_line(key, value) for key, value in sorted(properties(spec.spark, ws).items())]
     header = f"# Spark properties of pipeline '{spec.pipeline}', written by headrace; edit its YAML instead."
     with file.new_file() as path, open(path, "x", encoding="utf-8", opener=_private) as out:
         out.write("\n".join([header, *lines]) + "\n")
@@ -64,12 +65,6 @@ def write_properties(spec: Spec, ws: Workspace, file: Location) -> None:
 def _private(path: str, flags: int) -> int:
     """An opener of `open`, for a file that is its owner's alone from the beginning."""
     return os.open(path, flags, 0o600)
-
-
-def _java_value(value: str) -> str:
-    """A value as `java.util.Properties` reads it back."""
-    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    return "\\" + text if text.startswith(" ") else text
 
 
 def command(

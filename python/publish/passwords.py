@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.config import Online, Warehouse
 from headrace.errors import UserError
+from headrace.redaction import hide
 
 
 def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse") -> str | None:
@@ -25,6 +26,7 @@ def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse
                 f"{section}.password_env names the variable {warehouse.password_env}, which is "
                 f"{'empty' if found == '' else 'not set'}: export it, or use password_file"
             )
+        hide(found)
         return found
     if warehouse.password_file:
         path = Path(warehouse.password_file).expanduser()
@@ -35,5 +37,6 @@ def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse
             raise UserError(f"{section}.password_file: cannot read {path}: {reason}") from None
         if not found:
             raise UserError(f"{section}.password_file: {path} is empty")
+        hide(found)
         return found
     return None

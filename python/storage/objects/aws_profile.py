@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.errors import UserError, nearest
+from headrace.redaction import hide
 
 #: What goes before a profile.
 _BEFORE = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
@@ -54,6 +55,8 @@ def profile_keys(environ: Mapping[str, str]) -> dict[str, str]:
             )
         return {}
     keys = {ours: found[theirs] for ours, theirs in _KEYS.items() if found.get(theirs)}
+    for key in keys.values():
+        hide(key)
     others = [key for key in (*_ROLES, *(() if keys else _ELSEWHERE)) if found.get(key)]
     is_whole = {"access_key_id", "secret_access_key"} <= keys.keys()
     if (others or keys or named) and (others or not is_whole):

@@ -1,0 +1,128 @@
+"""Spark properties as Java reads them, and secrets of applications on clusters."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import stat
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import redaction
+from headrace.config import load_spec
+from headrace.jobs.hand_over import property_line, take_secrets, with_secrets
+from headrace.publish.passwords import password_of
+from headrace.redaction import redact
+
+SECRET, KEY = "\t pass\rwort\\n=ä", "wJalrXUtnFEMI/K7MDENG"
+
+
+def as_java_reads(text: str) -> dict[str, str]:
+    """The logical lines of a file, by the documentation of java.util.Properties.load: a reader of the tests' own."""
+    found = {}
+    for line in re.split(r"\r\n|\r|\n", text):
+        line = re.sub(r"^[ \t\f]+", "", line)
+        if not line or line[0] in "#!":
+            continue
+        at, ended, key = 0, False, ""
+        while at < len(line) and not ended:
+            if line[at] == "\\":
+                key, at = key + unescaped(line[at + 1]), at + 2
+            elif line[at] in " \t\f=:":
+                ended = True
+            else:
+                key, at = key + line[at], at + 1
+        rest = re.sub(r"^[ \t\f]*[=:]?[ \t\f]*", "", line[at:])
+        value = re.sub(r"\\(.)", lambda m: unescaped(m[1]), rest)
+        found[key] = value
+    return found
+
+
+def unescaped(letter: str) -> str:
+    return {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}.get(letter, letter)
+
+
+TEXTS = st.text(st.sampled_from(list(" \t\r\n\f\\=:#!aä€\"'u{}")), max_size=8)
+
+
+@given(st.dictionaries(TEXTS.filter(bool), TEXTS, max_size=4))
+def test_any_key_and_value_are_read_back(properties: dict[str, str]) -> None:
+    text = "\n".join(property_line(key, value) for key, value in properties.items())
+    assert as_java_reads(text) == properties
+
+
+def test_secrets_are_in_files_of_their_owner_and_in_no_property(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = "# Spark properties\nspark.foo=bar\nspark.yarn.dist.files=hdfs://n/x.txt\n"
+    secrets = {"DB_PASS": SECRET, "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": KEY}
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    text = with_secrets(before, folder, secrets, {"AWS_DEFAULT_REGION": "eu", "OPENLINEAGE_PARENT_ID": "a\tb"})
+    found = as_java_reads(text)
+    assert not [key for key, value in found.items() if SECRET in value or KEY in value or "AKIAEXAMPLE" in value]
+    assert found["spark.foo"] == "bar"
+    assert found["spark.yarn.appMasterEnv.AWS_DEFAULT_REGION"] == "eu"
+    assert found["spark.yarn.appMasterEnv.OPENLINEAGE_PARENT_ID"] == "a\tb"
+    theirs, *ours = found["spark.yarn.dist.files"].split(",")
+    assert theirs == "hdfs://n/x.txt"
+    files = {Path(unquote(urlparse(uri).path)) for uri in ours}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    # In a container the files lie in the working folder, by their names.
+    monkeypatch.chdir(folder)
+    assert {file.name for file in files} == {p.name for p in folder.iterdir()}
+    environ = {name.removeprefix("spark.yarn.appMasterEnv."): value for name, value in found.items() if "Env." in name}
+    assert take_secrets(environ) == {"DB_PASS": SECRET}
+    assert environ["DB_PASS"] == SECRET
+    assert not [name for name in environ if name == "HEADRACE_SECRETS"]
+    assert take_secrets(environ) == {}
+    for place in ("spark.yarn.appMasterEnv", "spark.executorEnv"):
+        profiles = configparser.ConfigParser(interpolation=None)
+        assert profiles.read(found[f"{place}.AWS_SHARED_CREDENTIALS_FILE"])
+        assert dict(profiles["default"]) == {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": KEY}
+
+
+def test_without_secrets_there_are_no_files(tmp_path: Path) -> None:
+    assert with_secrets("spark.foo=bar\n", tmp_path, {}, {}) == "spark.foo=bar\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_values", set())
+    monkeypatch.setattr(redaction, "_variables", set())
+
+
+WAREHOUSE = '{"kind": "postgres", "host": "db", "database": "d", "user": "u", "password_env": "THE_KEYWORD"}'
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_values_are_hidden_whatever_their_variables_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEYWORD", 'hunt"er 2')
+    said = 'could not connect: "hunt\\"er 2", postgresql://u@db?x=hunt%22er%202, hunt"er 2'
+    assert "hunt" in redact(said)
+    spec = load_spec("clicks", [f"publish.warehouse={WAREHOUSE}"])
+    assert "hunt" not in redact(said)
+    assert spec.publish is not None
+    monkeypatch.setenv("THE_KEYWORD", "another one")
+    assert password_of(spec.publish.warehouse) == "another one"
+    monkeypatch.delenv("THE_KEYWORD")
+    assert redact("login: another one") == "login: ***"
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_the_password_of_a_file_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("four\n")
+    text = WAREHOUSE.replace('"password_env": "THE_KEYWORD"', f'"password_file": "{tmp_path}/secret"')
+    spec = load_spec("clicks", [f"publish.warehouse={text}"])
+    assert spec.publish is not None
+    assert password_of(spec.publish.warehouse) == "four"
+    assert redact("with four and more") == "with *** and more"
+
+
+def test_names_that_end_in_pass() -> None:
+    assert redact("DB_PASS=abc compass=abc first-pass=abc") == "DB_PASS=*** compass=abc first-pass=abc"
