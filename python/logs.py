@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ FORMATS = ("text", "json")
 LogFormat = Literal["text", "json"]
 
 _context: dict[str, str] = {}
+#: What terminals obey (C0 and C1 without tab and newline, DEL), and marks by which a text reads otherwise than it is.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def log_format() -> LogFormat:
@@ -40,6 +43,14 @@ def set_context(**fields: str) -> None:
     """What each JSON line says besides its message, from now on; empty values are left out."""
     _context.clear()
     _context.update({name: value for name, value in fields.items() if value})
+
+
+class TextFormatter(logging.Formatter):
+    """A record as text that a terminal shows and does not obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        return visible(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -101,11 +112,19 @@ def configure(
         force: in place of handlers that are there.
     """
     handler = handler or logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if is_json() else logging.Formatter(text, datefmt))
+    handler.setFormatter(JsonFormatter() if is_json() else TextFormatter(text, datefmt))
     logging.basicConfig(handlers=[handler], level=level, force=force)
+
+
+def visible(text: str) -> str:
+    r"""Return a text whose control characters a terminal shows and does not obey, as `\x1b`; lines and tabs stay.
+
+    Ids, file names and messages of others may have such. Marks that turn the direction of writing count, too.
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def tell_error(message: str, out: TextIO | None = None) -> None:
     """A message for the user: `error: ...` on standard error, or a line of JSON."""
-    shown = json_line(message, "ERROR", "headrace") if is_json() else f"error: {message}"
+    shown = json_line(message, "ERROR", "headrace") if is_json() else visible(f"error: {message}")
     print(shown, file=out or sys.stderr, flush=True)

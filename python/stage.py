@@ -157,7 +157,7 @@ def execute(stage: Stage, plan: RunPlan) -> Manifest:
         gone = [(name, m.why_removed) for name, m in plan.ctx.upstream.items() if m.removed]
         if not gone or type(e) is not UserError:
             raise
-        again = f"headrace run {plan.ctx.spec.pipeline} --ds {plan.ctx.ds} --from {gone[0][0]}"
+        again = f"headrace run {plan.ctx.spec.argument} --ds {plan.ctx.ds} --from {gone[0][0]}"
         raise UserError(f"{e}. {'; '.join(str(why) for _, why in gone)}. To make it again: {again}") from e
     return Manifest(
         stage=stage.name,
@@ -243,7 +243,7 @@ def _upstream(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> dict[str, Man
         elif not need.endswith("?"):
             raise UserError(
                 f"stage '{stage.name}' of '{spec.pipeline}' for {ds} needs stage '{name}', which has not finished. "
-                f"Run: headrace run {spec.pipeline} --ds {ds} --from {name} --to {stage.name}"
+                f"Run: headrace run {spec.argument} --ds {ds} --from {name} --to {stage.name}"
             )
     return found
 

@@ -61,7 +61,7 @@ def status(
             print_json({"pipeline": spec.pipeline, **(told or {"name": name, "state": "planned"})})
         else:
             out.print(
-                f"{said}. Beforehand: headrace experiment estimate {name} {spec.pipeline} --ds DATE", markup=False
+                f"{said}. Beforehand: headrace experiment estimate {name} {spec.argument} --ds DATE", markup=False
             )
         return
     if as_json:

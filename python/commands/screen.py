@@ -8,14 +8,25 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from headrace import logs
+from headrace.logs import visible
+
+
+class _SafeConsole(Console):
+    """A console whose texts and tables show control characters of what they are given (headrace.logs.visible)."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich's, of the cells of tables and of texts that are printed."""
+        return super().render_str(visible(text), **options)
+
 
 #: Results. Output that is not a terminal (a pipe, a log) is not cut at 80 columns: half a name helps nobody.
-out = Console(highlight=False, soft_wrap=False)
+out: Console = _SafeConsole(highlight=False, soft_wrap=False)
 if not out.is_terminal:
-    out = Console(highlight=False, width=400)
-err = Console(stderr=True, highlight=False)
+    out = _SafeConsole(highlight=False, width=400)
+err: Console = _SafeConsole(stderr=True, highlight=False)
 
 
 def table(*headings: str, title: str | None = None) -> Table:
@@ -28,7 +39,10 @@ def table(*headings: str, title: str | None = None) -> Table:
 
 def print_json(value: Any) -> None:
     """For programs: one JSON document on standard output, its field names as docs/commands.md has them."""
-    out.print(json.dumps(value, indent=1, ensure_ascii=False), markup=False, soft_wrap=True)
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    # As JSON writes them, where `json` leaves them as they are.
+    escaped = "".join(c if visible(c) == c else f"\\u{ord(c):04x}" for c in text)
+    out.print(escaped, markup=False, soft_wrap=True)
 
 
 def log_to_screen() -> None:

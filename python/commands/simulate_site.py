@@ -62,7 +62,7 @@ def published_lists(spec: Spec, ws: Workspace) -> Iterator[tuple[Lists, str | No
             row = conn.execute(sql.SQL("SELECT max(ds) FROM {}").format(scores.current_id)).fetchone()
         except errors.UndefinedTable:
             raise UserError(
-                f"there is no view {scores.schema}.{scores.current}: publish a day first, headrace run {spec.pipeline}"
+                f"there is no view {scores.schema}.{scores.current}: publish a day first, headrace run {spec.argument}"
             ) from None
         newest = None if row is None or row[0] is None else str(row[0])
         yield lambda users: _lists(conn, scores, users), newest

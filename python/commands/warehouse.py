@@ -101,7 +101,7 @@ def drop_kept(ws: Workspace, pipeline: str) -> None:
 def _newest(ws: Workspace, spec: Spec) -> str:
     days = [d for d in ws.days(spec.pipeline) if ws.manifest(spec.pipeline, d, "publish").is_file()]
     if not days:
-        raise UserError(f"'{spec.pipeline}' has published nothing yet. Run: headrace run {spec.pipeline} --ds DATE")
+        raise UserError(f"'{spec.pipeline}' has published nothing yet. Run: headrace run {spec.argument} --ds DATE")
     return days[-1]
 
 

@@ -47,7 +47,7 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
     # The class first: what stands beside it in an overlay is of this class.
     for override in sorted(overrides, key=lambda o: not o.lstrip().startswith(_CLASS_KEYS)):
         _apply(data, override)
-    return build_spec(data, where=str(path))
+    return build_spec(data, where=str(path), argument=str(path_or_name))
 
 
 def load_overlay(path: Path) -> list[str]:
@@ -93,10 +93,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return data
 
 
-def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
-    """Validate a mapping. Raises UserError that lists every fault."""
+def build_spec(data: Mapping[str, Any], where: str = "spec", argument: str | None = None) -> Spec:
+    """Validate a mapping. Raises UserError that lists every fault. `argument`: how commands are given the pipeline."""
     try:
-        spec = Spec.model_validate(data)
+        spec = Spec.model_validate(data).given_as(argument)
     except ValidationError as e:
         raise UserError("\n".join(_explain(error, where) for error in e.errors())) from None
     if spec.publish is not None:

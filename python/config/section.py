@@ -19,6 +19,8 @@ from headrace.storage.uri import parse_uri, server_fault
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 #: Stands for any day where a path with days in it is checked.
 _A_DAY = "2000-01-31"
+#: Of days: windows and what is kept may reach centuries back, or ahead.
+_FIRST_YEAR, _LAST_YEAR = 1000, 8999
 _DS = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -66,11 +68,16 @@ def parse_ds(text: str) -> str:
     """A date as YYYY-MM-DD.
 
     Raises:
-        UserError: it is none.
+        UserError: it is none, or one whose neighbours a calendar of the years 1 to 9999 does not have.
     """
     try:
         if not _DS.fullmatch(text):
             raise ValueError
-        return date.fromisoformat(text).isoformat()
+        day = date.fromisoformat(text)
     except ValueError:
         raise UserError(f"'{text}' is not a date of the form YYYY-MM-DD") from None
+    if not _FIRST_YEAR <= day.year <= _LAST_YEAR:
+        raise UserError(
+            f"'{text}' is no day of the years {_FIRST_YEAR} to {_LAST_YEAR}: a run counts days before and after its own"
+        )
+    return day.isoformat()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
+from functools import cached_property
 from typing import Any
 
 from pydantic import (
@@ -108,6 +110,17 @@ class Spec(Section):
     observe: Observe = Observe()
     #: The Spark applications of the stages.
     spark: Spark = Spark()
+
+    @cached_property
+    def argument(self) -> str:
+        """The pipeline, as commands are given it (a name, or a path), as a word of a command that a message advises."""
+        return shlex.quote(self.pipeline)
+
+    def given_as(self, argument: str | None) -> Spec:
+        """The same spec, whose `argument` this is. (No field: specs of one file are equal, however they are named.)"""
+        if argument is not None:
+            self.__dict__["argument"] = shlex.quote(argument)
+        return self
 
     @field_validator("pipeline")
     @classmethod

@@ -223,7 +223,7 @@ def _statistics(ctx: Context) -> Output:
             return output
     raise UserError(
         f"the features of {ctx.ds} were made without statistics; make them again: "
-        f"headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from features --to drift"
+        f"headrace run {ctx.spec.argument} --ds {ctx.ds} --from features --to drift"
     )
 
 
@@ -234,7 +234,7 @@ def read_statistics(ctx: Context) -> list[dict[str, Any]]:
         UserError: that version is gone.
     """
     made = _statistics(ctx)
-    again = f"make it again: headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from features --to drift"
+    again = f"make it again: headrace run {ctx.spec.argument} --ds {ctx.ds} --from features --to drift"
     files = DeltaLog(ctx.ws.locate(made.name)).plain_files(int(made.version))
     mine = [f.path for f in files or () if f.partition.get("ds") == ctx.ds]
     if not mine:

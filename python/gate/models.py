@@ -58,7 +58,7 @@ def model_of_day(ctx: Context) -> JudgedModel:
     if stage not in ctx.upstream:
         raise UserError(
             f"the gate of '{ctx.spec.pipeline}' judges the model of stage '{stage}', which has not finished for "
-            f"{ctx.ds}. Run: headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from {stage} --to promote"
+            f"{ctx.ds}. Run: headrace run {ctx.spec.argument} --ds {ctx.ds} --from {stage} --to promote"
         )
     manifest = ctx.upstream[stage]
     output = manifest.output("model")

@@ -96,7 +96,7 @@ def _verdict(ctx: Context) -> Mapping[str, Any]:
     gate = ctx.upstream.get("gate")
     if gate is None or gate.facts["model"]["key"] != model_of_day(ctx).key:
         raise UserError(
-            f"the gate has not judged the model of {ctx.ds}. Run: headrace run {ctx.spec.pipeline} --ds {ctx.ds} "
+            f"the gate has not judged the model of {ctx.ds}. Run: headrace run {ctx.spec.argument} --ds {ctx.ds} "
             f"--from evaluate --to promote"
         )
     return gate.facts

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
+from headrace.logs import visible
+
 
 def psql_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as psql's aligned text: centred headings, numbers to the right, the count below."""
@@ -13,11 +15,12 @@ def psql_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return foot
     columns = list(rows[0])
-    cells = [[_text(row[c]) for c in columns] for row in rows]
-    widths = [max(len(c), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
+    headings = [visible(c) for c in columns]
+    cells = [[visible(_text(row[c])) for c in columns] for row in rows]
+    widths = [max(len(c), *(len(line[i]) for line in cells)) for i, c in enumerate(headings)]
     right = [all(_is_number(row[c]) for row in rows) for c in columns]
     lines = [
-        " " + " | ".join(c.center(w) for c, w in zip(columns, widths, strict=True)).rstrip(),
+        " " + " | ".join(c.center(w) for c, w in zip(headings, widths, strict=True)).rstrip(),
         "-" + "-+-".join("-" * w for w in widths) + "-",
     ]
     for line in cells:

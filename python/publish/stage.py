@@ -189,7 +189,7 @@ def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
     except AnalysisException as e:
         raise UserError(
             f"version {scores.version} of {path} cannot be read ({str(e).splitlines()[0]}); make it again: "
-            f"headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from score"
+            f"headrace run {ctx.spec.argument} --ds {ctx.ds} --from score"
         ) from None
     return df.where(F.col("ds") == ctx.ds)
 

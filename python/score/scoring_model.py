@@ -63,7 +63,7 @@ def scoring_model(ctx: Context) -> ScoringModel:
         if "second_stage" not in ctx.upstream:
             raise UserError(
                 f"score.model is 'second_stage', which has not finished for {ctx.ds}; run: headrace run "
-                f"{spec.pipeline} --ds {ctx.ds} --from second_stage, or set score.model=neural"
+                f"{spec.argument} --ds {ctx.ds} --from second_stage, or set score.model=neural"
             )
         return _model_of(ctx, "second_stage")
     has_baseline = spec.baseline is not None and "baseline" in ctx.upstream
@@ -72,7 +72,7 @@ def scoring_model(ctx: Context) -> ScoringModel:
             why = "has no section `baseline`" if spec.baseline is None else f"has no finished baseline for {ctx.ds}"
             raise UserError(
                 f"score.model is 'baseline', but pipeline '{spec.pipeline}' {why}; run: "
-                f"headrace run {spec.pipeline} --ds {ctx.ds} --from baseline, or set score.model=neural"
+                f"headrace run {spec.argument} --ds {ctx.ds} --from baseline, or set score.model=neural"
             )
         return _model_of(ctx, "baseline")
     neural = _model_of(ctx, "train")
@@ -122,7 +122,7 @@ def _champion(ctx: Context) -> ScoringModel:
         refused = gate is not None and gate.facts.get("verdict") == "refused"
         raise (RefusedError if refused else UserError)(
             f"model '{name}' has no champion up to {ctx.ds}: no version has passed the gate. See headrace gate "
-            f"{ctx.spec.pipeline} --ds {ctx.ds}; promote one by hand (headrace promote), or score with the day's own: "
+            f"{ctx.spec.argument} --ds {ctx.ds}; promote one by hand (headrace promote), or score with the day's own: "
             f"--model today"
         )
     return _of_version(ctx, found)
@@ -145,7 +145,7 @@ def _model_of(ctx: Context, stage: str) -> ScoringModel:
     if stage not in ctx.upstream:
         raise UserError(
             f"stage 'score' of '{ctx.spec.pipeline}' for {ctx.ds} needs stage '{stage}', which has not finished. Run: "
-            f"headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from {stage} --to score, or choose a registered model: "
+            f"headrace run {ctx.spec.argument} --ds {ctx.ds} --from {stage} --to score, or choose a registered model: "
             f"--model @champion"
         )
     manifest = ctx.upstream[stage]

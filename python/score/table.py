@@ -191,7 +191,7 @@ def _with_columns(
     if lacking:
         raise UserError(
             f"{source} lacks {', '.join(repr(c) for c in missing)}, and what users and items have of them is not known "
-            f"for {ctx.ds}. Run: headrace run {ctx.spec.pipeline} --ds {ctx.ds} --to features"
+            f"for {ctx.ds}. Run: headrace run {ctx.spec.argument} --ds {ctx.ds} --to features"
         )
     active = Active.of(ctx, spark)
     user, item = (e.model_copy(update={"limit": None}) for e in sides.values())

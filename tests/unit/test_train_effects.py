@@ -51,7 +51,7 @@ def required(section: type[BaseModel]) -> dict[str, Any]:
 
 def job_of(spec: Spec) -> Job:
     features = Manifest(stage="features", pipeline="clicks", ds="2026-01-03", key="f", spec_hash="s", outputs=())
-    common = {"home": "/x", "pipeline": "clicks", "ds": "2026-01-03", "key": "k", "features": features}
+    common: dict[str, Any] = {"home": "/x", "pipeline": "clicks", "ds": "2026-01-03", "key": "k", "features": features}
     return Job.model_construct(**common, model=spec.model, train=spec.train)
 
 

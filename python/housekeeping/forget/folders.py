@@ -23,7 +23,7 @@ def dataset_places(state: WorkspaceState) -> Iterator[Place]:
     """All datasets: their rows have codes, which are persons' still. Manifests say what was removed."""
     for day in state.ws.dataset(state.pipeline, "x", "x").parent.parent.entries():
         for folder in day.entries():
-            note = f"made again by: headrace run {state.pipeline} --ds {day.name} --to features"
+            note = f"made again by: headrace run {state.spec.argument} --ds {day.name} --to features"
             yield _removal(state, "dataset", day.name, folder, note)
 
 
@@ -76,7 +76,7 @@ def text_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
     sampled = {manifest.ds for _, manifest in found}
     for page in ws.report(state.pipeline, "x").parent.entries():
         if page.stem in sampled or _has(page, persons):
-            yield _removal(state, "report", page.stem, page, f"made again by: headrace run {state.pipeline}")
+            yield _removal(state, "report", page.stem, page, f"made again by: headrace run {state.spec.argument}")
     for file in ws.log(state.pipeline, "x", "x").parent.parent.files() if persons.searchable else ():
         if _has(file, persons):
             yield Place(

@@ -396,7 +396,8 @@ class Transaction:
 
     def _overtaken(self, version: int, values: Collection[str], touched: str = "") -> TransactionOvertaken:
         infos = (action["commitInfo"] for action in self._log.actions(version) if "commitInfo" in action)
-        operation = next(infos, {}).get("operation", "a commit")
+        info: Mapping[str, Any] = next(infos, {})
+        operation = info.get("operation", "a commit")
         days = ", ".join(sorted(values))
         return TransactionOvertaken(
             f"{self.folder}: {operation} at version {version} has changed {touched or days} meanwhile; nothing of "

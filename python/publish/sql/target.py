@@ -237,7 +237,7 @@ class SqlTarget(FilesTarget):
             client.run(client.delete_rows(self._id(client, PUBLICATIONS), self._of_day(client, ds)))
             raise LeaseLost(
                 f"{self.label}: a later run of the pipeline was at work there while this one replaced {ds}, which may "
-                f"have rows of either now. Publish it again: headrace run {self.spec.pipeline} --ds {ds} --from publish"
+                f"have rows of either now. Publish it again: headrace run {self.spec.argument} --ds {ds} --from publish"
             ) from None
 
     def _of_lease(self, client: SqlClient) -> str:

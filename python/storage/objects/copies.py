@@ -55,7 +55,12 @@ def use_folder(path: Path) -> None:
 
 
 def folder() -> Path:
-    """Where this host's copies and files on their way to a store are."""
+    """Where this host's copies and files on their way to a store are.
+
+    Raises:
+        UserError: no environment variable names a folder, and that of this user among the temporary files is another
+            user's, or a link.
+    """
     given, scratch = os.environ.get(VARIABLE), os.environ.get(SCRATCH)
     if given:
         return Path(given)
@@ -63,7 +68,26 @@ def folder() -> Path:
         return _of_workspace[0]
     if scratch:
         return Path(scratch) / "cache"
-    return Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}"
+    return _private(Path(tempfile.gettempdir()) / f"headrace-cache-{os.getuid()}")
+
+
+def _private(path: Path) -> Path:
+    """A folder that is this user's alone, made where there is none: others can write beside it, and know its name."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    found = path.lstat()
+    fault = None
+    if stat.S_ISLNK(found.st_mode):
+        fault = "is a symbolic link"
+    elif not stat.S_ISDIR(found.st_mode):
+        fault = "is no folder"
+    elif found.st_uid != os.getuid():
+        fault = f"belongs to another user ({found.st_uid})"
+    if fault is not None:
+        raise UserError(f"{path}, for files of stores, {fault}: remove it, or name a folder of yours in {SCRATCH}")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)
+    return path
 
 
 def new_path(name: str) -> Path:

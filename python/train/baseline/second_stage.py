@@ -74,7 +74,7 @@ def _check_unseen(ctx: Context) -> None:
     """
     train = ctx.upstream["train"]
     made_of = {i.name: i.version for i in train.inputs if i.kind == "stage"}
-    again = f"headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from train --to second_stage"
+    again = f"headrace run {ctx.spec.argument} --ds {ctx.ds} --from train --to second_stage"
     if made_of.get("features") != identity(ctx.upstream["features"]):
         raise UserError(
             f"second_stage: the neural model was trained on another dataset than that of {ctx.ds} now, perhaps on rows "

@@ -119,7 +119,7 @@ class Tuner:
         if features is None:
             raise UserError(
                 f"a search needs the dataset of {ds}, and stage 'features' of '{spec.pipeline}' has not finished for "
-                f"it. Run: headrace run {spec.pipeline} --ds {ds} --to features"
+                f"it. Run: headrace run {spec.argument} --ds {ds} --to features"
             )
         if ws.store.scheme != "file":
             raise UserError(

@@ -1,0 +1,151 @@
+"""Texts of others on a terminal, days at the ends of the calendar, folders of others, and commands that are advised."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import shlex
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.commands import screen
+from headrace.config import load_spec, parse_ds
+from headrace.errors import UserError
+from headrace.logs import TextFormatter, tell_error, visible
+from headrace.publish.psql_text import psql_table
+from headrace.storage.objects import copies
+from headrace.workspace import pipeline_file
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x7f\r\u202e"
+
+
+def is_obeyed(text: str) -> bool:
+    """Whether a terminal would do something else than show it: C0 but for lines and tabs, DEL, C1, turned writing."""
+    turned = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+    return any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or ord(c) in turned for c in text)
+
+
+@given(st.text())
+def test_no_text_is_obeyed(text: str) -> None:
+    assert not is_obeyed(visible(text))
+    if not is_obeyed(text) and "\u200e" not in text and "\u200f" not in text:
+        assert visible(text) == text
+
+
+def test_rows_as_psql_shows_them() -> None:
+    shown = psql_table([{"user_id": HOSTILE, "x\x1b[2J": 1}, {"user_id": "u2", "x\x1b[2J": 22}])
+    assert not is_obeyed(shown)
+    # Still aligned, and nothing of an id is lost.
+    lines = shown.splitlines()
+    assert lines[0].index("|") == lines[1].index("+") == lines[2].index("|") == lines[3].index("|")
+    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31mred\\x7f\\r\\u202e" in shown
+
+
+def test_every_table_and_line_of_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    for console in (screen.out, screen.err):
+        monkeypatch.setattr(console, "_file", file)
+    shown = screen.table("kind", HOSTILE, title=HOSTILE)
+    shown.add_row("x", HOSTILE)
+    screen.out.print(shown)
+    screen.out.print(HOSTILE, markup=False)
+    screen.out.print(f"a {HOSTILE}", soft_wrap=True)
+    screen.err.print(HOSTILE, markup=False)
+    assert not is_obeyed(file.getvalue())
+    assert file.getvalue().count("owned") == 6
+    assert "[bold]" not in file.getvalue()
+    file.truncate(0)
+    file.seek(0)
+    screen.print_json({"id": HOSTILE, "n": "é"})
+    assert not is_obeyed(file.getvalue())
+    assert json.loads(file.getvalue()) == {"id": HOSTILE, "n": "é"}
+
+
+def test_log_lines_and_errors() -> None:
+    record = logging.LogRecord("x", logging.INFO, "x", 1, "id %s", (HOSTILE,), None)
+    assert not is_obeyed(TextFormatter().format(record))
+    said = io.StringIO()
+    tell_error(f"column {HOSTILE}\nnext line", said)
+    assert not is_obeyed(said.getvalue())
+    assert said.getvalue().count("\n") == 2
+
+
+@pytest.mark.parametrize("ds", ["0001-01-01", "0999-12-31", "9000-01-01", "9999-12-31"])
+def test_days_at_the_ends_of_the_calendar(ds: str, tmp_path: Path) -> None:
+    for words in (["run", "clicks"], ["run", "clicks", "--dry-run"], ["status", "clicks"]):
+        result = CliRunner().invoke(app, [*words, "--ds", ds, "--home", str(tmp_path)])
+        assert result.exit_code == 2, (words, result.output, result.exception)
+        assert f"'{ds}' is no day of the years 1000 to 8999" in result.output
+        assert "Traceback" not in result.output
+    assert parse_ds("1000-01-01") == "1000-01-01"
+    assert parse_ds("8999-12-31") == "8999-12-31"
+
+
+@pytest.mark.parametrize("ds", ["1000-01-01", "8999-12-31"])
+def test_the_first_and_the_last_day_have_neighbours(ds: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["run", "clicks", "--ds", ds, "--home", str(tmp_path), "--dry-run"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in (copies.VARIABLE, copies.SCRATCH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(copies, "_of_workspace", [])
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"headrace-cache-{os.getuid()}"
+
+
+def test_the_cache_among_temporary_files_is_this_users_alone(temporary: Path) -> None:
+    old = os.umask(0)
+    try:
+        assert copies.folder() == temporary
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+    temporary.chmod(0o777)
+    assert copies.folder() == temporary
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+    path = copies.new_path("x")
+    path.write_text("x")
+    assert path.is_relative_to(temporary)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "other user"])
+def test_a_folder_that_somebody_else_has_made_is_refused(
+    temporary: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "link":
+        (temporary.parent / "elsewhere").mkdir()
+        temporary.symlink_to(temporary.parent / "elsewhere")
+    elif kind == "file":
+        temporary.touch()
+    else:
+        temporary.mkdir()
+        mine = os.getuid()
+        monkeypatch.setattr("os.getuid", lambda: mine + 1)
+        temporary.rename(temporary.with_name(f"headrace-cache-{mine + 1}"))
+    said = {"link": "is a symbolic link", "file": "is no folder", "other user": "belongs to another user"}[kind]
+    with pytest.raises(UserError, match=f"{said}.*HEADRACE_SCRATCH"):
+        copies.new_path("x")
+    assert not list(temporary.parent.glob("elsewhere/*"))
+
+
+def test_advised_commands_name_the_pipeline_as_it_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "my shop" / "shop.yaml"
+    path.parent.mkdir()
+    path.write_text(pipeline_file("clicks").read_text())
+    assert load_spec("clicks").argument == "clicks"
+    spec = load_spec(path, ["publish=null"])
+    assert shlex.split(spec.argument) == [str(path)]
+    assert load_spec(shlex.split(spec.argument)[0]).pipeline == "clicks"
+    assert spec.model_copy(update={"description": "x"}).argument == spec.argument
