@@ -43,8 +43,8 @@ def join_files(table: Location, days: Sequence[str | None], size: float, fence: 
         fence: of the holder of the lease under which the table is written.
 
     Raises:
-        UserError: the table uses features that headrace does not write, a file is damaged, or other writers change these files again and
-            again.
+        UserError: the table uses features that headrace does not write, a file is damaged, or other writers change
+            these files again and again.
         LeaseLost: a later holder has committed; nothing was committed since.
     """
     for day in days:
