@@ -29,8 +29,8 @@ def score(
         str | None,
         typer.Option(
             "--input",
-            help="Score the rows of this table instead: a Delta table, or a folder or file of Parquet, which may be in "
-            "a store (s3://...).",
+            help="Score the rows of this table instead: a Delta table, a folder or file of Parquet, or a file of CSV "
+            "whose first line names its columns. It may be in a store (s3://...).",
             metavar="TABLE",
         ),
     ] = None,

@@ -26,7 +26,7 @@ def score_rows(
         ds: the day whose model scores, unless `score.model` is one of the registry; and as of which users and items
             have their columns.
         overrides: `key=value` for the spec.
-        source: a Delta table, or a folder or file of Parquet: a path, or a URI of any store.
+        source: a Delta table, a folder or file of Parquet, or a file of CSV: a path, or a URI of any store.
         target: a folder of a file system that is not there yet.
 
     Raises:

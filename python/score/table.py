@@ -13,10 +13,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import FloatType, StructField, StructType
 
-from headrace.errors import UserError
+from headrace.config import LandingSource, Table
+from headrace.errors import UserError, nearest
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.arrow_batches import bounded_batches
+from headrace.lake.ingest.typed_rows import typed
+from headrace.lake.landing import LandingDay, LandingFile
+from headrace.lake.sources.compression import without_ending
+from headrace.lake.sources.delimited import header_of, read_csv
+from headrace.lake.sources.frame import BAD, GOOD
+from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named
 from headrace.models.predictor import Predictor
 from headrace.score.entities import Active
 from headrace.score.joined.choice import joined_tables
@@ -76,8 +83,9 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
         ctx: the pipeline and the day; `upstream` has the manifests that are there.
         chosen: the model.
         spark: the session.
-        source: a Delta table or a folder (or file) of Parquet.
-        target: a folder that is not there yet; of the same format as the input. It appears when it is whole.
+        source: a Delta table, a folder (or file) of Parquet, or a file of CSV with a header (`csv_rows`).
+        target: a folder that is not there yet; of the same format as the input, of CSV Parquet. It appears when it is
+            whole.
 
     Returns:
         rows written.
@@ -93,7 +101,8 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     if not source.exists():
         raise UserError(f"there is no table {source}")
     form = "delta" if (source / "_delta_log").is_dir() else "parquet"
-    rows = spark.read.format(form).load(str(source))
+    is_csv = without_ending(source.name).lower().endswith((".csv", ".tsv")) and not source.is_dir()
+    rows = csv_rows(ctx, spark, source) if is_csv else spark.read.format(form).load(str(source))
     clash = [c for c in rows.columns if c.lower() in ADDED]
     if clash:
         raise UserError(f"{source} has a column '{clash[0]}' of its own: rename it")
@@ -127,6 +136,47 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
             f"{found['most_rows_of_a_task']:,}",
         )
     return spark.read.format(form).load(str(target)).count()
+
+
+def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
+    """Return the rows of a CSV file whose first line names its columns, in the types that `table.columns` declares.
+
+    Separator and texts for null are those of the pipeline's source, where that is CSV, too.
+
+    Raises:
+        UserError: a column is not declared, a row cannot be read, or the file is damaged.
+    """
+    own, info = ctx.spec.source, file.info()
+    landing_file = LandingFile(str(file), file, info.size, info.modified_ns, info.tag)
+    separator = "\t" if without_ending(file.name).lower().endswith(".tsv") else ","
+    source = LandingSource(format="csv", path=str(file), separator=separator)
+    if isinstance(own, LandingSource) and own.format == "csv":
+        source = own.model_copy(update={"path": str(file), "header": True, "complete": None, "catch_up_days": 0})
+    declared = {c.name: c for c in ctx.spec.table.columns if c.path is None}
+    names = header_of(landing_file, source.separator, source.trim, source.multiline)
+    if unknown := [name for name in names if name not in declared]:
+        raise UserError(
+            f"{file} has a column '{unknown[0]}', which table.columns does not declare"
+            f"{nearest(unknown[0], declared)} (declared: {', '.join(declared)})"
+        )
+    if not names:
+        raise UserError(f"{file} is empty: its first line must name its columns")
+    columns = tuple(declared[name].model_copy(update={"required": False}) for name in names)
+    table = Table(columns=columns, text_nul=ctx.spec.table.text_nul)
+    epochs = {name: unit for name, unit in own.timestamps.items() if name in names}
+    source = source.model_copy(update={"timestamps": epochs})
+    batch = LandingBatch(spark, source, table, (LandingDay(ctx.ds, (landing_file,)),))
+    (frame,) = read_csv(batch)
+    rows = typed(frame, source, table, ())
+    with damaged_file_named(batch):
+        try:
+            bad = rows.where(F.col("_state") == BAD).select("_line", "_reason")
+            first, count = bad.orderBy("_line").first(), bad.count()
+        except FileDamaged as e:
+            raise UserError(f"{file} cannot be read: {e.cause}") from None
+    if first is not None:
+        raise UserError(f"{file}: {count:,} rows cannot be read; the first is line {first[0]}: {first[1]}")
+    return rows.where(F.col("_state") == GOOD).select(*[col(name) for name in names])
 
 
 def _scored(

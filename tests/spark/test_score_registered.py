@@ -75,6 +75,27 @@ def test_registered_models_score_other_days_and_tables(
     np.testing.assert_allclose(scored.score[:60], wanted.score[:60], rtol=1e-5)
     assert 0 < scored.score.iloc[60] < 1
 
+    # The same of a CSV file, whose columns are found by their names.
+    pairs[["item", "user"]].to_csv(tmp_path / "pairs.csv", index=False)
+    csv = local(tmp_path / "pairs.csv")
+    assert score_table(ctx, scoring_model(ctx), spark, csv, local(tmp_path / "of_csv")) == 61
+    of_csv = pd.read_parquet(tmp_path / "of_csv")
+    assert list(of_csv.columns) == ["item", "user", "score", "model_version"]
+    both = of_csv.merge(scored, on=["user", "item"], suffixes=("", "_of_table"))
+    assert len(both) == 61
+    np.testing.assert_allclose(both.score, both.score_of_table, rtol=1e-6)
+    for text, said in (
+        ("user,item,note\n1,a,1\n", r"pairs\.csv has a column 'note', which table\.columns does not declare"),
+        ("user\n1\n", "read .*'item', which .*pairs.csv lacks"),
+        ("user,item\n1,a\nx,b\n\ny,c\n", r"pairs\.csv: 2 rows cannot be read; the first is line 3: user: 'x' is not a"),
+        ("user,item\n1,a,b\n", "the first is line 2: wrong number of fields"),
+        ("", r"pairs\.csv is empty"),
+    ):
+        csv.put_text(text)
+        with pytest.raises(UserError, match=said):
+            score_table(ctx, scoring_model(ctx), spark, csv, local(tmp_path / "no_csv"))
+        assert not (tmp_path / "no_csv").exists()
+
     users, items = sides(shop_events, 10**6)
     whole = pairs[:60].merge(users, on="user").merge(items, on="item").assign(hour=20).sort_values("note")
     types = {c: TYPES[c] for c in ("user", "item", "age", "home.city", "likes", "price", "hour")}
