@@ -215,6 +215,11 @@ class Target(Protocol):
         """
         return 0
 
+    @property
+    def not_reached(self) -> str:
+        """What of a server that headrace does not run may still have erased rows, for the proof; empty: nothing."""
+        return ""
+
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         """Remove these rows of all days, and the leftovers; days stay published, by the same runs, with fewer rows.
 

@@ -29,6 +29,7 @@ def warehouse_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]
         rows, files = target.rows_with(persons.column, keys), target.leftovers(persons.column, keys)
         if rows or files:
             note = f"{len(rows)} days, {min(rows)} to {max(rows)}" if rows else "of no published day"
+            note = "; ".join(filter(None, (note, target.not_reached)))
             act = partial(_erase, target, persons.column, keys)
             yield Place("warehouse", target.label, sum(rows.values()), removed=files, note=note, act=act)
         if kept := target.kept():

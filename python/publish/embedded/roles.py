@@ -56,7 +56,7 @@ def ensure_database(folder: Path, port: int, database: str, user: str) -> None:
             conn.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(user)))
 
 
-def superuser_connection(folder: Path, port: int) -> psycopg.Connection[tuple[Any, ...]]:
+def superuser_connection(folder: Path, port: int, database: str = "postgres") -> psycopg.Connection[tuple[Any, ...]]:
     """A connection as the superuser, by a password that no other role has.
 
     A cluster that was made with one password for all roles gets a second one here.
@@ -67,13 +67,7 @@ def superuser_connection(folder: Path, port: int) -> psycopg.Connection[tuple[An
 
     def connect(secret: str) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(
-            host=HOST,
-            port=port,
-            user=SUPERUSER,
-            password=secret,
-            dbname="postgres",
-            autocommit=True,
-            connect_timeout=30,
+            host=HOST, port=port, user=SUPERUSER, password=secret, dbname=database, autocommit=True, connect_timeout=30
         )
 
     path = folder / "superuser"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
+from headrace.publish.embedded.erasure import erased_from_files, is_unfinished
 from headrace.publish.postgres import erase, sample, staging, swap, tables
 from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.grants import set_grants
@@ -38,7 +40,9 @@ def open_postgres(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Ite
         address = "embedded" if conf.kind == "embedded" else f"{server.user}@{server}"
         try:
             fence = lock.fence if lock else None
-            yield PostgresTarget(server, conn, address, conf.schema_name, table_name(spec), spec.score, fence)
+            # The files of the server that headrace runs are headrace's, too.
+            folder = ws.postgres if conf.kind == "embedded" else None
+            yield PostgresTarget(server, conn, address, conf.schema_name, table_name(spec), spec.score, fence, folder)
         except psycopg.Error as e:
             raise UserError(
                 f"the warehouse {server} of {spec.pipeline} failed: {reason_of(e)}; {conf.schema_name}."
@@ -60,9 +64,10 @@ class PostgresTarget(Target):
         name: str,
         score: Score,
         fence: Fence | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.address = address
-        self._fence = fence
+        self._fence, self._folder = fence, folder
         self.label = f"{schema}.{name}"
         self._server, self._conn = server, conn
         self._schema, self._name, self._score = schema, name, score
@@ -127,11 +132,26 @@ class PostgresTarget(Target):
         if days:
             swap.drop_days(self._conn, (self._schema, self._name), days, self._fence)
 
+    def leftovers(self, column: str, keys: Sequence[Key]) -> int:
+        return int(self._folder is not None and is_unfinished(self._folder))
+
+    @property
+    def not_reached(self) -> str:
+        if self._folder is not None:
+            return ""
+        return f"the write-ahead log, statistics, backups and replicas of the server {self._server} are not headrace's"
+
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
         return erase.rows_with(self._conn, self._schema, self._name, column, keys)
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
-        erase.erase(self._conn, self._schema, self._name, column, keys, self._fence)
+        files = (
+            nullcontext()
+            if self._folder is None
+            else erased_from_files(self._folder, self._server.port, self._server.database, self._schema, self._name)
+        )
+        with files:
+            erase.erase(self._conn, self._schema, self._name, column, keys, self._fence)
         return ""
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
