@@ -206,16 +206,16 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
         files = log.files(last.version) or ()
         if damaged_file(f for f in files if f.partition.get("ds") == ctx.ds) is None:
             return last.version
+    rows = df.withColumn("published_key", F.lit(ctx.key))
     writer = (
-        df.withColumn("published_key", F.lit(ctx.key))
-        .write.format("delta")
+        rows.write.format("delta")
         .mode("overwrite")
         .option("replaceWhere", f"ds = '{ctx.ds}'")
         .option("mergeSchema", "true")
         .option("userMetadata", ctx.key)
         .partitionBy("ds")
     )
-    return save_delta(writer, log.folder, ctx.fence)
+    return save_delta(writer, log.folder, ctx.fence, rows.schema)
 
 
 def _sections(spec: Spec) -> tuple[PublishSpec, Score]:

@@ -65,7 +65,7 @@ def write_day(frame: DataFrame, table: Location, ctx: Context, stage: str) -> in
         .option("mergeSchema", "true")  # columns that earlier days did not have
         .option("userMetadata", metadata)
     )
-    return save_delta(writer, table, ctx.fence)
+    return save_delta(writer, table, ctx.fence, frame.schema)
 
 
 def rows_of_day(table: Location, version: int, ds: str) -> int:

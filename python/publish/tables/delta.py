@@ -64,11 +64,11 @@ class DeltaTarget(SparkTableTarget):
     def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
         self.check_lease()
         writer = self._writer(rows, key).option("replaceWhere", f"ds = '{ds}'").option("mergeSchema", "true")
-        save_delta(writer.partitionBy("ds"), self.folder, self.fence)
+        save_delta(writer.partitionBy("ds"), self.folder, self.fence, rows.schema)
 
     def write_current(self, rows: DataFrame, key: str) -> None:
         self.check_lease()
-        save_delta(self._writer(rows, key).option("overwriteSchema", "true"), self.current, self.fence)
+        save_delta(self._writer(rows, key).option("overwriteSchema", "true"), self.current, self.fence, rows.schema, ())
 
     @staticmethod
     def _writer(rows: DataFrame, key: str) -> Any:
