@@ -1,0 +1,97 @@
+"""A power cut at any moment of a day: nothing that was done is lost, and the same command heals the rest.
+
+The whole campaign is `scripts/power_cut.py`; this is a part of it, at moments drawn anew for each run of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.workspace import checkout
+from tests.fault.power_cuts import Cut, RecordedDays, damages, rerun
+from tests.fault.recorded_disk import LIBRARY, Survival
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the recorder stands before Linux's C library"),
+    pytest.mark.slow,
+    pytest.mark.service,
+    pytest.mark.jvm,
+    pytest.mark.timeout(1800),
+]
+
+#: Homes that are checked without running a stage, besides two after each stage.
+CHECKED = 60
+#: Stages right after which the power goes: run again to the end of the stage, and compared.
+RERUN_AFTER = ("ingest", "features", "train", "score", "publish")
+#: Homes of random moments that are run again to the end of the stage that was at work; and one, the whole day.
+RERUN = 3
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    found = int(os.environ.get("HEADRACE_TEST_SEED") or random.SystemRandom().randrange(10**9))
+    print(f"HEADRACE_TEST_SEED={found}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("power")
+
+
+@pytest.fixture(scope="module")
+def recorded(work: Path) -> RecordedDays:
+    """A day and every change that it made; fails where the recording misses one."""
+    assert LIBRARY.is_file(), f"{LIBRARY} is not built: make native"
+    return RecordedDays.record(work / "recorded-1")
+
+
+def test_what_is_done_is_on_the_disk(recorded: RecordedDays, work: Path, seed: int) -> None:
+    """By the campaign's program, which forks: this process has threads."""
+    words = ["recorded", "--nine", "--cuts", str(CHECKED), "--seed", str(seed), "--minutes", "0", "--work", str(work)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "scripts.power_cut", *words], cwd=checkout(), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
+    cuts = 2 * len(recorded.stages) + CHECKED
+    assert f"checked: {cuts} cuts, 0 with harm" in ran.stdout
+
+
+@pytest.mark.parametrize("stage", RERUN_AFTER)
+def test_the_rerun_after_a_stage_gives_what_it_had_made(recorded: RecordedDays, seed: int, stage: str) -> None:
+    cuts = recorded.after_stages(seed, [Survival.NAMES])
+    heal(recorded, next(cut for cut in cuts if cut.stage == stage), stage)
+
+
+@pytest.mark.parametrize("number", range(RERUN))
+def test_the_rerun_after_a_random_moment_gives_the_undisturbed_stage(
+    recorded: RecordedDays, seed: int, number: int
+) -> None:
+    cut = recorded.draw(RERUN, seed)[number]
+    heal(recorded, cut, cut.stage)
+
+
+def test_the_rerun_after_a_random_moment_gives_the_undisturbed_day(recorded: RecordedDays, seed: int) -> None:
+    heal(recorded, recorded.draw(1, seed + 1)[0], None)
+
+
+def test_lost_bytes_would_show(recorded: RecordedDays) -> None:
+    """The check itself: a data file of events is emptied, as it was before data were synced."""
+    cut = Cut(recorded.ends[recorded.days[0], "ingest"], recorded.days[0], "ingest", "end", Survival.ALL, 0)
+    disk = recorded.disk()
+    recorded.rebuild(cut, disk, warehouse=False)
+    assert damages(recorded, cut, disk) == []
+    next((recorded.home / "lake" / "clicks" / "events").rglob("part-*.parquet")).write_bytes(b"")
+    assert damages(recorded, cut, disk) != []
+
+
+def heal(recorded: RecordedDays, cut: Cut, last: str | None) -> None:
+    print(cut)
+    recorded.rebuild(cut, recorded.disk())
+    assert rerun(recorded, last) is None
