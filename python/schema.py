@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -121,6 +121,29 @@ def is_of_list(step: str) -> bool:
     return isinstance(step, (Each, Element))
 
 
+def match_names(wanted: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Return, by wanted name, the name that a source has for it: the same one, else the one that differs in case alone.
+
+    Names that the source has neither way are left out. The rule holds for columns and fields of all sources.
+
+    Raises:
+        ValueError: two names of the source differ from a wanted one in case alone, and none is the same.
+    """
+    present = list(dict.fromkeys(names))
+    exact = set(present)
+    by_lower: dict[str, list[str]] = {}
+    for name in present:
+        by_lower.setdefault(name.lower(), []).append(name)
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(wanted):
+        same = [name] if name in exact else by_lower.get(name.lower(), [])
+        if len(same) > 1:
+            raise ValueError(f"'{same[0]}' and '{same[1]}' both differ from column '{name}' in case alone")
+        if same:
+            found[name] = same[0]
+    return found
+
+
 #: Vocabulary codes that mean the same in every vocabulary, for ever; one with more than one out-of-vocabulary bucket
 #: has its first value's code further behind (`Feature.first_code`).
 NULL_CODE = 0
@@ -133,7 +156,7 @@ class TableColumn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: As the source has it, where `path` does not say; without case, as Spark's.
+    #: As the source has it, where `path` does not say: exactly so, else the only name that differs in case alone.
     name: str
     #: One of string, tinyint, smallint, int, bigint, float, double, decimal(p,s), boolean, timestamp, timestamp_ntz (a
     #: local time without zone), date, binary (kept as its SHA-256 in hexadecimal: text), and array<...> of string,

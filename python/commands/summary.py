@@ -28,6 +28,8 @@ def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
     for stage, state in states.items():
         shown.add_row(stage, state, *_numbers(manifests.get(stage)))
     out.print(shown)
+    for line in data_lines(manifests, ds) if "ingest" in states else []:
+        out.print(line, markup=False)
     for line in quality_lines(manifests, facts.number(read_truth(ws, spec.pipeline, ds).get("auc_ceiling"))):
         out.print(line, markup=False)
     if ws.report(spec.pipeline, ds).is_file() and "report" in states:
@@ -51,6 +53,22 @@ def _numbers(manifest: Manifest | None) -> tuple[str, str, str]:
         return "–", "–", "–"
     peak = max(manifest.peak_memory_mib.values(), default=None)
     return main_counts(manifest), facts.duration(manifest.seconds), facts.memory(peak)
+
+
+def data_lines(manifests: Mapping[str, Manifest], ds: str) -> list[str]:
+    """Return warnings of a day's columns that are not as declared, of all sources."""
+    if "ingest" not in manifests:
+        return []
+    ingest = manifests["ingest"].facts
+    lines = []
+    for name, of_source in {"": ingest, **facts.mapping(ingest.get("sources"))}.items():
+        for one in facts.records(facts.mapping(of_source).get("drift")):
+            if one.get("ds") == ds and one.get("change") != "new":
+                source = f"source {name}, " if name else ""
+                lines.append(
+                    f"warning: {source}column '{one.get('column')}' is {one.get('change')}: {one.get('detail')}"
+                )
+    return ["", *lines] if lines else []
 
 
 def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> list[str]:

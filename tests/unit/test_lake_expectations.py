@@ -35,6 +35,7 @@ def profile(name: str = "f.gz", **more: Any) -> FileProfile:
         ({"max_bad_rate": 0.09}, 0.1, False, "max_bad_rate: 0.1, at most 0.09 wanted"),
         ({"null_rate": {"price": 0.5}}, 0.5, True, None),
         ({"null_rate": {"price": 0.4}}, 0.5, False, "null_rate.price: 0.5, at most 0.4 wanted"),
+        ({"columns": "present"}, 1, False, "columns: 1 of the declared ones are in no file of the day"),
         ({"freshness_hours": 6}, 6.0, True, None),
         (
             {"freshness_hours": 5.5},
@@ -50,6 +51,7 @@ def test_each_expectation_at_its_edge(wanted: dict[str, Any], value: float, ok: 
         profile(good=45, bad=5, read=50, nulls={"price": 20}, newest=datetime(2026, 1, 2, 12, tzinfo=UTC)),
         profile(good=45, bad=5, read=50, nulls={"price": 25}, newest=datetime(2026, 1, 2, 18, tzinfo=UTC)),
     ]
+    files[0].absent, files[1].absent = frozenset({"a", "b"}), frozenset({"b", "c"})
     checks = expectations.check(DS, END, files, 2, limits)
     (name,) = (k for k in wanted)
     (found,) = (c for c in checks if c.name.split(".")[0] == name)
@@ -100,6 +102,19 @@ def test_drift_of_three_kinds() -> None:
     assert found[0].detail == "in a.gz, b.gz"
     assert found[1].detail == "in no row of a.gz"
     assert found[2].detail == "declared double, but 5 of 9 values are not (string such as '12,5') in b.gz"
+
+
+def test_a_column_in_no_file_of_the_day() -> None:
+    files = [profile("a.gz", absent=frozenset({"price"})), profile("b.gz", absent=frozenset({"price"}))]
+    empty = profile("c.gz", read=0, good=0, bad=0)
+    (found,) = expectations.drift([*files, empty], TABLE, frozenset())
+    assert found.detail == "in no file of the day (a.gz, b.gz)"
+    checks = expectations.check(DS, END, [*files, empty], 0, Expectations(columns="present", max_bad_rate=1))
+    with pytest.raises(UserError, match=r"columns: 1 of the declared ones(.|\n)*column 'price' is missing"):
+        expectations.enforce(checks, [found], {})
+    wanted = Expectations(columns="present", max_bad_rate=1)
+    checks = expectations.check(DS, END, [files[0], profile("b.gz")], 0, wanted)
+    assert all(c.ok for c in checks)
 
 
 def test_half_of_the_values_is_not_a_retyped_column() -> None:

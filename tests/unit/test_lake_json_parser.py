@@ -142,3 +142,29 @@ def test_times_are_as_without_the_library(texts: list[str | None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: None)
         assert here.equals(times.timestamps(column, "Europe/Berlin"))
+
+
+@pytest.mark.parametrize("accept", [False, True])
+@pytest.mark.parametrize("native_library", [True, False])
+@given(
+    rows=st.lists(
+        st.dictionaries(st.sampled_from(["n", "N", "s", "S", "x"]), st.integers(0, 9), max_size=4), min_size=1
+    )
+)
+def test_keys_match_without_case(rows: list[dict[str, int]], accept: bool, native_library: bool) -> None:
+    """What is read is what the rule says; a row is left where the block does not tell which key it has."""
+    table = Table.model_validate({"columns": [{"name": "n", "type": "bigint"}, {"name": "S", "type": "bigint"}]})
+    declaration = declaration_of(source(format="jsonl"), table, ())
+    block = Block("".join(f"{json.dumps(row)}\n" for row in rows).encode(), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", native.library if native_library else lambda: None)
+        reader = JsonReader(declaration, accept)
+        read = read_block(reader, block, declaration, TimeRange(None, 2**62))
+    for line, *values in zip(read.lines.tolist(), *(c.to_pylist() for c in read.columns[:2]), strict=True):
+        row = rows[line - 1]
+        assert values == [row.get("n", row.get("N")), row.get("S", row.get("s"))]
+    keys = {key for row in rows for key in row}
+    if not ({"n", "N"} <= keys or {"s", "S"} <= keys or (accept and "x" in keys)):
+        assert not read.unsure.any()
+        assert reader.found.present == {name for name in ("n", "S") if {name.lower(), name.upper()} & keys}
+        assert reader.found.extra == keys & {"x"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headrace.features.types import declared
-from headrace.schema import COLUMN_TYPES, TableColumn, path_steps
+from headrace.schema import COLUMN_TYPES, TableColumn, match_names, path_steps
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4), st.sampled_from("'\""))
@@ -23,6 +23,15 @@ def test_paths() -> None:
     for bad in ("", ".a", "a.", "a..b", "a[", "a['b", "a]b", "a[b]", "a['']"):
         with pytest.raises(ValueError, match="is no path"):
             path_steps(bad)
+
+
+def test_names_match_exactly_or_in_case_alone() -> None:
+    assert match_names(["price", "Größe", "gone"], ["PRICE", "größe", "other"]) == {"price": "PRICE", "Größe": "größe"}
+    assert match_names(["price"], ["Price", "price", "PRICE"]) == {"price": "price"}
+    # What nobody asks for may differ in case alone.
+    assert match_names(["a"], ["a", "b", "B"]) == {"a": "a"}
+    with pytest.raises(ValueError, match="'Price' and 'PRICE' both differ from column 'price' in case alone"):
+        match_names(["price"], ["Price", "x", "PRICE"])
 
 
 def test_types() -> None:

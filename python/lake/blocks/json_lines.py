@@ -41,6 +41,20 @@ class _Rows:
     table: pa.Table
 
 
+@dataclass(frozen=True)
+class _Keys:
+    """Values of lines by key."""
+
+    #: Of each row the place of its line among the given ones. int64 [rows].
+    places: I64
+    #: By key: a value for each row.
+    values: dict[str, pa.Array]
+    #: bool [rows].
+    unsure: Mask
+    #: Keys that were not asked for.
+    others: set[str]
+
+
 class JsonReader:
     """Reads one file."""
 
@@ -51,6 +65,9 @@ class JsonReader:
         self.block_size = _ARROW_BLOCK if native.library() is None else _BLOCK
         self._kinds: dict[str, pa.DataType] | None = None
         self._declared = {c.name: c.type for c in declaration.columns}
+        self._by_lower = {name.lower(): name for name in self._declared}
+        #: By declared column, the keys of the file that differ from it in case alone.
+        self._variants: dict[str, list[str]] = {}
 
     def odd(self, block: Block) -> Mask:
         """Lines that are not `{...}`."""
@@ -65,46 +82,71 @@ class JsonReader:
         whole, offsets = _text_of(lines)
         if self._kinds is None:
             self._kinds = self._sampled(whole.slice(0, int(offsets[min(_SAMPLE, len(lines))])).to_pybytes())
-        plain = parse_plain(np.frombuffer(whole, np.uint8), offsets, self._kinds, pass_others=not self._accept)
-        if plain is None:
-            places, values, unsure = self._by_arrow(whole, offsets)
-        elif plain.taken.all():
-            places, unsure = np.arange(len(lines)), np.zeros(len(lines), np.bool_)
-            values = [plain.columns[name] for name in self._declaration.names]
-        else:
-            places, values, unsure = self._with_others(lines, plain)
-        self.found.extra |= set() if plain is None else plain.others
+        keys = self._keys(lines, whole, offsets)
+        while self._note_variants(keys.others):
+            keys = self._keys(lines, whole, offsets)
+        self.found.extra |= keys.others
+        unsure = keys.unsure
         columns = []
-        for name, value in zip(self._declaration.names, values, strict=True):
+        for name in self._declaration.names:
+            value = self._in_any_case(name, keys, whole, unsure) if name in self._variants else keys.values[name]
             column = self._typed(name, value)
             if column.null_count != value.null_count:
                 unsure |= pc.and_(column.is_null(), value.is_valid()).to_numpy(zero_copy_only=False)
             columns.append(column)
         self._note_present(columns, whole)
-        return Parsed(places, columns, unsure)
+        return Parsed(keys.places, columns, unsure)
 
-    def _by_arrow(self, whole: pa.Buffer, offsets: I64) -> tuple[I64, list[pa.Array], Mask]:
-        """(places, values, unsure) of the lines that Arrow parses."""
+    def _keys(self, lines: pa.BinaryArray, whole: pa.Buffer, offsets: I64) -> _Keys:
+        """Return the values of the keys of `_kinds` in lines."""
+        assert self._kinds is not None
+        plain = parse_plain(np.frombuffer(whole, np.uint8), offsets, self._kinds, pass_others=not self._accept)
+        if plain is None:
+            return self._by_arrow(whole, offsets)
+        if plain.taken.all():
+            return _Keys(np.arange(len(lines)), plain.columns, np.zeros(len(lines), np.bool_), plain.others)
+        return self._with_others(lines, plain)
+
+    def _by_arrow(self, whole: pa.Buffer, offsets: I64) -> _Keys:
+        """Return the values of the lines that Arrow parses."""
         pieces = list(_Attempts(whole, offsets, self._schema()).rows(0, len(offsets) - 1))
         places = np.concatenate([np.arange(p.first, p.last) for p in pieces] or [np.zeros(0, np.int64)])
-        unsure = np.zeros(len(places), np.bool_)
-        values = []
-        for name in self._declaration.names:
-            chunks = [c for p in pieces for c in p.table.column(name).chunks]
-            values.append(pa.concat_arrays(chunks) if chunks else pa.nulls(0, self._schema().field(name).type))
-        self._note_extra(pieces, unsure)
-        return places, values, unsure
+        values = {}
+        for field in self._schema():
+            chunks = [c for p in pieces for c in p.table.column(field.name).chunks]
+            values[field.name] = pa.concat_arrays(chunks) if chunks else pa.nulls(0, field.type)
+        return _Keys(places, values, *self._others(pieces, len(places)))
 
-    def _with_others(self, lines: pa.BinaryArray, plain: PlainRows) -> tuple[I64, list[pa.Array], Mask]:
-        """What was parsed plainly, and by Arrow what was not; see `_by_arrow`."""
-        rest = lines.filter(pa.array(~plain.taken))
-        places, values, unsure = self._by_arrow(*_text_of(rest))
-        places = np.concatenate([np.flatnonzero(plain.taken), np.flatnonzero(~plain.taken)[places]])
+    def _with_others(self, lines: pa.BinaryArray, plain: PlainRows) -> _Keys:
+        """Return what was parsed plainly, and by Arrow what was not."""
+        rest = self._by_arrow(*_text_of(lines.filter(pa.array(~plain.taken))))
+        places = np.concatenate([np.flatnonzero(plain.taken), np.flatnonzero(~plain.taken)[rest.places]])
         order = np.argsort(places)
-        names = self._declaration.names
-        both = [pa.concat_arrays([plain.columns[name], x]) for name, x in zip(names, values, strict=True)]
-        unsure = np.concatenate([np.zeros(len(places) - len(unsure), np.bool_), unsure])
-        return places[order], [x.take(pa.array(order)) for x in both], unsure[order]
+        both = {key: pa.concat_arrays([x, rest.values[key]]) for key, x in plain.columns.items()}
+        unsure = np.concatenate([np.zeros(len(places) - len(rest.unsure), np.bool_), rest.unsure])
+        values = {key: x.take(pa.array(order)) for key, x in both.items()}
+        return _Keys(places[order], values, unsure[order], plain.others | rest.others)
+
+    def _note_variants(self, others: set[str]) -> bool:
+        """Read keys that differ from a declared column in case alone as that column; return whether some are new."""
+        assert self._kinds is not None
+        new = [key for key in others if key.lower() in self._by_lower]
+        for key in new:
+            name = self._by_lower[key.lower()]
+            self._variants.setdefault(name, []).append(key)
+            self._kinds[key] = self._kinds[name]
+        return bool(new)
+
+    def _in_any_case(self, name: str, keys: _Keys, whole: pa.Buffer, unsure: Mask) -> pa.Array:
+        """Return a column of the key that it is named by, else of the only one that differs in case alone.
+
+        Marks rows as unsure in which it is not known which of several keys are there.
+        """
+        exact, variants = keys.values[name], self._variants[name]
+        text = whole.to_pybytes()
+        if sum(_may_have_key(text, key) for key in (name, *variants)) > 1:
+            unsure |= exact.is_null().to_numpy(zero_copy_only=False)
+        return pc.coalesce(exact, *(keys.values[key] for key in variants))
 
     def _typed(self, name: str, value: pa.Array) -> pa.Array:
         zone, unit = self._declaration.timezone, self._declaration.timestamps.get(name)
@@ -128,7 +170,16 @@ class JsonReader:
                 continue
             if isinstance(row, dict):
                 rows.append(row)
-        return {name: self._kind(name, [r[name] for r in rows if r.get(name) is not None]) for name in self._names}
+        keys = dict.fromkeys(key for row in rows for key in row)
+        kinds: dict[str, pa.DataType] = {}
+        for name in self._names:
+            if name in self._declared:
+                others = [k for k in keys if k != name and self._by_lower.get(k.lower()) == name]
+                self._variants |= {name: others} if others else {}
+            spelled = (name, *self._variants.get(name, ()))
+            kind = self._kind(name, [r[key] for r in rows for key in spelled if r.get(key) is not None])
+            kinds |= dict.fromkeys(spelled, kind)
+        return kinds
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -142,17 +193,20 @@ class JsonReader:
         elements = [e for v in values if isinstance(v, list) for e in v if e is not None]
         return pa.list_(_spelling(element, elements, False))
 
-    def _note_extra(self, pieces: list[_Rows], unsure: Mask) -> None:
+    def _others(self, pieces: list[_Rows], rows: int) -> tuple[Mask, set[str]]:
+        """Return the rows with values of undeclared columns that become columns of the table, and undeclared keys."""
+        unsure, others = np.zeros(rows, np.bool_), set()
         at = 0
         for piece in pieces:
             for name in piece.table.schema.names:
-                if name in self._names:
+                if self._kinds is not None and name in self._kinds:
                     continue
-                self.found.extra.add(name)
+                others.add(name)
                 if self._accept:
                     there = piece.table.column(name).is_valid().to_numpy()
                     unsure[at : at + piece.table.num_rows] |= there
             at += piece.table.num_rows
+        return unsure, others
 
     def _note_present(self, columns: list[pa.Array], whole: pa.Buffer) -> None:
         """A null may be a key or none: text is looked at until one is found."""
@@ -165,9 +219,18 @@ class JsonReader:
                 found.add(name)
                 continue
             text = whole.to_pybytes() if text is None else text
-            signs = [json.dumps(name, ensure_ascii=False).encode(), b"\\u00" if name.isascii() else b"\\u"]
-            if any(name in row for row in _rows_with(text, signs)):
+            keys = (name, *self._variants.get(name, ()))
+            if any(key in row for key in keys for row in _rows_with(text, _signs_of(key))):
                 found.add(name)
+
+
+def _signs_of(key: str) -> list[bytes]:
+    """Return texts of which a line with a key has one."""
+    return [json.dumps(key, ensure_ascii=False).encode(), b"\\u00" if key.isascii() else b"\\u"]
+
+
+def _may_have_key(text: bytes, key: str) -> bool:
+    return any(sign in text for sign in _signs_of(key))
 
 
 def _text_of(lines: pa.BinaryArray) -> tuple[pa.Buffer, I64]:

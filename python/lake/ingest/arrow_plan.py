@@ -16,7 +16,7 @@ from headrace.lake.ingest.read_lines import SourceFile
 from headrace.lake.sources.clicks import is_json
 from headrace.lake.sources.compression import ending
 from headrace.lake.sources.criteo import CRITEO
-from headrace.lake.sources.delimited import LIST_SEPARATOR, header_of
+from headrace.lake.sources.delimited import LIST_SEPARATOR, declared_names, header_of
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.talkingdata import TIMES, TWO_DIGIT_HOUR
 
@@ -181,14 +181,15 @@ def _form(batch: LandingBatch, i: int) -> DelimitedForm | None:
         return None
     if source.format == "criteo":
         return DelimitedForm(CRITEO, "\t", quotes=False)
+    declared = tuple(c.name for c in batch.table.columns)
     if source.format == "csv":
-        declared = tuple(c.name for c in batch.table.columns)
-        names = header_of(file, source.separator) if source.header else declared
+        names = declared_names(file, header_of(file, source.separator), declared) if source.header else declared
         return DelimitedForm(
             names, source.separator, header=source.header, null_value=source.null_value, lists=LIST_SEPARATOR
         )
     rewrites = dict.fromkeys(TIMES, TWO_DIGIT_HOUR) if source.format == "talkingdata" else {}
-    return DelimitedForm(header_of(file, ","), ",", header=True, lists=LIST_SEPARATOR, rewrites=rewrites)
+    names = declared_names(file, header_of(file, ","), declared)
+    return DelimitedForm(names, ",", header=True, lists=LIST_SEPARATOR, rewrites=rewrites)
 
 
 def _micros(moment: datetime) -> int:

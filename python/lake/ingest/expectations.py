@@ -46,13 +46,15 @@ def drift(files: Sequence[FileProfile], table: Table, accepted: frozenset[str]) 
         accepted: undeclared columns that the table has already.
     """
     found: list[Drift] = []
-    ds = files[0].ds
+    ds, nowhere = files[0].ds, in_no_file(files)
     for name in sorted({name for f in files for name in f.extra} - accepted):
         found.append(Drift(ds, name, "new", f"in {_names([f for f in files if name in f.extra])}"))
     for column in table.columns:
         without = [f for f in files if column.name in f.absent]
         if without:
-            found.append(Drift(ds, column.name, "missing", f"in no row of {_names(without)}"))
+            where = f"in no row of {_names(without)}"
+            where = f"in no file of the day ({_names(without)})" if column.name in nowhere else where
+            found.append(Drift(ds, column.name, "missing", where))
         other = [f for f in files if _retyped(f, column.name)]
         if other:
             example = other[0].unreadable[column.name].example
@@ -68,6 +70,12 @@ def drift(files: Sequence[FileProfile], table: Table, accepted: frozenset[str]) 
                 )
             )
     return found
+
+
+def in_no_file(files: Sequence[FileProfile]) -> frozenset[str]:
+    """Return the declared columns that none of a day's files with rows has."""
+    absent = [f.absent for f in files if f.read]
+    return frozenset.intersection(*absent) if absent else frozenset()
 
 
 def refuse(files: Sequence[FileProfile], table: Table, drifts: Sequence[Drift]) -> None:
@@ -111,6 +119,9 @@ def check(ds: str, end: datetime, files: Sequence[FileProfile], duplicates: int,
     for column, limit in wanted.null_rate.items():
         nulls = sum(f.nulls.get(column, 0) for f in files) / good if good else 0.0
         found.append(Check(ds, f"null_rate.{column}", round(nulls, 6), limit, nulls <= limit))
+    if wanted.columns == "present":
+        missing = len(in_no_file(files))
+        found.append(Check(ds, "columns", missing, 0, not missing))
     if wanted.freshness_hours is not None:
         newest = max((f.newest for f in files if f.newest), default=None)
         age = None if newest is None else (end - newest).total_seconds() / 3600
@@ -151,6 +162,7 @@ def _describe(c: Check) -> str:
     kinds = {
         "min_rows": f"min_rows: {value} rows, at least {c.limit:,} wanted",
         "max_rows": f"max_rows: {value} rows, at most {c.limit:,} wanted",
+        "columns": f"columns: {value} of the declared ones are in no file of the day, all must be present",
         "control_rows": f"{value} rows were read, and the control file says {c.limit:,}",
         "freshness_hours": f"freshness_hours: the newest event is {value} hours before the end of the day, "
         f"at most {c.limit:g} wanted",

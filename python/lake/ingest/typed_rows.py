@@ -40,7 +40,9 @@ def typed(
     values = [_cast(frame, i, c, source).alias(c.name) for i, c in enumerate(columns)]
     frame = frame.select("*", *values)
     wrong = _wrong(frame, source, table, ids)
-    bad = F.col("_broken").isNotNull() | reduce(lambda a, b: a | b, (w.when for w in wrong), F.lit(False))
+    faults = F.col("_faults") if "_faults" in frame.columns else F.array().cast("array<string>")
+    bad = F.col("_broken").isNotNull() | (F.size(faults) > 0)
+    bad = reduce(lambda a, b: a | b, (w.when for w in wrong), bad)
     state = F.when(F.col("_skip"), SKIPPED)
     if forgotten is not None:
         state = state.when(_forgotten(forgotten, table), FORGOTTEN)
@@ -50,8 +52,10 @@ def typed(
     kinds = F.array_compact(
         F.array(*(F.when(w.when, F.struct(F.lit(w.kind).alias("kind"), w.value.alias("value"))) for w in wrong))
     )
-    whole = F.array(F.struct(F.col("_broken").alias("kind"), F.substring("_text", 1, SHOWN).alias("value")))
-    reason = F.concat_ws("; ", *(F.when(w.when, w.reason) for w in wrong))
+    line = F.substring("_text", 1, SHOWN)
+    kinds = F.concat(kinds, F.transform(faults, lambda f: F.struct(f.alias("kind"), line.alias("value"))))
+    whole = F.array(F.struct(F.col("_broken").alias("kind"), line.alias("value")))
+    reason = F.concat_ws("; ", *(F.when(w.when, w.reason) for w in wrong), faults)
     broken = F.col("_broken").isNotNull()
     return frame.select(
         "_file",

@@ -6,7 +6,7 @@ import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 from pyspark.sql import Column, DataFrame
@@ -19,6 +19,7 @@ from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
 from headrace.lake.sources.text_lines import QuotedFields
+from headrace.schema import match_names
 from headrace.storage import StoreError
 
 #: Bytes of a header that are read. Its names may have fewer (csv.field_size_limit).
@@ -67,12 +68,15 @@ def delimited(
         fix: by column: what makes its text castable.
 
     Raises:
-        UserError: a header names a column twice.
+        UserError: a header names a column twice, or two that differ from a declared one in case alone.
     """
     by_header: dict[tuple[str, ...], list[int]] = {}
     declared = tuple(dict.fromkeys(c.steps[0] for c in batch.table.columns))
     for i in files:
-        names = header_of(batch.files[i][1], separator, trim, batch.source.multiline) if header else declared
+        file = batch.files[i][1]
+        names = declared
+        if header:
+            names = declared_names(file, header_of(file, separator, trim, batch.source.multiline), declared)
         by_header.setdefault(names, []).append(i)
     return [
         _delimited(batch, chosen, names, separator, header, null_value, trim, fix or {})
@@ -119,6 +123,7 @@ def _delimited(
         *(texts.text(c.steps).alias(f"_n{i}") for i, c in inside.items()),
         *presence_masks(has),
         extra.alias("_extra"),
+        *([F.array_compact(F.array(*texts.faults)).alias("_faults")] if texts.faults else []),
         F.col("_row._bad").isNotNull().alias("_unread"),
     )
     values = []
@@ -171,6 +176,19 @@ def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: 
         if count > 1:
             raise UserError(f"landing file {file.name}: its header names column '{name}' twice")
     return names
+
+
+def declared_names(file: LandingFile, header: Sequence[str], declared: Iterable[str]) -> tuple[str, ...]:
+    """Return a header with declared columns under their declared names, which may differ from the file's in case.
+
+    Raises:
+        UserError: two of its names differ from a declared one in case alone, and none is the same.
+    """
+    try:
+        by_file = {name: wanted for wanted, name in match_names(declared, header).items()}
+    except ValueError as e:
+        raise UserError(f"landing file {file.name}: its header names {e}; rename one of them") from None
+    return tuple(by_file.get(name, name) for name in header)
 
 
 def _lines(data: BinaryIO) -> Iterator[str]:

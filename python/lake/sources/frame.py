@@ -7,6 +7,7 @@ A reader returns frames with the columns of `LandingBatch.lines` and
   `_v<i>`              the same ready to be cast, where that differs: a string, or array<string> for list columns
   `_present<k>` bigint bit b: the row has a key (a field) for declared column 60 k + b, be it null
   `_extra` map         undeclared columns of the row, name to text; null where there are none
+  `_faults` array      further reasons why the row is bad, strings; may be left out
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from headrace.lake.sources.frame import NOT_JSON, mask_names, presence_masks, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
-from headrace.lake.sources.values import only_object, parse_object
+from headrace.lake.sources.values import ambiguous_member, declared_members, only_object, parse_object
 
 
 def read_jsonl(batch: LandingBatch) -> list[DataFrame]:
@@ -22,8 +22,14 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
     """One JSON object a line. Nested values of undeclared columns are kept as JSON text."""
     lines = batch.lines(files)
     lines = lines.select("*", parse_object(F.col("_text")).alias("_json"))
-    lines = lines.select(*without(lines, "_json"), only_object(F.col("_json")).alias("_map"))
+    lines = lines.select(*without(lines, "_json"), only_object(F.col("_json")).alias("_members"))
     columns = batch.table.columns
+    declared = list(dict.fromkeys(c.steps[0] for c in columns))
+    lines = lines.select(
+        *without(lines, "_members"),
+        declared_members(F.col("_members"), declared).alias("_map"),
+        ambiguous_member(F.col("_members"), declared).alias("_ambiguous"),
+    )
     texts = NestedTexts(lines, columns, lambda key: F.try_element_at("_map", F.lit(key)))
     lines = texts.frame.select(
         "*",
@@ -31,7 +37,8 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
         *(texts.text(c.steps).alias(f"_n{i}") for i, c in enumerate(columns) if len(c.steps) > 1),
         *(texts.has(c.steps).alias(f"_h{i}") for i, c in enumerate(columns) if len(c.steps) > 1),
     )
-    lines = lines.select(*without(lines, *texts.parsed))
+    faults = F.array_compact(F.array("_ambiguous", *texts.faults)).alias("_faults")
+    lines = lines.select(*without(lines, "_ambiguous", *texts.parsed), faults)
     has = [
         F.col(f"_h{i}") if len(c.steps) > 1 else F.col(f"_t{i}").isNotNull() | F.map_contains_key("_map", c.steps[0])
         for i, c in enumerate(columns)
@@ -45,7 +52,6 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
             ready.append(F.col(text).alias(f"_v{i}"))
     nested = [f"_{kind}{i}" for kind in "nh" for i, c in enumerate(columns) if len(c.steps) > 1]
     lines = lines.select(*without(lines, *nested), *presence_masks(has), *ready)
-    declared = list(dict.fromkeys(c.steps[0] for c in columns))
     extra = F.map_filter("_map", lambda key, _: ~key.isin(declared))
     if declared == [c.steps[0] for c in columns] and not nested:
         present = sum((F.bit_count(name) for name in mask_names(len(columns))), start=F.lit(0))

@@ -8,7 +8,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.lake.sources.values import only_object, parse_object
+from headrace.lake.sources.values import ambiguous_member, declared_members, only_object, parse_object
 from headrace.schema import TableColumn
 
 Steps = tuple[str, ...]
@@ -33,15 +33,29 @@ class NestedTexts:
             level = [steps for steps in outer if len(steps) == depth]
             names = {steps: f"_o{len(self._objects) + i}" for i, steps in enumerate(level)}
             found = [parse_object(self.text(steps)).alias(f"{name}_found") for steps, name in names.items()]
-            members = [only_object(F.col(f"{name}_found")).alias(name) for name in names.values()]
-            frame = frame.select("*", *found).select(*frame.columns, *members)
+            members = [only_object(F.col(f"{name}_found")).alias(f"{name}_members") for name in names.values()]
+            before = frame.columns
+            frame = frame.select("*", *found).select(*before, *members)
+            named = []
+            for steps, name in names.items():
+                through = [c.steps for c in columns if c.steps[:depth] == steps and len(c.steps) > depth]
+                inside = dict.fromkeys(inner[depth] for inner in through)
+                given = F.col(f"{name}_members")
+                named.append(declared_members(given, inside).alias(name))
+                named.append(ambiguous_member(given, inside).alias(f"{name}_ambiguous"))
+            frame = frame.select(*before, *named)
             self._objects |= {steps: F.col(name) for steps, name in names.items()}
         self.frame = frame
 
     @property
     def parsed(self) -> list[str]:
         """The columns that were added to the frame, to be dropped when the texts are read."""
-        return [f"_o{i}" for i in range(len(self._objects))]
+        return [name for i in range(len(self._objects)) for name in (f"_o{i}", f"_o{i}_ambiguous")]
+
+    @property
+    def faults(self) -> list[Column]:
+        """Why an object's members cannot be told from each other: strings, null where they can."""
+        return [F.col(f"_o{i}_ambiguous") for i in range(len(self._objects))]
 
     def text(self, steps: Steps) -> Column:
         """The text that a path leads to; null where there is none, or null."""

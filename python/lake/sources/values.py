@@ -22,6 +22,7 @@ that would are told from the others (a bigint as an int, a decimal as one of few
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import Column
@@ -31,7 +32,7 @@ from pyspark.sql import types as T
 from headrace.config import AnySource
 from headrace.errors import UserError
 from headrace.lake.sources.frame import EXTRA_TYPE, quoted
-from headrace.schema import KEY_FIELD, Each, Element, EpochUnit, TableColumn, decimal_digits, is_of_list
+from headrace.schema import KEY_FIELD, Each, Element, EpochUnit, TableColumn, decimal_digits, is_of_list, match_names
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"
@@ -47,6 +48,8 @@ _MOMENTS = {
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 #: Java reads `1d`, `1f`, `0x1p3` and `NaN`.
 _NO_NUMBER = "[A-DF-Za-df-z]"
+#: Ends the reason of a row whose JSON object has several members for one name.
+AMBIGUOUS = ": several fields have this name or differ from it in case alone"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 #: Types whose cast to text has one spelling a value.
 _SPELLED_ONCE = (*_INTEGERS, "boolean", "date", "timestamp", "timestamp_ntz")
@@ -189,6 +192,53 @@ def only_object(parsed: Column) -> Column:
     return F.when(F.size(parsed) == 1, parsed[0])
 
 
+def declared_members(members: Column, declared: Iterable[str]) -> Column:
+    """Return members of a JSON object with declared ones under their declared names: map<string,string>.
+
+    A member that differs from a declared name in case alone stands for it where no member has the very name, as
+    headrace.schema.match_names says. Objects of which `ambiguous_member` says something stay as they are.
+
+    Args:
+        members: map<string,string>; had better be a column, as it is looked at several times.
+        declared: names of members.
+    """
+    names = _declared_names(members, list(declared))
+    renamed = F.map_from_arrays(names, F.map_values(members))
+    return (
+        F.when(~F.coalesce(_has_variants(members, list(declared)), F.lit(False)), members)
+        .when(F.size(F.array_distinct(names)) == F.size(names), renamed)
+        .otherwise(members)
+    )
+
+
+def ambiguous_member(members: Column, declared: Iterable[str]) -> Column:
+    """Return why `declared_members` cannot tell members of a JSON object from each other: string; null where it can."""
+    wanted = list(declared)
+    names = _declared_names(members, wanted)
+    twice = F.filter(F.array(*map(F.lit, wanted)), lambda w: F.size(F.filter(names, lambda name: name == w)) > 1)
+    text = F.concat(F.coalesce(F.get(twice, F.lit(0)), F.lit("a field")), F.lit(AMBIGUOUS))
+    is_ambiguous = _has_variants(members, wanted) & (F.size(F.array_distinct(names)) < F.size(names))
+    return F.when(is_ambiguous, text)
+
+
+def _has_variants(members: Column, declared: list[str]) -> Column:
+    """Whether a member differs from a declared name in case alone."""
+    lower = list(dict.fromkeys(name.lower() for name in declared))
+    return F.exists(F.map_keys(members), lambda key: ~key.isin(declared) & F.lower(key).isin(lower))
+
+
+def _declared_names(members: Column, declared: list[str]) -> Column:
+    by_lower = {name.lower(): name for name in reversed(declared)}
+    named = F.create_map(*(F.lit(x) for pair in by_lower.items() for x in pair))
+
+    def name_of(key: Column) -> Column:
+        name = F.try_element_at(named, F.lower(key))
+        is_variant = ~key.isin(declared) & name.isNotNull() & ~F.map_contains_key(members, name)
+        return F.when(is_variant, name).otherwise(key)
+
+    return F.transform(F.map_keys(members), name_of)
+
+
 def _at_path(column: TableColumn, schema: T.StructType) -> tuple[Column, T.DataType] | None:
     """The value that a column's path leads to, and its type in the table; None where a column or field is not there."""
     field = _field(schema, column.steps[0])
@@ -209,7 +259,8 @@ def _inside(value: Column, at: T.DataType, column: TableColumn, done: int) -> tu
         if isinstance(at, T.MapType) and isinstance(at.keyType, T.StringType):
             return _inside(F.try_element_at(value, F.lit(str(step))), at.valueType, column, done + 1)
         if isinstance(at, T.StringType):
-            return _inside(F.try_element_at(only_object(parse_object(value)), F.lit(str(step))), at, column, done + 1)
+            members = declared_members(only_object(parse_object(value)), [str(step)])
+            return _inside(F.try_element_at(members, F.lit(str(step))), at, column, done + 1)
     if isinstance(at, T.NullType):
         return F.lit(None), at
     wanted = (
@@ -248,9 +299,12 @@ def _inside_list(
 
 
 def _field(struct: T.StructType, name: str) -> T.StructField | None:
-    """The field of that name; Spark's names have no case."""
-    same = [f for f in struct.fields if f.name.lower() == name.lower()]
-    return next((f for f in same if f.name == name), same[0] if same else None)
+    """Return the field of that name, else the only one that differs in case alone."""
+    try:
+        found = match_names([name], struct.names)
+    except ValueError as e:
+        raise UserError(f"the table has the columns or fields {e}; rename one of them") from None
+    return next((f for f in struct.fields if f.name == found.get(name)), None)
 
 
 def _convert(
