@@ -95,6 +95,9 @@ class LandingSource(AnySource):
     path: PatternText
     #: csv only: the character between two fields.
     separator: str = ","
+    #: csv only: what stands before a quote within a quoted field, and before itself there (Spark's form: a backslash).
+    #: null: such quotes are doubled (RFC 4180), which is read in any case.
+    escape: str | None = None
     #: csv only: whether the first line of each file has the names of the columns; else they are the declared
     #: ones, in order.
     header: bool = True
@@ -113,6 +116,16 @@ class LandingSource(AnySource):
             hint = nearest(str(value), [*files, *tables])
             raise ValueError(f"'{value}' is no format{hint}; files: {', '.join(files)}; tables: {', '.join(tables)}")
         return value
+
+    @model_validator(mode="after")
+    def _escape_is_a_character(self) -> LandingSource:
+        if self.escape is not None:
+            if self.format != "csv":
+                raise ValueError(f"escape: fields of format '{self.format}' have none; leave it out")
+            is_sign = len(self.escape) == 1 and self.escape.isascii() and self.escape.isprintable()
+            if not is_sign or self.escape in ('"', " ", self.separator):
+                raise ValueError(f"escape: {self.escape!r} must be one character of ASCII, no quote and no separator")
+        return self
 
     @model_validator(mode="after")
     def _success_file_is_of_a_day(self) -> LandingSource:

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from headrace.errors import UserError
 from headrace.lake.blocks.lines import LINE_BYTES, TOO_LONG, Block, whole_lines
+from headrace.lake.blocks.quotes import UNCLOSED, QuotedFields
 from headrace.lake.blocks.screen import odd_json
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.delimited import header_of
-from headrace.lake.sources.text_lines import UNCLOSED, QuotedFields, lines_of, whole_records
+from headrace.lake.sources.text_lines import lines_of, whole_records
 from headrace.storage import local
 
 TOKENS = ('"', '""', ",", "x", " ", "\n", '"\n', ',"', '",', '5" pipe,"z\n', '"a"b,"\n', 'é,"', "\r\n")

@@ -17,6 +17,7 @@ from headrace.config import LandingSource, build_spec
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.lake import landing
 from headrace.lake.blocks.lines import Part, blocks, count_lines
+from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.completeness import declared_rows, lacking
 from headrace.lake.ingest.day_files import covered_days, day_files
@@ -178,7 +179,7 @@ def test_a_file_that_is_gone_is_named(drops: Location, ws: Workspace) -> None:
     file.path.remove()
     assert not file.unchanged()
     message = rf"^landing file s3://bucket/drops/{D1}/a\.csv cannot be read: there is no file"
-    for read in (file.sha256, lambda: header_of(file, ",")):
+    for read in (file.sha256, lambda: header_of(file, QuotedFields(","))):
         with pytest.raises(UserError, match=message):
             read()
 
@@ -200,7 +201,7 @@ def test_a_header_costs_the_beginning_of_a_file(
     monkeypatch.setattr(calls, "get_range", ranged)
     for name in ("get_small", "download"):
         monkeypatch.setattr(calls, name, forbidden(name))
-    assert list(header_of(file, ",")) == names
+    assert list(header_of(file, QuotedFields(","))) == names
     assert sizes == [64 << 10] * len(sizes)
     assert len(sizes) <= most
 
@@ -210,9 +211,9 @@ def test_a_header_must_be_utf_8_and_lines_behind_it_need_not(drops: Location, ws
     put(drops / D1, "a.csv", data=utf8 + latin)
     put(drops / D1, "b.csv", data=latin + utf8)
     good, bad = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1).files
-    assert header_of(good, ",") == ("é", "b")
+    assert header_of(good, QuotedFields(",")) == ("é", "b")
     with pytest.raises(UserError, match=r"b\.csv: its first line, the header, is not UTF-8 text$"):
-        header_of(bad, ",")
+        header_of(bad, QuotedFields(","))
 
 
 def test_markers_and_control_files(drops: Location, ws: Workspace) -> None:

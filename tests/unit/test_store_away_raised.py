@@ -21,6 +21,7 @@ from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.arrow import lake_file
 from headrace.features.workflow import saved
+from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.iceberg.metadata import read_metadata
 from headrace.lake.ingest import check_days
 from headrace.lake.ingest.changed_days import net_change
@@ -73,7 +74,7 @@ def context(home: Any) -> Any:
         lambda home: Catalogue.read(home / "items.parquet", "item_id"),
         lambda home: saved_rows._Tensors(home / "a.safetensors"),
         lambda home: LandingFile("a", home / "a", 1, 0).sha256(),
-        lambda home: header_of(LandingFile("a.csv", home / "a.csv", 1, 0), ","),
+        lambda home: header_of(LandingFile("a.csv", home / "a.csv", 1, 0), QuotedFields(",")),
     ],
     ids=[
         "landing", "metadata", "table", "base", "verify", "listing", "arrow", "iceberg", "catalogue", "rows",

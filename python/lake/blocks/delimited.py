@@ -12,8 +12,8 @@ import pyarrow.csv as pcsv
 
 from headrace.lake.blocks.convert import arrow_type, element_type, from_text, list_of, split_list
 from headrace.lake.blocks.lines import Block, Mask
+from headrace.lake.blocks.quotes import QuotedFields, odd_quotes, with_doubled_quotes
 from headrace.lake.blocks.reader import Declaration, Found, Parsed
-from headrace.lake.blocks.screen import odd_quotes
 from headrace.lake.blocks.text import bounds
 
 _BLOCK = 4 << 20
@@ -30,6 +30,8 @@ class DelimitedForm:
     quotes: bool = True
     #: Whether the first line names the columns.
     header: bool = False
+    #: Besides a second quote, what makes a quote a part of a quoted field.
+    escape: str | None = None
     null_value: str | None = None
     #: Separates the elements of lists.
     lists: str = "|"
@@ -46,6 +48,7 @@ class DelimitedReader:
         self._form, self._declaration = form, declaration
         declared = {c.name for c in declaration.columns}
         self.found = Found({n for n in form.names if n in declared}, {n for n in form.names if n not in declared})
+        self._fields = QuotedFields(form.separator, escape=form.escape)
         self._places = {name: f"f{k}" for k, name in enumerate(form.names)}
         wanted = [self._places[n] for n in declaration.names if n in self._places]
         self._read = pcsv.ReadOptions(
@@ -66,7 +69,7 @@ class DelimitedReader:
         if not self._form.names:
             return np.ones(len(block), np.bool_)
         if self._form.quotes:
-            return odd_quotes(block, self._form.separator)
+            return odd_quotes(block, self._fields)
         return np.zeros(len(block), np.bool_)
 
     def skipped(self, block: Block) -> Mask:
@@ -77,6 +80,8 @@ class DelimitedReader:
 
     def parse(self, lines: pa.BinaryArray) -> Parsed:
         """Rows of lines, those with another number of fields left out."""
+        if self._form.escape is not None:
+            lines = with_doubled_quotes(lines, self._fields)
         other: set[bytes] = set()
 
         def note(row: pcsv.InvalidRow) -> str:

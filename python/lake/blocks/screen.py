@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.lake.blocks.lines import BLANK, BOM, NEWLINE, TAB, Block, Mask
 
-_OPEN, _CLOSE, _QUOTE = ord("{"), ord("}"), ord('"')
+_OPEN, _CLOSE = ord("{"), ord("}")
 #: Jackson limits the digits of a number (those of its fraction and exponent too) and the depth of an object; lines
 #: shorter than the first reach neither. The last is the limit of a text.
 _LONG, _DIGITS, _MOST_DEPTH, _MOST_TEXT = 900, re.compile(rb"[0-9.eE+-]+"), 400, 20_000_000
@@ -42,19 +40,6 @@ def odd_bytes(block: Block) -> Mask:
         last = len(data) - 1
         odd |= np.all([data[np.minimum(block.starts + k, last)] == sign for k, sign in enumerate(BOM)], axis=0)
     odd |= (ends > block.starts) & (data[block.starts] == BLANK) & (data[ends - 1] == BLANK)
-    return odd
-
-
-def odd_quotes(block: Block, separator: str) -> Mask:
-    """Lines whose quotes are not as RFC 4180 has them. bool [lines]."""
-    odd = np.zeros(len(block), np.bool_)
-    if b'"' not in block.data:
-        return odd
-    quoted = np.unique(block.line_of(np.flatnonzero(block.bytes == _QUOTE)))
-    between = re.escape(separator)
-    field = f'(?:[^"{between}]*|"(?:[^"]|"")*")'
-    whole = f"^{field}(?:{between}{field})*\\r?\\n$"
-    odd[quoted] = ~pc.match_substring_regex(block.lines.take(pa.array(quoted)), whole).to_numpy(zero_copy_only=False)
     return odd
 
 

@@ -11,6 +11,7 @@ from headrace.config import LandingSource, Table
 from headrace.lake.blocks.convert import ARROW_TYPES, element_type
 from headrace.lake.blocks.delimited import DelimitedForm
 from headrace.lake.blocks.lines import COMPRESSIONS, Part
+from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.blocks.reader import Declaration, TimeRange
 from headrace.lake.ingest.read_lines import SourceFile
 from headrace.lake.sources.clicks import is_json
@@ -21,7 +22,10 @@ from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.talkingdata import TIMES, TWO_DIGIT_HOUR
 
 #: Keys of `source` that are known here; another one that is not at its default is left to Spark.
-_KNOWN = {"format", "path", "separator", "header", "null_value", "catch_up_days", "timezone", "timestamps", "complete"}
+_KNOWN = {
+    "format", "path", "separator", "escape", "header", "null_value", "catch_up_days", "timezone", "timestamps",
+    "complete",
+}  # fmt: skip
 _KNOWN_OF_COLUMNS = {"name", "type", "required"}
 _FORMATS = ("clicks", "criteo", "csv", "jsonl", "talkingdata")
 #: Uncompressed files are split into parts of so many bytes: at least, and at most.
@@ -183,12 +187,18 @@ def _form(batch: LandingBatch, i: int) -> DelimitedForm | None:
         return DelimitedForm(CRITEO, "\t", quotes=False)
     declared = tuple(c.name for c in batch.table.columns)
     if source.format == "csv":
-        names = declared_names(file, header_of(file, source.separator), declared) if source.header else declared
+        fields = QuotedFields(source.separator, escape=source.escape)
+        names = declared_names(file, header_of(file, fields), declared) if source.header else declared
         return DelimitedForm(
-            names, source.separator, header=source.header, null_value=source.null_value, lists=LIST_SEPARATOR
+            names,
+            source.separator,
+            header=source.header,
+            escape=source.escape,
+            null_value=source.null_value,
+            lists=LIST_SEPARATOR,
         )
     rewrites = dict.fromkeys(TIMES, TWO_DIGIT_HOUR) if source.format == "talkingdata" else {}
-    names = declared_names(file, header_of(file, ","), declared)
+    names = declared_names(file, header_of(file, QuotedFields(",")), declared)
     return DelimitedForm(names, ",", header=True, lists=LIST_SEPARATOR, rewrites=rewrites)
 
 

@@ -114,7 +114,7 @@ def declaration(source: Source, table: Table, version: int) -> str:
 
 def declared_source(source: Source) -> dict[str, Any]:
     """The section `source` for fingerprints."""
-    declared = _without_defaults(source, ("timezone", "timestamps", "trim", "multiline"))
+    declared = _without_defaults(source, ("timezone", "timestamps", "trim", "multiline", "escape"))
     # When a day is taken, not what becomes of it.
     declared.pop("complete", None)
     return declared

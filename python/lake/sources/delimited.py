@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.blocks.quotes import QuotedFields, QuotesTask
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.compression import DamagedError, open_plain
 from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
-from headrace.lake.sources.text_lines import QuotedFields
+from headrace.lake.sources.text_lines import lines_of, whole_records
 from headrace.schema import match_names
 from headrace.storage import StoreError
 
 #: Bytes of a header that are read. Its names may have fewer (csv.field_size_limit).
 _HEADER_BYTES = 1 << 20
 _OLD_MAC = "its lines end with a carriage return alone, as on old Macs; deliver it with line feeds"
+#: Bytes that are read at once to find a header that may go over several lines.
+_RECORD_BLOCK = 64 << 10
 #: Lists in one CSV field.
 LIST_SEPARATOR = "|"
 
@@ -39,6 +42,7 @@ def read_csv(batch: LandingBatch) -> list[DataFrame]:
         range(len(batch.files)),
         separator=source.separator,
         header=source.header,
+        escape=source.escape,
         null_value=source.null_value,
         trim=source.trim,
     )
@@ -50,6 +54,7 @@ def delimited(
     *,
     separator: str,
     header: bool,
+    escape: str | None = None,
     null_value: str | None = None,
     trim: bool = False,
     fix: Mapping[str, Callable[[Column], Column]] | None = None,
@@ -63,6 +68,7 @@ def delimited(
         files: numbers of the files.
         separator: one character.
         header: whether the first line of each file names the columns; else they are the declared ones, in order.
+        escape: besides a second quote, what makes a quote a part of a quoted field.
         null_value: another text that means null.
         trim: whether blanks around a field are no part of it.
         fix: by column: what makes its text castable.
@@ -70,17 +76,17 @@ def delimited(
     Raises:
         UserError: a header names a column twice, or two that differ from a declared one in case alone.
     """
+    fields = QuotedFields(separator, trim, escape)
     by_header: dict[tuple[str, ...], list[int]] = {}
     declared = tuple(dict.fromkeys(c.steps[0] for c in batch.table.columns))
     for i in files:
         file = batch.files[i][1]
         names = declared
         if header:
-            names = declared_names(file, header_of(file, separator, trim, batch.source.multiline), declared)
+            names = declared_names(file, header_of(file, fields, batch.source.multiline), declared)
         by_header.setdefault(names, []).append(i)
     return [
-        _delimited(batch, chosen, names, separator, header, null_value, trim, fix or {})
-        for names, chosen in by_header.items()
+        _delimited(batch, chosen, names, fields, header, null_value, fix or {}) for names, chosen in by_header.items()
     ]
 
 
@@ -88,19 +94,19 @@ def _delimited(
     batch: LandingBatch,
     files: Sequence[int],
     names: tuple[str, ...],
-    separator: str,
+    fields: QuotedFields,
     header: bool,
     null_value: str | None,
-    trim: bool,
     fix: Mapping[str, Callable[[Column], Column]],
 ) -> DataFrame:
     columns = batch.table.columns
-    lines = batch.lines(files, QuotedFields(separator, trim) if batch.source.multiline else None)
+    lines = batch.lines(files, fields if batch.source.multiline else None)
+    lines = lines.mapInArrow(QuotesTask(fields), f"{_schema_of(lines)}, _record string, _quotes string")
     schema = ", ".join([*(f"f{k} string" for k in range(len(names))), "_bad string"])
-    options = {"sep": separator, "escape": '"', "columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
-    if trim:
+    options = {"sep": fields.separator, "escape": '"', "columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
+    if fields.trim:
         options |= {"ignoreLeadingWhiteSpace": "true", "ignoreTrailingWhiteSpace": "true"}
-    lines = lines.select("*", F.from_csv("_text", schema, options).alias("_row"))
+    lines = lines.select("*", F.from_csv("_record", schema, options).alias("_row"))
 
     def text(k: int) -> Column:
         field = F.col(f"_row.f{k}")
@@ -138,13 +144,17 @@ def _delimited(
             values.append(F.split(f"_t{i}", re.escape(LIST_SEPARATOR)).alias(f"_v{i}"))
         elif c.name in fix:
             values.append(fix[c.name](F.col(f"_t{i}")).alias(f"_v{i}"))
-    broken = F.when(F.col("_unread"), F.lit(WRONG_FIELDS))
+    broken = F.coalesce("_quotes", F.when(F.col("_unread"), F.lit(WRONG_FIELDS)))
     first = F.lit(header) & (F.col("_line") == 1)
     frame = lines.select(*without(lines, *(f"_n{i}" for i in inside)), *values)
-    return with_line_faults(frame, broken, first).drop("_unread")
+    return with_line_faults(frame, broken, first).drop("_unread", "_record", "_quotes")
 
 
-def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: bool = False) -> tuple[str, ...]:
+def _schema_of(frame: DataFrame) -> str:
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
+
+
+def header_of(file: LandingFile, form: QuotedFields, multiline: bool = False) -> tuple[str, ...]:
     """The column names in a file's first line (with `multiline`: its first record); () for an empty file.
 
     A column without a name, as pandas writes for its index, is `column<k>`, k its place from 0 (DuckDB's name for it).
@@ -155,23 +165,23 @@ def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: 
     line = ""
     try:
         with open_plain(file.path, begin=True) as data:
-            lines = _lines(data)
-            line = next(lines, "").removeprefix("\ufeff").rstrip("\r\n")
-            record = itertools.chain([line + "\n"], lines) if multiline else [line]
-            fields = next(csv.reader(record, delimiter=separator, skipinitialspace=trim), [])
-            "".join(fields).encode()
+            line = _first_record(data, form) if multiline else next(_lines(data), "")
+            record = form.rfc4180(line.removeprefix("\ufeff").rstrip("\r\n").encode("utf-8", "surrogateescape"))
+            if isinstance(record, str):
+                raise UserError(f"landing file {file.name}: its first line, the header, has no fields: {record}")
+            fields = next(csv.reader([record.decode()], delimiter=form.separator), [])
     except DamagedError as e:
         raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
     except StoreError:
         raise
     except OSError as e:
         raise UserError(f"landing file {file.name} cannot be read: {e.strerror or e}") from None
-    except UnicodeEncodeError:
+    except UnicodeDecodeError:
         raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
     except csv.Error as e:
         cause = _OLD_MAC if "\r" in line else f"its first line is no header: {e}"
         raise UserError(f"landing file {file.name}: {cause}") from None
-    names = tuple((field.strip() if trim else field) or f"column{k}" for k, field in enumerate(fields))
+    names = tuple((field.strip() if form.trim else field) or f"column{k}" for k, field in enumerate(fields))
     for name, count in Counter(names).items():
         if count > 1:
             raise UserError(f"landing file {file.name}: its header names column '{name}' twice")
@@ -189,6 +199,14 @@ def declared_names(file: LandingFile, header: Sequence[str], declared: Iterable[
     except ValueError as e:
         raise UserError(f"landing file {file.name}: its header names {e}; rename one of them") from None
     return tuple(by_file.get(name, name) for name in header)
+
+
+def _first_record(data: BinaryIO, form: QuotedFields) -> str:
+    """Return a text's first record; a byte that is not UTF-8 as half a surrogate pair."""
+    for records in whole_records(lines_of(data, _RECORD_BLOCK), form):
+        first: bytes = records.texts.view(pa.binary())[0].as_py()
+        return first.decode("utf-8", "surrogateescape")
+    return ""
 
 
 def _lines(data: BinaryIO) -> Iterator[str]:

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 
 from headrace import identifiers
 from headrace.lake.blocks.lines import TOO_LONG
+from headrace.lake.blocks.quotes import STRAY, UNCLOSED
 from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.text_lines import UNCLOSED
 
 #: `_state` of a typed row (headrace.lake.ingest.typed_rows).
 GOOD, BAD, SKIPPED = 0, 1, 2
@@ -35,7 +35,7 @@ NOT_UTF8 = "not UTF-8 text"
 NOT_JSON = "not a JSON object"
 WRONG_FIELDS = "wrong number of fields"
 #: Reasons that are about a line as a whole.
-LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS, UNCLOSED, TOO_LONG})
+LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS, STRAY, UNCLOSED, TOO_LONG})
 
 
 def fixed_fields(

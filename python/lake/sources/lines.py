@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import LandingSource, Table
+from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.landing import LandingDay, LandingFile, following, midnight
-from headrace.lake.sources.text_lines import DAMAGED, QuotedFields, ReadLines
+from headrace.lake.sources.text_lines import DAMAGED, ReadLines
 from headrace.lake.told_errors import own_error
 from headrace.storage import Location
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.lake.blocks.lines import TOO_LONG, whole_lines
+from headrace.lake.blocks.quotes import UNCLOSED, QuotedFields
 from headrace.lake.sources.compression import DamagedError, open_plain
 from headrace.storage import Location, StoreError
 
@@ -24,21 +25,9 @@ BLOCK_BYTES = 4 << 20
 #: A quoted field that is not closed within so many bytes is taken for one that lacks its closing quote: its record's
 #: first line is bad, and reading goes on with the second.
 RECORD_BYTES = 1 << 20
-#: Why such a line is no row.
-UNCLOSED = "a quoted field is not closed"
 #: What a task's error says of a file that cannot be read to its end, for the driver to find: then its number and why.
 DAMAGED = "LANDING_FILE_DAMAGED"
 _QUOTE = b'"'
-
-
-@dataclass(frozen=True)
-class QuotedFields:
-    """How the fields of delimited text are told from each other."""
-
-    #: One character.
-    separator: str
-    #: Whether blanks may stand before the quote that a field begins with.
-    trim: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +130,7 @@ class _Joiner:
 
     def __init__(self, fields: QuotedFields, most: int) -> None:
         self._separator, self._trim, self._most = fields.separator.encode(), fields.trim, most
+        self._fields = fields
         #: Lines of an open record: each but the first ends in a quoted field if it begins in one.
         self._open: deque[bytes] = deque()
         self._bytes = 0
@@ -203,7 +193,7 @@ class _Joiner:
                 while line.startswith(b" ", at):
                     at += 1
             if inside:
-                at = _closing(line, at)
+                at = self._fields.closing(line, at)
                 if at < 0:
                     return True
                 inside = False
@@ -214,15 +204,6 @@ class _Joiner:
             if at < 0:
                 return False
             at += len(self._separator)
-
-
-def _closing(line: bytes, at: int) -> int:
-    """The place behind the quote that closes a field; -1 where there is none. Doubled quotes are part of the field."""
-    while (at := line.find(_QUOTE, at)) >= 0:
-        if not line.startswith(_QUOTE, at + 1):
-            return at + 1
-        at += 2
-    return -1
 
 
 def _split(data: bytes) -> pa.Array:
