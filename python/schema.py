@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -42,7 +43,10 @@ COLUMN_TYPES = (
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 _MOST_DIGITS = 38
 #: What a number in a column of times counts, since 1970 in UTC.
-EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
+EpochUnit = Literal["epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds"]
+#: Directives of formats of times (headrace.lake.blocks.spellings), and those that stand for several.
+_DIRECTIVES = "YymdbaHIpMSfzZ"
+_SEVERAL = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M", "B": "%b", "A": "%a", "e": "%d", "h": "%b"}
 #: Other names of types that people bring along.
 _SPELLED = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "bool": "boolean"}
 #: A step of `path`: a name, behind a dot but for the first, or a key in brackets and quotes, which are doubled in it.
@@ -119,6 +123,66 @@ KEY_FIELD = "key"
 def is_of_list(step: str) -> bool:
     """Return whether a step of a path is EACH or an Element."""
     return isinstance(step, (Each, Element))
+
+
+@dataclass(frozen=True)
+class TimeFormat:
+    """A format of times or dates, in the words of `strptime`: `%d.%m.%Y %H:%M`."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        """Check the format.
+
+        Raises:
+            ValueError: it has a directive that is not known or is there twice, or says no day or no half of the day.
+        """
+        names = [directive for directive, _ in self.tokens if directive is not None]
+        for name in names:
+            if name not in _DIRECTIVES:
+                raise ValueError(f"'{self.text}': %{name} is no directive; directives: %{' %'.join(_DIRECTIVES)}")
+            if names.count(name) > 1:
+                raise ValueError(f"'{self.text}' has %{name} twice")
+        has = set(names)
+        for either, what in (("Yy", "one year (%Y or %y)"), ("mb", "one month (%m or %b)"), ("d", "a day (%d)")):
+            if len(has & set(either)) != 1:
+                raise ValueError(f"'{self.text}' must have {what}")
+        if ("H" in has and "I" in has) or ("I" in has) != ("p" in has):
+            raise ValueError(f"'{self.text}': an hour is %H, or %I with %p")
+        if "z" in has and "Z" in has:
+            raise ValueError(f"'{self.text}' must have one of %z and %Z")
+        if not self.has_time and (has & set("zZ") or self.is_utc):
+            raise ValueError(f"'{self.text}' has a zone and no hour")
+
+    @property
+    def tokens(self) -> list[tuple[str | None, str]]:
+        """(directive, its text) in order; the directive is None for text that stands for itself."""
+        text = re.sub("%([FDTRBAeh])", lambda m: _SEVERAL[m.group(1)], self.text)
+        found: list[tuple[str | None, str]] = []
+        for match in re.finditer(r"%(.)|[^%]+|%", text, re.DOTALL):
+            directive = match.group(1)
+            found.append((None, "%") if directive == "%" else (directive, match.group()))
+        return found
+
+    @property
+    def directives(self) -> frozenset[str]:
+        return frozenset(directive for directive, _ in self.tokens if directive is not None)
+
+    @property
+    def has_time(self) -> bool:
+        """Whether it says an hour; else it is one of dates."""
+        return bool(self.directives & set("HI"))
+
+    @property
+    def has_zone(self) -> bool:
+        """Whether it says of which zone times are; else they are local ones."""
+        return bool(self.directives & set("zZ")) or self.is_utc
+
+    @property
+    def is_utc(self) -> bool:
+        """Whether all its times are of UTC."""
+        directive, text = self.tokens[-1]
+        return directive == "Z" or (directive is None and re.search(r"(UTC|GMT|Z)$", text) is not None)
 
 
 def match_names(wanted: Iterable[str], names: Iterable[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     SerializerFunctionWrapHandler,
@@ -24,7 +25,7 @@ from headrace.config.complete import Complete
 from headrace.config.day_path import checked_days, names_day, path_of_day
 from headrace.config.section import LocationText, PatternText, Section
 from headrace.errors import nearest
-from headrace.schema import EpochUnit
+from headrace.schema import EpochUnit, TimeFormat
 
 #: Formats of landing files (headrace.lake.sources.formats).
 LandingFormat = Literal[
@@ -40,6 +41,22 @@ _DAY_PARTS = 3
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*")
 
 
+_EPOCH_UNITS = get_args(EpochUnit)
+
+
+def _time_spelling(text: str) -> str:
+    if text not in _EPOCH_UNITS:
+        if "%" not in text:
+            units = ", ".join(_EPOCH_UNITS)
+            raise ValueError(f"'{text}' is no spelling of times: one of {units}, or a format such as %d.%m.%Y %H:%M")
+        TimeFormat(text)
+    return text
+
+
+#: How a column of times is spelled: a unit of numbers since 1970, or a format in the words of `strptime`.
+TimeSpelling = Annotated[str, AfterValidator(_time_spelling)]
+
+
 class AnySource(Section):
     """What all sources have."""
 
@@ -48,8 +65,10 @@ class AnySource(Section):
     #: The source's time zone (IANA name): a day lasts from midnight to midnight in it (23 or 25 hours where the clocks
     #: change), and times without an offset are of it. The lake has UTC.
     timezone: str = "UTC"
-    #: Timestamp columns that the source spells as numbers since 1970 (UTC), not as ISO 8601 or a timestamp.
-    timestamps: Mapping[str, EpochUnit] = Field(default_factory=dict)
+    #: Columns of times that the source spells in another way than ISO 8601: as numbers since 1970 in UTC
+    #: (epoch_seconds, epoch_milliseconds, epoch_microseconds, epoch_nanoseconds), or in text by a format of `strptime`
+    #: (`"%d.%m.%Y %H:%M"`; landing files alone).
+    timestamps: Mapping[str, TimeSpelling] = Field(default_factory=dict)
     #: What says that a day is complete, so that it may be taken. None: a day is taken as it is when a run comes.
     complete: Complete | None = None
 
@@ -62,6 +81,15 @@ class AnySource(Section):
             hint = nearest(value, available_timezones())
             raise ValueError(f"'{value}' is no IANA time zone such as Europe/Berlin{hint}") from None
         return value
+
+    def epoch_unit(self, column: str) -> EpochUnit | None:
+        """Return what the numbers of a column of times count; None where it has none."""
+        return next((unit for unit in get_args(EpochUnit) if self.timestamps.get(column) == unit), None)
+
+    def time_format(self, column: str) -> TimeFormat | None:
+        """Return the format of a column's times; None where they are ISO 8601, or numbers."""
+        spelled = self.timestamps.get(column)
+        return None if spelled is None or spelled in _EPOCH_UNITS else TimeFormat(spelled)
 
     @property
     def daily(self) -> bool:
@@ -101,8 +129,14 @@ class LandingSource(AnySource):
     #: csv only: whether the first line of each file has the names of the columns; else they are the declared
     #: ones, in order.
     header: bool = True
-    #: The text that means null, besides the empty one.
+    #: csv only: the text that means null, besides the empty one.
     null_value: str | None = None
+    #: csv only: further texts that mean null.
+    null_values: tuple[str, ...] = ()
+    #: csv only: what stands before the fraction of a number.
+    decimal: Literal[".", ","] = "."
+    #: csv only: what stands between each three digits of a number; a blank is also one that does not break.
+    thousands: Literal[".", ",", " ", "'", "_"] | None = None
     #: Delimited text (csv, clicks) only: a quoted field may have line breaks. Python reads the files, each in one task.
     multiline: bool = False
     #: csv only: blanks before and after a field, and a name of the header, are no part of it.
@@ -126,6 +160,20 @@ class LandingSource(AnySource):
             if not is_sign or self.escape in ('"', " ", self.separator):
                 raise ValueError(f"escape: {self.escape!r} must be one character of ASCII, no quote and no separator")
         return self
+
+    @model_validator(mode="after")
+    def _numbers_are_told_apart(self) -> LandingSource:
+        if self.decimal == self.thousands:
+            raise ValueError(f"decimal and thousands are both '{self.decimal}'")
+        for key in ("null_values", "decimal", "thousands"):
+            if self.format != "csv" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key}: format '{self.format}' says itself how values are written; leave it out")
+        return self
+
+    @property
+    def null_texts(self) -> tuple[str, ...]:
+        """The texts that mean null, besides the empty one."""
+        return (*([] if self.null_value is None else [self.null_value]), *self.null_values)
 
     @model_validator(mode="after")
     def _success_file_is_of_a_day(self) -> LandingSource:

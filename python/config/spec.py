@@ -393,7 +393,17 @@ def _check_timestamps(source: Source, table: Table, where: str) -> None:
             raise ValueError(f"{where}{key}: column '{column}' {found}; declare it {' or '.join(allowed)}")
 
     for column in source.timestamps:
-        check("source.timestamps", column, ["timestamp"])
+        form = source.time_format(column)
+        check("source.timestamps", column, ["timestamp"] if form is None else ["timestamp", "timestamp_ntz", "date"])
+        if form is None:
+            continue
+        key = f"{where}source.timestamps.{column}"
+        if not isinstance(source, LandingSource):
+            raise ValueError(f"{key}: formats are of landing files; times of a table are timestamps or ISO 8601")
+        if types[column] == "date" and form.has_time:
+            raise ValueError(f"{key}: '{form.text}' has an hour, and a date has none; declare the column timestamp")
+        if types[column] == "timestamp_ntz" and form.has_zone:
+            raise ValueError(f"{key}: '{form.text}' has a zone, and timestamp_ntz has none; declare it timestamp")
     if source.complete is not None and source.complete.watermark is not None:
         check("source.complete.watermark", source.complete.watermark.column, ["timestamp", "date"])
     if isinstance(source, LandingSource) and source.timestamps and source.has_own_times:

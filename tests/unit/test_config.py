@@ -57,7 +57,10 @@ def test_there_are_shipped_pipelines() -> None:
         ("source.timezone=../etc/passwd", "is no IANA time zone"),
         ("source.timestamps={t: epoch_seconds}", "source.timestamps: column 't' is not declared in table.columns"),
         ("source.timestamps={hour: epoch_seconds}", "column 'hour' is int; declare it timestamp"),
-        ("source.timestamps={ts: seconds}", "source.timestamps.ts: Input should be 'epoch_seconds' or 'epoch_milli"),
+        (
+            "source.timestamps={ts: seconds}",
+            "source.timestamps.ts: 'seconds' is no spelling of times: one of epoch_seconds, epoch_milli",
+        ),
         ("source.format=dleta", "source.format: 'dleta' is no format; did you mean 'delta'?"),
         ("source={format: delta}", "source: give path and format, or table"),
         ("source={format: delta, path: t, tabel: x}", "unknown key 'source.tabel'; did you mean 'table'?"),

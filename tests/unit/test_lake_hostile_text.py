@@ -232,13 +232,13 @@ def test_a_header_that_is_none_is_refused_by_name(data: bytes, multiline: bool, 
     (tmp_path / "a.csv").write_bytes(data)
     file = LandingFile("in/a.csv", local(tmp_path / "a.csv"), len(data), 0)
     with pytest.raises(UserError, match=rf"^landing file in/a\.csv: .*{message}"):
-        header_of(file, ",", multiline=multiline)
+        header_of(file, QuotedFields(","), multiline=multiline)
 
 
 def test_a_header_of_very_many_columns(tmp_path: Path) -> None:
     names = [f"c{k}" for k in range(100_000)]
     (tmp_path / "a.csv").write_text(",".join(names) + "\r\n")
-    assert header_of(LandingFile("a.csv", local(tmp_path / "a.csv"), 0, 0), ",") == tuple(names)
+    assert header_of(LandingFile("a.csv", local(tmp_path / "a.csv"), 0, 0), QuotedFields(",")) == tuple(names)
 
 
 def test_numbers_of_nearly_the_longest_kind_are_searched_once() -> None:

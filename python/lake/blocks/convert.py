@@ -29,6 +29,8 @@ ARROW_TYPES = {
 }
 _TRUE, _FALSE = ["true", "t", "yes", "y", "1"], ["false", "f", "no", "n", "0"]
 _FLOAT = r"^-?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9]{1,3})?$"
+_WHOLE = r"^-?[0-9]{1,18}(?:[.][0-9]{0,18}(?:[eE][+]?[0-9]{1,2})?|[eE][+]?[0-9]{1,2})$"
+_LEAST = {pa.int32(): -(1 << 31), pa.int64(): -(1 << 63)}
 _SURE_DIGITS = {pa.int32(): 9, pa.int64(): 18}
 #: Below it every integer is a double.
 _EXACT = float(1 << 53)
@@ -107,6 +109,21 @@ def _numpy(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def _integers(text: pa.StringArray, type_: pa.DataType) -> pa.Array:
+    found = _from_digits(text, type_)
+    if found.null_count == text.null_count:
+        return found
+    # Whole numbers as programs write those of a column of floats: 100054.0, 1.2E7.
+    other = pc.if_else(found.is_null(), _matching(text, _WHOLE), None)
+    try:
+        exact = other.cast(pa.decimal128(38, 18))
+        whole = pc.if_else(pc.equal(pc.floor(exact), exact), exact, None).cast(pa.int64())
+        inside = pc.and_(pc.greater_equal(whole, _LEAST[type_]), pc.less_equal(whole, -(_LEAST[type_] + 1)))
+        return pc.coalesce(found, pc.if_else(inside, whole, None).cast(type_))
+    except pa.ArrowInvalid:  # one has too many digits
+        return found
+
+
+def _from_digits(text: pa.StringArray, type_: pa.DataType) -> pa.Array:
     if not has_byte(text, "x", "X"):  # Arrow reads 0x10
         try:
             return text.cast(type_)
@@ -160,6 +177,8 @@ def _epoch(text: pa.StringArray, unit: EpochUnit) -> pa.Array:
     whole = _integers(text, pa.int64())
     found = since_1970(whole, unit)
     if whole.null_count == text.null_count:
+        return found
+    if unit in ("epoch_microseconds", "epoch_nanoseconds"):
         return found
     digits = 6 if unit == "epoch_seconds" else 3
     parts = _matching(text, rf"^-?[0-9]{{1,15}}[.][0-9]{{1,{digits}}}$").cast(pa.decimal128(24, digits))

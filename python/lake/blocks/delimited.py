@@ -32,7 +32,8 @@ class DelimitedForm:
     header: bool = False
     #: Besides a second quote, what makes a quote a part of a quoted field.
     escape: str | None = None
-    null_value: str | None = None
+    #: Texts that mean null, besides the empty one.
+    nulls: tuple[str, ...] = ()
     #: Separates the elements of lists.
     lists: str = "|"
     #: By column, a regular expression and what replaces it, before the text is cast.
@@ -57,7 +58,7 @@ class DelimitedReader:
         self._convert = pcsv.ConvertOptions(
             check_utf8=False,
             column_types={f"f{k}": pa.string() for k in range(len(form.names))},
-            null_values=["", *([form.null_value] if form.null_value is not None else [])],
+            null_values=["", *form.nulls],
             strings_can_be_null=True,
             quoted_strings_can_be_null=True,
             # Without any, all are read.
@@ -126,11 +127,13 @@ class DelimitedReader:
         declaration = self._declaration
         if name in self._form.rewrites:
             text = pc.replace_substring_regex(text, *self._form.rewrites[name])
-        element = element_type(declared)
+        element, spelling = element_type(declared), declaration.spellings.get(name)
         if element is None:
+            text = text if spelling is None else spelling.plain(text)
             return from_text(text, declared, declaration.timezone, declaration.timestamps.get(name))
         lists = split_list(text, self._form.lists)
-        return list_of(lists, from_text(lists.values, element, declaration.timezone, None), declared)
+        values = lists.values if spelling is None else spelling.plain(lists.values)
+        return list_of(lists, from_text(values, element, declaration.timezone, None), declared)
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:

@@ -151,7 +151,11 @@ class JsonReader:
     def _typed(self, name: str, value: pa.Array) -> pa.Array:
         zone, unit = self._declaration.timezone, self._declaration.timestamps.get(name)
         declared = self._declared.get(name, "string")
-        element = element_type(declared)
+        element, spelling = element_type(declared), self._declaration.spellings.get(name)
+        if spelling is not None and not pa.types.is_boolean(value.type):
+            # As Spark's rules see it: a number by its text.
+            text = _valid(value if pa.types.is_string(value.type) else _digits(value))
+            return from_json(spelling.plain(text), declared, zone, unit)
         if element is None:
             return _valid(from_json(value, declared, zone, unit))
         return list_of(value, _valid(from_json(value.values, element, zone, None)), declared)
@@ -296,6 +300,11 @@ def _spelling(declared: str, values: list[Any], is_epoch: bool) -> pa.DataType:
     if first is None and declared in ("string", "timestamp", "date") and not is_epoch:
         return pa.string()
     return pa.int64()
+
+
+def _digits(value: pa.Array) -> pa.StringArray:
+    """Return integers as text; other numbers, which have several texts, are left out."""
+    return value.cast(pa.string()) if pa.types.is_integer(value.type) else pa.nulls(len(value), pa.string())
 
 
 def _valid(column: pa.Array) -> pa.Array:

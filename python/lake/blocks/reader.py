@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from headrace.lake.blocks.lines import I64, Block, Mask
 from headrace.lake.blocks.screen import odd_bytes
+from headrace.lake.blocks.spellings import Spelling
 from headrace.lake.blocks.text import lengths
 from headrace.schema import EpochUnit, TableColumn
 
@@ -33,6 +34,8 @@ class Declaration:
     id_bytes: int | None = None
     #: Whether an id may be the empty text.
     empty_ids: bool = True
+    #: By column, how the source spells it where that is not plain.
+    spellings: Mapping[str, Spelling] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -31,6 +31,18 @@ _DATE, _MINUTES, _SECONDS = 10, 16, 19
 _OFFSET = 6
 #: Hours that an offset may have.
 _MOST_OFFSET = 17
+#: Date and time with a comma before the fraction, more digits of it, a blank before the zone, its name, or a short
+#: offset; and what makes them the most usual spelling.
+_OTHER_FORM = (
+    r"^.{10}[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?(?:Z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?))?$"
+)
+_TO_COMMON_FORM = (
+    (r"^(.{19}),", r"\1."),
+    (r"^(.{19}[.][0-9]{6})[0-9]+", r"\1"),
+    (r" ?(?:Z|UTC|GMT)$", "Z"),
+    (r"^(.{16,}?) ?([+-][0-9]{2}):?([0-9]{2})$", r"\1\2:\3"),
+    (r"^(.{16,}?) ?([+-][0-9]{2})$", r"\1\2:00"),
+)
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 
@@ -44,6 +56,19 @@ def dates(text: pa.StringArray) -> pa.Array:
 
 def timestamps(text: pa.StringArray, timezone: str) -> pa.Array:
     """ISO 8601 to timestamp[us, UTC]; without an offset in `timezone`."""
+    found = _of_common_form(text, timezone)
+    if found.null_count == text.null_count:
+        return found
+    other = pc.if_else(pc.and_(found.is_null(), pc.match_substring_regex(text, _OTHER_FORM)), text, None)
+    if other.null_count == len(other):
+        return found
+    for pattern, replacement in _TO_COMMON_FORM:
+        other = pc.replace_substring_regex(other, pattern, replacement)
+    return pc.coalesce(found, _of_common_form(other, timezone))
+
+
+def _of_common_form(text: pa.StringArray, timezone: str) -> pa.Array:
+    """`timestamps` of the spellings that most logs have."""
     micros, good, local = _instants(text)
     if timezone != "UTC" and local.any():
         _to_utc(micros, good, local, timezone)
@@ -52,7 +77,10 @@ def timestamps(text: pa.StringArray, timezone: str) -> pa.Array:
 
 def since_1970(number: pa.Array, unit: EpochUnit) -> pa.Array:
     """Integers or decimals since 1970 to timestamp[us, UTC]."""
-    factor = 1_000_000 if unit == "epoch_seconds" else 1_000
+    if unit == "epoch_nanoseconds":  # what is beyond microseconds is cut
+        whole = number.fill_null(0).to_numpy(zero_copy_only=False) // 1_000
+        return pa.array(whole, pa.int64(), mask=number.is_null().to_numpy(zero_copy_only=False)).cast(TIMESTAMP)
+    factor = {"epoch_seconds": 1_000_000, "epoch_milliseconds": 1_000, "epoch_microseconds": 1}[unit]
     most = _LAST_MICROS // factor
     if pa.types.is_decimal(number.type):
         number = pc.multiply(number, pa.scalar(factor, pa.decimal128(8, 0))).cast(pa.int64(), safe=False)

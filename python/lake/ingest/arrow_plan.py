@@ -13,6 +13,7 @@ from headrace.lake.blocks.delimited import DelimitedForm
 from headrace.lake.blocks.lines import COMPRESSIONS, Part
 from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.blocks.reader import Declaration, TimeRange
+from headrace.lake.blocks.spellings import spellings_of
 from headrace.lake.ingest.read_lines import SourceFile
 from headrace.lake.sources.clicks import is_json
 from headrace.lake.sources.compression import ending
@@ -23,8 +24,8 @@ from headrace.lake.sources.talkingdata import TIMES, TWO_DIGIT_HOUR
 
 #: Keys of `source` that are known here; another one that is not at its default is left to Spark.
 _KNOWN = {
-    "format", "path", "separator", "escape", "header", "null_value", "catch_up_days", "timezone", "timestamps",
-    "complete",
+    "format", "path", "separator", "escape", "header", "null_value", "null_values", "decimal", "thousands",
+    "catch_up_days", "timezone", "timestamps", "complete",
 }  # fmt: skip
 _KNOWN_OF_COLUMNS = {"name", "type", "required"}
 _FORMATS = ("clicks", "criteo", "csv", "jsonl", "talkingdata")
@@ -126,12 +127,13 @@ def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], id
         table.columns,
         tuple(extra),
         source.timezone,
-        dict(source.timestamps),
+        {name: unit for name in source.timestamps if (unit := source.epoch_unit(name)) is not None},
         dict(table.expectations.ranges),
         table.event_time,
         tuple(sorted(ids)),
         table.ids.max_bytes,
         table.ids.empty == "keep",
+        spellings_of(source, table),
     )
 
 
@@ -194,7 +196,7 @@ def _form(batch: LandingBatch, i: int) -> DelimitedForm | None:
             source.separator,
             header=source.header,
             escape=source.escape,
-            null_value=source.null_value,
+            nulls=source.null_texts,
             lists=LIST_SEPARATOR,
         )
     rewrites = dict.fromkeys(TIMES, TWO_DIGIT_HOUR) if source.format == "talkingdata" else {}

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.blocks.spellings import spellings_of
 from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.forgotten import ForgottenValues
@@ -30,7 +31,7 @@ from headrace.lake.landing import LandingDay, following
 from headrace.lake.session import spark_settings
 from headrace.lake.sources.compression import COMPRESSIONS, UNREADABLE
 from headrace.lake.sources.formats import FORMATS, SourceFormat
-from headrace.lake.sources.frame import GOOD, quoted
+from headrace.lake.sources.frame import GOOD, quoted, with_plain_texts
 from headrace.lake.sources.lines import POSITION, LandingBatch, damaged_file_named
 from headrace.lake.tasks import run_tasks
 from headrace.schema import is_of_list
@@ -251,7 +252,9 @@ def rows_by_spark(
     Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
     """
     with damaged_file_named(batch):
-        frames = [typed(frame, batch.source, batch.table, batch.ids, forgotten) for frame in form.read(batch)]
+        spellings = spellings_of(batch.source, batch.table)
+        plain = [with_plain_texts(frame, batch.table, spellings) for frame in form.read(batch)]
+        frames = [typed(frame, batch.source, batch.table, batch.ids, forgotten) for frame in plain]
         rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
     if form.finish is None:
         return rows, folder / "lines"

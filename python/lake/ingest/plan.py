@@ -112,9 +112,15 @@ def declaration(source: Source, table: Table, version: int) -> str:
     return fingerprint({"version": version, "table": of_rows, "source": files})
 
 
+#: Keys of `source` that lakes of older releases know nothing of.
+_NEWER_KEYS = (
+    "timezone", "timestamps", "trim", "multiline", "escape", "null_values", "decimal", "thousands",
+)  # fmt: skip
+
+
 def declared_source(source: Source) -> dict[str, Any]:
     """The section `source` for fingerprints."""
-    declared = _without_defaults(source, ("timezone", "timestamps", "trim", "multiline", "escape"))
+    declared = _without_defaults(source, _NEWER_KEYS)
     # When a day is taken, not what becomes of it.
     declared.pop("complete", None)
     return declared

@@ -103,7 +103,7 @@ def _cast(frame: DataFrame, i: int, column: Declared, source: AnySource) -> Colu
     ready = F.col(f"_v{i}" if f"_v{i}" in frame.columns else f"_t{i}")
     if column.type.startswith("array"):
         return list_from_texts(ready, column.type, source)
-    return from_text(ready, column.type, source, source.timestamps.get(column.name))
+    return from_text(ready, column.type, source, source.epoch_unit(column.name))
 
 
 def _unread(i: int, column: Declared, has_value: bool) -> Column | None:

@@ -33,7 +33,7 @@ LIST_SEPARATOR = "|"
 
 
 def read_csv(batch: LandingBatch) -> list[DataFrame]:
-    """The format `csv`: delimited text by `source.separator`, `source.header`, `source.null_value` and `source.trim`;
+    """The format `csv`: delimited text by `source.separator`, `source.header`, texts that mean null and `source.trim`;
     lists joined by `|`.
     """
     source = batch.source
@@ -43,7 +43,7 @@ def read_csv(batch: LandingBatch) -> list[DataFrame]:
         separator=source.separator,
         header=source.header,
         escape=source.escape,
-        null_value=source.null_value,
+        nulls=source.null_texts,
         trim=source.trim,
     )
 
@@ -55,7 +55,7 @@ def delimited(
     separator: str,
     header: bool,
     escape: str | None = None,
-    null_value: str | None = None,
+    nulls: Sequence[str] = (),
     trim: bool = False,
     fix: Mapping[str, Callable[[Column], Column]] | None = None,
 ) -> list[DataFrame]:
@@ -69,7 +69,7 @@ def delimited(
         separator: one character.
         header: whether the first line of each file names the columns; else they are the declared ones, in order.
         escape: besides a second quote, what makes a quote a part of a quoted field.
-        null_value: another text that means null.
+        nulls: texts that mean null, besides the empty one.
         trim: whether blanks around a field are no part of it.
         fix: by column: what makes its text castable.
 
@@ -85,9 +85,7 @@ def delimited(
         if header:
             names = declared_names(file, header_of(file, fields, batch.source.multiline), declared)
         by_header.setdefault(names, []).append(i)
-    return [
-        _delimited(batch, chosen, names, fields, header, null_value, fix or {}) for names, chosen in by_header.items()
-    ]
+    return [_delimited(batch, chosen, names, fields, header, nulls, fix or {}) for names, chosen in by_header.items()]
 
 
 def _delimited(
@@ -96,7 +94,7 @@ def _delimited(
     names: tuple[str, ...],
     fields: QuotedFields,
     header: bool,
-    null_value: str | None,
+    nulls: Sequence[str],
     fix: Mapping[str, Callable[[Column], Column]],
 ) -> DataFrame:
     columns = batch.table.columns
@@ -110,7 +108,7 @@ def _delimited(
 
     def text(k: int) -> Column:
         field = F.col(f"_row.f{k}")
-        return field if null_value is None else F.when(field != null_value, field)
+        return F.when(~field.isin(*nulls), field) if nulls else field
 
     place = {name: k for k, name in enumerate(names)}
     none = F.lit(None).cast("string")

@@ -18,8 +18,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace import identifiers
+from headrace.config import Table
 from headrace.lake.blocks.lines import TOO_LONG
 from headrace.lake.blocks.quotes import STRAY, UNCLOSED
+from headrace.lake.blocks.spellings import Spelling, SpellingsTask
 from headrace.lake.sources.lines import LandingBatch
 
 #: `_state` of a typed row (headrace.lake.ingest.typed_rows).
@@ -86,6 +88,18 @@ def with_line_faults(frame: DataFrame, broken: Column, header: Column | None = N
         .otherwise(broken)
         .alias("_broken"),
     ).drop("_fault")
+
+
+def with_plain_texts(frame: DataFrame, table: Table, spellings: Mapping[str, Spelling]) -> DataFrame:
+    """Return a reader's frame whose columns `_v<i>` are plain where the source spells them otherwise."""
+    spelled = {f"_v{i}": spellings[c.name] for i, c in enumerate(table.columns) if c.name in spellings}
+    if not spelled:
+        return frame
+    sources = {name: name if name in frame.columns else name.replace("_v", "_t") for name in spelled}
+    kept = {f.name: f.dataType.simpleString() for f in frame.schema if f.name not in spelled}
+    made = {name: frame.schema[source].dataType.simpleString() for name, source in sources.items()}
+    task = SpellingsTask(tuple((sources[name], name, spelling) for name, spelling in spelled.items()))
+    return frame.mapInArrow(task, ", ".join(f"{name} {type_}" for name, type_ in (kept | made).items()))
 
 
 def without(frame: DataFrame, *names: str) -> list[str]:

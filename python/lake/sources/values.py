@@ -4,13 +4,15 @@ A value that is there but cannot be read as its declared type is *unread*, and m
 null silently, and nothing raises (Spark 4's ANSI casts would). What counts as readable text is narrower than Spark's
 own cast, which takes `12d` for a double, `2026` for a timestamp, and `12:30` for a time of today:
 
-  tinyint .. bigint  an optional sign and decimal digits, within the type's range
+  tinyint .. bigint  an optional sign and decimal digits, within the type's range; a fraction of zeros may stand behind
+                   them (`100054.0`), and scientific notation of a whole number is one (`1.2E7`)
   decimal(p,s)     decimal notation that the type holds exactly: 1.500 is a decimal(3,1), 1.55 is none
   float, double    decimal or scientific notation, finite
   boolean          true, false, t, f, yes, no, y, n, 1, 0
-  timestamp        ISO 8601 date, or date and time (`T` or a blank between), fraction and offset optional; without an
-                   offset in `source.timezone`. A column of `source.timestamps`: seconds or milliseconds since 1970, as
-                   decimal or scientific notation, of the years 1 to 9999
+  timestamp        ISO 8601 date, or date and time (`T` or a blank between), fraction (behind a dot or a comma) and
+                   offset (or Z, UTC, GMT) optional; without an offset in `source.timezone`. What is beyond microseconds
+                   is cut. A column of `source.timestamps`: a number since 1970, as decimal or scientific notation, of
+                   the years 1 to 9999; or text by its format (headrace.lake.blocks.spellings)
   timestamp_ntz    the same without an offset: the local time as it is written
   date             yyyy-MM-dd
   binary           Base64 (RFC 4648); its value is the SHA-256 of the bytes, 64 hexadecimal digits
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -34,8 +37,10 @@ from headrace.errors import UserError
 from headrace.lake.sources.frame import EXTRA_TYPE, quoted
 from headrace.schema import KEY_FIELD, Each, Element, EpochUnit, TableColumn, decimal_digits, is_of_list, match_names
 
-_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
-_NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"
+_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?( ?(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?))?)?$"
+_NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?$"
+#: A whole number, maybe with a fraction of zeros or in scientific notation.
+_WHOLE = r"^[+-]?\d+([.]\d{0,18})?([eE][+]?\d{1,2})?$"
 _EPOCH = r"^[+-]?\d+([.]\d+)?([eE][+]?\d{1,2})?$"
 #: Microseconds since 1970 at the beginning of year 1 and the end of year 9999.
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -80,13 +85,16 @@ def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | Non
     if type_ == "timestamp":
         return _timestamp(text, source.timezone)
     if type_ == "timestamp_ntz":
-        return F.when(text.rlike(_NO_OFFSET), text.try_cast(type_))
+        return F.when(text.rlike(_NO_OFFSET), F.translate(text, ",", ".").try_cast(type_))
     if type_ == "binary":
         return hashed(F.try_to_binary(text, F.lit("base64")))
     if digits := decimal_digits(type_):
         # Nothing but zeros may stand behind the digits that it has room for: Spark's cast would round.
         exact = rf"^[+-]?\d*([.]\d{{0,{digits[1]}}}0*)?$"
         return F.when(text.rlike(exact), text.try_cast(type_))
+    if type_ in _INTEGERS:
+        exact = F.when(text.rlike(_WHOLE), text).try_cast("decimal(38,18)")
+        return F.coalesce(text.try_cast(type_), F.when(exact == F.floor(exact), F.floor(exact)).try_cast(type_))
     return text.try_cast(type_)
 
 
@@ -149,7 +157,7 @@ def extract(column: TableColumn, schema: T.StructType, source: AnySource, place:
     if found is None:
         return None
     value, type_ = found
-    unit = source.timestamps.get(column.name)
+    unit = source.epoch_unit(column.name)
     if isinstance(type_, T.NullType):
         none = F.lit(None).cast(column.stored_type)
         return Extracted(none, F.lit(False), F.lit(None).cast("string"))
@@ -371,7 +379,8 @@ def _unreadable(column: TableColumn, there: T.DataType, place: str) -> UserError
 
 
 def _timestamp(text: Column, timezone: str) -> Column:
-    value = F.when(text.rlike(_TIMESTAMP), text.try_cast("timestamp"))
+    plain = F.regexp_replace(F.translate(text, ",", "."), " ?(UTC|GMT)$", "Z")
+    value = F.when(text.rlike(_TIMESTAMP), plain.try_cast("timestamp"))
     if timezone == "UTC":
         return value
     # The session's time zone is UTC: what has no offset was read as UTC.
@@ -384,6 +393,12 @@ def _to_utc(local: Column, timezone: str) -> Column:
 
 
 def _since_1970(x: Column, unit: EpochUnit) -> Column:
-    digits, factor = (6, 1_000_000) if unit == "epoch_seconds" else (3, 1_000)
-    micros = (x.try_cast(f"decimal(24,{digits})") * F.lit(factor)).try_cast("bigint")
+    if unit == "epoch_seconds":
+        micros = (x.try_cast("decimal(24,6)") * F.lit(1_000_000)).try_cast("bigint")
+    elif unit == "epoch_milliseconds":
+        micros = (x.try_cast("decimal(24,3)") * F.lit(1_000)).try_cast("bigint")
+    elif unit == "epoch_microseconds":
+        micros = F.floor(x.try_cast("decimal(24,3)")).try_cast("bigint")
+    else:  # what is beyond microseconds is cut
+        micros = F.floor(x.try_cast("decimal(31,3)") / F.lit(Decimal(1_000))).try_cast("bigint")
     return F.when(micros.between(_FIRST_MICROS, _LAST_MICROS), F.timestamp_micros(micros))
