@@ -22,7 +22,7 @@ class Drift:
 
     ds: str
     column: str
-    change: Literal["new", "missing", "retyped"]
+    change: Literal["new", "missing", "retyped", "mended"]
     detail: str
 
 
@@ -69,6 +69,11 @@ def drift(files: Sequence[FileProfile], table: Table, accepted: frozenset[str]) 
                     f"({_looks_like(example)} such as '{example}') in {_names(other)}",
                 )
             )
+        mended = [f for f in files if f.mended.get(column.name)]
+        if mended:
+            count = sum(f.mended[column.name] for f in mended)
+            had = f"{count:,} values had half a surrogate pair and have U+FFFD in its place, in {_names(mended)}"
+            found.append(Drift(ds, column.name, "mended", had))
     return found
 
 

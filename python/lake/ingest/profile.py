@@ -49,6 +49,8 @@ class FileProfile:
     #: By column: values, good rows' or not, that are of the type.
     readable: dict[str, int] = field(default_factory=dict)
     unreadable: dict[str, Unreadable] = field(default_factory=dict)
+    #: By column: texts of good rows that have U+FFFD for half a surrogate pair.
+    mended: dict[str, int] = field(default_factory=dict)
     #: By column of `expectations.null_rate`: nulls in good rows.
     nulls: dict[str, int] = field(default_factory=dict)
     #: First reason of each bad row.
@@ -81,9 +83,13 @@ def profiles(
     found = [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
     if rows is None:
         return found
-    extras = _count(rows, table, batch.source, found, left)
+    extras, halves = _count(rows, table, batch.source, found, left)
     if any(f.bad for f in found):
         _reasons(rows, table, found)
+    if halves:
+        each = rows.where(F.col("_state") == GOOD).select("_file", F.explode("_halves").alias("column"))
+        for row in each.groupBy("_file", "column").count().collect():
+            found[row["_file"]].mended[table.columns[row["column"]].name] = row["count"]
     if not extras:
         return found
     extra = rows.where(F.col("_extra").isNotNull() & (F.col("_state") != SKIPPED))
@@ -95,9 +101,9 @@ def profiles(
 
 def _count(
     rows: DataFrame, table: Table, source: AnySource, found: list[FileProfile], left: Mapping[int, int] | None
-) -> int:
-    """Fill in all that one aggregate gives; the number of rows with undeclared columns."""
-    extras = 0
+) -> tuple[int, int]:
+    """Fill in all that one aggregate gives; the numbers of rows with undeclared columns and with `_halves`."""
+    extras = halves = 0
     state, columns = F.col("_state"), [c.name for c in table.columns]
     good = state == GOOD
     wanted_nulls = list(table.expectations.null_rate)
@@ -110,6 +116,7 @@ def _count(
         F.count_if(state == BAD).alias("bad"),
         F.count_if(state == FORGOTTEN).alias("forgotten"),
         F.count_if((state != SKIPPED) & F.col("_extra").isNotNull()).alias("extras"),
+        F.count_if(good & F.col("_halves").isNotNull()).alias("halves"),
         *(F.bit_or(F.when(state != SKIPPED, F.col(m))).alias(m) for m in mask_names(len(columns))),
         *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted(wanted_nulls))),
         *(F.count_if((state != SKIPPED) & F.col(q).isNotNull()).alias(f"c{i}") for i, q in enumerate(quoted(columns))),
@@ -128,6 +135,7 @@ def _count(
         if row["_file"] is None or (left is None and row["lines"] != row["last"]):
             raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
         extras += row["extras"]
+        halves += row["halves"]
         one = found[row["_file"]]
         one.read, one.good, one.bad, one.expanded = row["read"], row["good"], row["bad"], row["expanded"]
         one.forgotten = row["forgotten"]
@@ -142,7 +150,7 @@ def _count(
             one.newest = FileProfile.moment(row["newest"])
         if watermark and row["watermark"] is not None:
             one.watermark = _EPOCH + timedelta(microseconds=row["watermark"])
-    return extras
+    return extras, halves
 
 
 def _reasons(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:

@@ -33,8 +33,8 @@ def typed(
 
     Returns:
         `_file`, `_ds`, `_source_file`, `_line`, `_copy`; `_state` int (GOOD, BAD, SKIPPED, FORGOTTEN); the declared
-        columns; `_present<k>`, `_extra`; and, null where the row is not bad, `_raw` string, `_reason` string,
-        `_kinds` array<struct<kind string, value string>>.
+        columns; `_present<k>`, `_extra`, `_halves`; and, null where the row is not bad, `_raw` string, `_reason`
+        string, `_kinds` array<struct<kind string, value string>>.
     """
     columns = table.columns
     values = [_cast(frame, i, c, source).alias(c.name) for i, c in enumerate(columns)]
@@ -67,6 +67,7 @@ def typed(
         *quoted([c.name for c in columns]),
         *mask_names(len(columns)),
         "_extra",
+        F.col("_halves") if "_halves" in frame.columns else F.lit(None).cast("array<int>").alias("_halves"),
         F.when(is_bad, F.make_valid_utf8("_text")).alias("_raw"),
         F.when(is_bad, F.when(broken, F.col("_broken")).otherwise(reason)).alias("_reason"),
         F.when(is_bad, F.when(broken, whole).otherwise(kinds)).alias("_kinds"),

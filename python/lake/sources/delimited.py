@@ -16,7 +16,7 @@ from headrace.errors import UserError
 from headrace.lake.blocks.quotes import QuotedFields, QuotesTask
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.compression import DamagedError, open_plain
-from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, with_line_faults, without
+from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, schema_of, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
 from headrace.lake.sources.text_lines import lines_of, whole_records
@@ -99,7 +99,7 @@ def _delimited(
 ) -> DataFrame:
     columns = batch.table.columns
     lines = batch.lines(files, fields if batch.source.multiline else None)
-    lines = lines.mapInArrow(QuotesTask(fields), f"{_schema_of(lines)}, _record string, _quotes string")
+    lines = lines.mapInArrow(QuotesTask(fields), f"{schema_of(lines)}, _record string, _quotes string")
     schema = ", ".join([*(f"f{k} string" for k in range(len(names))), "_bad string"])
     options = {"sep": fields.separator, "escape": '"', "columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
     if fields.trim:
@@ -146,10 +146,6 @@ def _delimited(
     first = F.lit(header) & (F.col("_line") == 1)
     frame = lines.select(*without(lines, *(f"_n{i}" for i in inside)), *values)
     return with_line_faults(frame, broken, first).drop("_unread", "_record", "_quotes")
-
-
-def _schema_of(frame: DataFrame) -> str:
-    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
 
 
 def header_of(file: LandingFile, form: QuotedFields, multiline: bool = False) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ A reader returns frames with the columns of `LandingBatch.lines` and
   `_v<i>`              the same ready to be cast, where that differs: a string, or array<string> for list columns
   `_present<k>` bigint bit b: the row has a key (a field) for declared column 60 k + b, be it null
   `_extra` map         undeclared columns of the row, name to text; null where there are none
+  `_halves` array      declared columns that have U+FFFD for half a surrogate pair, int; may be left out
   `_faults` array      further reasons why the row is bad, strings; may be left out
 """
 
@@ -100,6 +101,11 @@ def with_plain_texts(frame: DataFrame, table: Table, spellings: Mapping[str, Spe
     made = {name: frame.schema[source].dataType.simpleString() for name, source in sources.items()}
     task = SpellingsTask(tuple((sources[name], name, spelling) for name, spelling in spelled.items()))
     return frame.mapInArrow(task, ", ".join(f"{name} {type_}" for name, type_ in (kept | made).items()))
+
+
+def schema_of(frame: DataFrame) -> str:
+    """Return the columns of a frame as a Spark DDL string; for names that need no quotes."""
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
 
 
 def without(frame: DataFrame, *names: str) -> list[str]:

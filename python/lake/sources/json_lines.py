@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.lake.sources.frame import NOT_JSON, mask_names, presence_masks, with_line_faults, without
+from headrace.lake.blocks.surrogates import SurrogatesTask
+from headrace.lake.sources.frame import NOT_JSON, mask_names, presence_masks, schema_of, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
 from headrace.lake.sources.values import ambiguous_member, declared_members, only_object, parse_object
@@ -20,10 +21,12 @@ def read_jsonl(batch: LandingBatch) -> list[DataFrame]:
 
 def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
     """One JSON object a line. Nested values of undeclared columns are kept as JSON text."""
-    lines = batch.lines(files)
-    lines = lines.select("*", parse_object(F.col("_text")).alias("_json"))
-    lines = lines.select(*without(lines, "_json"), only_object(F.col("_json")).alias("_members"))
     columns = batch.table.columns
+    lines = batch.lines(files)
+    task = SurrogatesTask(tuple(c.steps for c in columns))
+    lines = lines.mapInArrow(task, f"{schema_of(lines)}, _sound string, _halves array<int>")
+    lines = lines.select("*", parse_object(F.col("_sound")).alias("_json"))
+    lines = lines.select(*without(lines, "_json", "_sound"), only_object(F.col("_json")).alias("_members"))
     declared = list(dict.fromkeys(c.steps[0] for c in columns))
     lines = lines.select(
         *without(lines, "_members"),
@@ -37,7 +40,12 @@ def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
         *(texts.text(c.steps).alias(f"_n{i}") for i, c in enumerate(columns) if len(c.steps) > 1),
         *(texts.has(c.steps).alias(f"_h{i}") for i, c in enumerate(columns) if len(c.steps) > 1),
     )
-    faults = F.array_compact(F.array("_ambiguous", *texts.faults)).alias("_faults")
+    halves = [
+        F.when(F.array_contains("_halves", i), F.lit(f"{c.name}: an id has half a surrogate pair"))
+        for i, c in enumerate(columns)
+        if c.name in batch.ids
+    ]
+    faults = F.array_compact(F.array("_ambiguous", *texts.faults, *halves)).alias("_faults")
     lines = lines.select(*without(lines, "_ambiguous", *texts.parsed), faults)
     has = [
         F.col(f"_h{i}") if len(c.steps) > 1 else F.col(f"_t{i}").isNotNull() | F.map_contains_key("_map", c.steps[0])
