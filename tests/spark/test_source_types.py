@@ -31,7 +31,7 @@ from tests.spark.test_sources import ingest, read, shipped
 
 #: type -> what is written -> its value; and what is none.
 READABLE: dict[str, dict[str, Any]] = {
-    "tinyint": {"-128": -128, "+7": 7},
+    "tinyint": {"-128": -128, "+7": 7, "5.00": 5, "1.2E1": 12, "-0.0": 0},
     "smallint": {"32767": 32767, "-1": -1},
     "decimal(5,2)": {
         "1.5": Decimal("1.50"),
@@ -51,7 +51,7 @@ READABLE: dict[str, dict[str, Any]] = {
     "binary": {base64.b64encode(b).decode(): hashlib.sha256(b).hexdigest() for b in (b"x", b"\x00\xff" * 20, b"abc")},
 }
 UNREADABLE = {
-    "tinyint": ["128", "1.0", "1e1"],
+    "tinyint": ["128", "128.0", "1.5", "1.25E1", "1e-1", "1.0f"],
     "smallint": ["-32769", "x"],
     "decimal(5,2)": ["1.005", "1000", "1e2", "NaN", "", ".", "1,5"],
     "decimal(38,0)": ["1" * 39, "0.5"],

@@ -99,17 +99,17 @@ def test_csv_files_with_their_own_headers(spark: SparkSession, ws: Workspace) ->
 
 
 def test_json_lines(spark: SparkSession, ws: Workspace) -> None:
-    body = '{"a": 1, "b": "x", "c": [1, 2.5, null]}\n{"a": null, "z": {"k": [1]}}\n{"c": []}\n{"a": 1.0}\n{}'
+    body = '{"a": 1, "b": "x", "c": [1, 2.5, null]}\n{"a": null, "z": {"k": [1]}}\n{"c": []}\n{"a": 1.5}\n{"a": 4.0}'
     rows = read(spark, ws, columns_spec("jsonl"), {"x.jsonl": body})
     good = [(r["_line"], r["a"], r["b"], r["c"], r["_extra"]) for r in rows if r["_state"] == GOOD]
     assert good == [
         (1, 1, "x", [1.0, 2.5, None], None),
         (2, None, None, None, {"z": '{"k":[1]}'}),
         (3, None, None, [], None),
-        (5, None, None, None, None),
+        (5, 4, None, None, None),
     ]
-    assert [r["_reason"] for r in rows if r["_state"] == BAD] == ["a: '1.0' is not an int"]
-    assert [r["_present0"] for r in rows] == [0b111, 0b001, 0b100, 0b001, 0]
+    assert [r["_reason"] for r in rows if r["_state"] == BAD] == ["a: '1.5' is not an int"]
+    assert [r["_present0"] for r in rows] == [0b111, 0b001, 0b100, 0b001, 0b001]
 
 
 # --- criteo ----------------------------------------------------------------------------------------------------------
