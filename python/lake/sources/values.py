@@ -93,8 +93,8 @@ def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | Non
         exact = rf"^[+-]?\d*([.]\d{{0,{digits[1]}}}0*)?$"
         return F.when(text.rlike(exact), text.try_cast(type_))
     if type_ in _INTEGERS:
-        exact = F.when(text.rlike(_WHOLE), text).try_cast("decimal(38,18)")
-        return F.coalesce(text.try_cast(type_), F.when(exact == F.floor(exact), F.floor(exact)).try_cast(type_))
+        number = F.when(text.rlike(_WHOLE), text).try_cast("decimal(38,18)")
+        return F.coalesce(text.try_cast(type_), F.when(number == F.floor(number), F.floor(number)).try_cast(type_))
     return text.try_cast(type_)
 
 
