@@ -43,7 +43,7 @@ def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str
     batch = LandingBatch(spark, source, spec.table, (landing.find(source, ws, str(spec.ds)),))
     chosen = FORMATS[source.format]
     staged = ws.home / "staged"
-    frames = [typed(frame, source, spec.table) for frame in chosen.read(batch)]
+    frames = [typed(frame, source, spec.table, ()) for frame in chosen.read(batch)]
     reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
     rows = spark.read.parquet(str(staged))
     found = (rows if chosen.finish is None else chosen.finish(rows, batch)).collect()

@@ -118,6 +118,9 @@ def _integers(text: pa.StringArray, type_: pa.DataType) -> pa.Array:
         exact = other.cast(pa.decimal128(38, 18))
         whole = pc.if_else(pc.equal(pc.floor(exact), exact), exact, None).cast(pa.int64())
         inside = pc.and_(pc.greater_equal(whole, _LEAST[type_]), pc.less_equal(whole, -(_LEAST[type_] + 1)))
+        # Scientific notation may be that of a double, to which a larger number was rounded.
+        is_sure = pc.or_(pc.less(pc.abs(whole), int(_EXACT)), pc.invert(pc.match_substring_regex(other, "[eE]")))
+        inside = pc.and_(inside, is_sure)
         return pc.coalesce(found, pc.if_else(inside, whole, None).cast(type_))
     except pa.ArrowInvalid:  # one has too many digits
         return found

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.config import AnySource, LandingSource, Table
+from headrace.lake.blocks.convert import list_of
 from headrace.schema import TimeFormat, decimal_digits
 
 _MONTHS = (
@@ -162,9 +163,8 @@ class SpellingsTask:
 def _plain(text: pa.Array, spelling: Spelling) -> pa.Array:
     if not pa.types.is_list(text.type):
         return spelling.plain(_valid(text))
-    values = spelling.plain(_valid(text.values))
-    lists = pa.ListArray.from_arrays(text.offsets, values)
-    return pc.if_else(text.is_null(), None, lists) if text.null_count else lists
+    # A list of which an element is spelled otherwise is null as a whole: its row is bad.
+    return list_of(text, spelling.plain(_valid(text.values)), "array<string>")
 
 
 def _valid(text: pa.StringArray) -> pa.StringArray:

@@ -5,7 +5,7 @@ null silently, and nothing raises (Spark 4's ANSI casts would). What counts as r
 own cast, which takes `12d` for a double, `2026` for a timestamp, and `12:30` for a time of today:
 
   tinyint .. bigint  an optional sign and decimal digits, within the type's range; a fraction of zeros may stand behind
-                   them (`100054.0`), and scientific notation of a whole number is one (`1.2E7`)
+                   them (`100054.0`), and scientific notation of a whole number below 2^53 is one (`1.2E7`)
   decimal(p,s)     decimal notation that the type holds exactly: 1.500 is a decimal(3,1), 1.55 is none
   float, double    decimal or scientific notation, finite
   boolean          true, false, t, f, yes, no, y, n, 1, 0
@@ -53,6 +53,8 @@ _MOMENTS = {
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 #: Java reads `1d`, `1f`, `0x1p3` and `NaN`.
 _NO_NUMBER = "[A-DF-Za-df-z]"
+#: Below it every whole number is a double.
+_EXACT = 1 << 53
 #: Ends the reason of a row whose JSON object has several members for one name.
 AMBIGUOUS = ": several fields have this name or differ from it in case alone"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -94,6 +96,8 @@ def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | Non
         return F.when(text.rlike(exact), text.try_cast(type_))
     if type_ in _INTEGERS:
         number = F.when(text.rlike(_WHOLE), text).try_cast("decimal(38,18)")
+        # Scientific notation may be that of a double, to which JSON's numbers were rounded.
+        number = F.when(~text.rlike("[eE]") | (F.abs(number) < _EXACT), number)
         return F.coalesce(text.try_cast(type_), F.when(number == F.floor(number), F.floor(number)).try_cast(type_))
     return text.try_cast(type_)
 
