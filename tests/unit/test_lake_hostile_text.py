@@ -222,7 +222,7 @@ def test_a_line_that_is_too_long_stands_on_its_own_and_ends_an_open_record() -> 
         (b"z" * 200_000 + b",id\n1,2\n", False, "its first line is no header: field larger than field limit"),
         (b"QUJD" * 100_000, False, "its first line is no header: field larger than field limit"),
         (b"y," * (1 << 20), False, "its first line is no header: it has more than 1,048,576 bytes"),
-        (b'id,"note\n' + b"1,2\n" * 100_000, True, "its first line is no header: field larger than field limit"),
+        (b'id,"note\n' + b"1,2\n" * 100_000, True, "its first line is no header: a quoted field is not closed"),
         (b"id,note\r1,a\r2,b\r", False, "its lines end with a carriage return alone, as on old Macs"),
         (b"id,note\r1,a\r2,b\r", True, "its lines end with a carriage return alone, as on old Macs"),
         (b"id,note\r" + b"1,a\r" * 500_000, False, "more than 1,048,576 bytes; it has carriage returns"),

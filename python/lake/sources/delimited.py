@@ -162,7 +162,7 @@ def header_of(file: LandingFile, form: QuotedFields, multiline: bool = False) ->
             line = _first_record(data, form) if multiline else next(_lines(data), "")
             record = form.rfc4180(line.removeprefix("\ufeff").rstrip("\r\n").encode("utf-8", "surrogateescape"))
             if isinstance(record, str):
-                raise UserError(f"landing file {file.name}: its first line, the header, has no fields: {record}")
+                raise UserError(f"landing file {file.name}: its first line is no header: {record}")
             fields = next(csv.reader([record.decode()], delimiter=form.separator), [])
     except DamagedError as e:
         raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
