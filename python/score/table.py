@@ -18,11 +18,13 @@ from headrace.errors import UserError, nearest
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.arrow_batches import bounded_batches
+from headrace.lake.blocks.quotes import QuotedFields
+from headrace.lake.blocks.spellings import spellings_of
 from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.landing import LandingDay, LandingFile
 from headrace.lake.sources.compression import without_ending
-from headrace.lake.sources.delimited import header_of, read_csv
-from headrace.lake.sources.frame import BAD, GOOD
+from headrace.lake.sources.delimited import declared_names, header_of, read_csv
+from headrace.lake.sources.frame import BAD, GOOD, with_plain_texts
 from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named
 from headrace.models.predictor import Predictor
 from headrace.score.entities import Active
@@ -153,7 +155,8 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
     if isinstance(own, LandingSource) and own.format == "csv":
         source = own.model_copy(update={"path": str(file), "header": True, "complete": None, "catch_up_days": 0})
     declared = {c.name: c for c in ctx.spec.table.columns if c.path is None}
-    names = header_of(landing_file, source.separator, source.trim, source.multiline)
+    form = QuotedFields(source.separator, source.trim, source.escape)
+    names = declared_names(landing_file, header_of(landing_file, form, source.multiline), declared)
     if unknown := [name for name in names if name not in declared]:
         raise UserError(
             f"{file} has a column '{unknown[0]}', which table.columns does not declare"
@@ -167,7 +170,7 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
     source = source.model_copy(update={"timestamps": epochs})
     batch = LandingBatch(spark, source, table, (LandingDay(ctx.ds, (landing_file,)),))
     (frame,) = read_csv(batch)
-    rows = typed(frame, source, table, ())
+    rows = typed(with_plain_texts(frame, table, spellings_of(source, table)), source, table, ())
     with damaged_file_named(batch):
         try:
             bad = rows.where(F.col("_state") == BAD).select("_line", "_reason")
