@@ -154,6 +154,10 @@ def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
             plain = steps[0] if len(steps) == 1 else None
             # Of names that differ by case alone the first keeps its own: two columns of a table may not.
             twin = plain is not None and plain.lower() in declared
+            if twin and not copied:  # Spark reads one of them alone
+                fault = "its name differs from another column's in case alone"
+                found.append(ColumnProfile(steps[0], "string", pa.nulls(len(values), pa.string()), fault=fault))
+                continue
             if plain is not None and not (twin or _is_reserved(plain) or (copied and _BAD_NAME.search(plain))):
                 declared.add(plain.lower())
                 found.append(_column(plain, values, copied))

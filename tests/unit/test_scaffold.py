@@ -671,7 +671,9 @@ def test_names_that_differ_by_case_alone(tmp_path: Path, form: str) -> None:
         pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), path / "log.parquet")
     spec = written(path, tmp_path / "p.yaml")
     declared = {c.name: c.path for c in spec.table.columns}
-    assert declared == {"userId": None, "userid_2": "userid", "clicked": None}
+    # Of a table Spark reads one of them.
+    second = {"userid_2": "userid"} if form == "jsonl" else {}
+    assert declared == {"userId": None, "clicked": None} | second
 
 
 def test_columns_are_named_as_the_file_names_them(tmp_path: Path) -> None:
