@@ -229,9 +229,9 @@ class TableColumn(BaseModel):
     #: A row with a null here goes to quarantine.
     required: bool = False
     #: Where the source has it, when not under its own name: nested fields with dots (`user.geo.country`), keys of maps
-    #: likewise or in brackets (`attributes['os']`), another column's name alone (`userId`). Of tables also lists: a
-    #: field of all their records as a list (`items[].id`), an element (`items[0].id`), and the first record with a key
-    #: in its field `key` (`params['os'].value`).
+    #: likewise or in brackets (`attributes['os']`), another column's name alone (`userId`). Of tables and JSON lines
+    #: also lists: a field of all their records as a list (`items[].id`), an element (`items[0].id`), and the first
+    #: record with a key in its field `key` (`params['os'].value`).
     path: str | None = None
 
     @field_validator("path")

@@ -7,7 +7,6 @@ had some is told, for a row to be refused.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.schema import match_names
+from headrace.lake.blocks.json_paths import parsed, reach
 
 _ANY = rb"\\u[dD][89a-fA-F]"
 #: A pair; half of one; another escape, which may be a backslash before a `u`.
@@ -35,22 +34,10 @@ def without_halves(line: bytes) -> bytes:
 def columns_with_halves(line: bytes, paths: Sequence[Sequence[str]]) -> list[int]:
     """Return which of some columns, by their paths in an object, have a text with half a surrogate pair."""
     try:
-        row = json.loads(line)
-    except ValueError:  # no row in any case
+        row = parsed(line)
+        return [i for i, path in enumerate(paths) if _has_half(reach(row, path).value)]
+    except (ValueError, RecursionError):  # no row in any case: no JSON, or too deep for any reader
         return []
-    return [i for i, path in enumerate(paths) if _has_half(_at(row, path))]
-
-
-def _at(value: Any, path: Sequence[str]) -> Any:
-    for step in path:
-        if not isinstance(value, Mapping):
-            return None
-        try:
-            name = match_names([step], value).get(step)
-        except ValueError:  # the row is refused for it
-            return None
-        value = None if name is None else value[name]
-    return value
 
 
 def _has_half(value: Any) -> bool:

@@ -284,10 +284,10 @@ def source_format_of(batch: LandingBatch) -> SourceFormat:
             raise UserError(
                 f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
             )
-        if any(map(is_of_list, c.steps)):
+        if batch.source.format != "jsonl" and any(map(is_of_list, c.steps)):
             raise UserError(
-                f"table.columns: '{c.name}': path {c.path} leads into a list, which is read of tables alone, and not "
-                f"of '{batch.source.format}': have the writer flatten it, or declare the list itself"
+                f"table.columns: '{c.name}': path {c.path} leads into a list, which is read of tables and of "
+                f"'jsonl', and not of '{batch.source.format}': have the writer flatten it, or declare the list itself"
             )
     return found
 

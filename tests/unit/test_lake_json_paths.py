@@ -1,0 +1,71 @@
+"""Paths into JSON objects, against plain indexing of what Python's `json` reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.lake.blocks.json_paths import ListPathsTask, Reached, parsed, reach, text_of
+from headrace.schema import path_steps
+
+EVENT = {
+    "items": [{"id": "a", "price": 1.5, "tags": [{"t": 1}, {"t": 2}]}, {"ID": "b", "tags": [{"t": 3}]}, None],
+    "params": [{"key": "os", "value": {"s": "x"}}, {"key": "n", "value": {"i": 7}}, {"key": "n", "value": {"i": 8}}],
+    "text": '{"list": [1, 2.50]}',
+    "empty": [],
+    "number": 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("items[].id", ["a", "b", None]),
+        ("items[0].price", "1.5"),
+        ("items[1].ID", "b"),
+        ("items[].tags[].t", ["1", "2", "3"]),
+        ("params['os'].value.s", "x"),
+        ("params.n.value.i", "7"),
+        ("text.list[1]", "2.50"),
+        ("empty[].id", []),
+    ],
+)
+def test_what_paths_lead_to(path: str, expected: Any) -> None:
+    assert reach(parsed(json.dumps(EVENT)), path_steps(path)) == Reached(expected, by_list=True)
+
+
+@pytest.mark.parametrize("path", ["items[7].id", "params['gone'].value", "empty[0]", "empty['os']"])
+def test_what_is_not_there(path: str) -> None:
+    found = reach(parsed(json.dumps(EVENT)), path_steps(path))
+    assert (found.value, found.is_present, found.obstacle) == (None, False, None)
+
+
+@pytest.mark.parametrize("path", ["number[].id", "items.id", "items[].id.x", "number.x", "text[0]"])
+def test_what_stands_in_the_way(path: str) -> None:
+    found = reach(parsed(json.dumps(EVENT)), path_steps(path))
+    assert found.obstacle is not None
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4), st.booleans())))
+def test_fields_of_all_records(values: list[Any]) -> None:
+    line = json.dumps({"o": [{"v": v} for v in values]})
+    task = ListPathsTask("_text", {3: path_steps("o[].v")})
+    (batch,) = task([pa.record_batch([pa.array([line, "[", line[:-1]])], names=["_text"])])
+    text, *others = batch.column("_list_text3").to_pylist()
+    assert json.loads(text) == values
+    assert others == [None, None]
+    assert batch.column("_list_has3").to_pylist() == [True, None, None]
+    assert batch.schema.names == ["_text", *task.types]
+
+
+def test_numbers_and_texts_are_as_they_are_spelled() -> None:
+    value = parsed('{"a": [1.50, 12345678901234567890, -0, 1E3, "é\\u0000", true, null]}')
+    assert text_of(value) == '{"a":[1.50,12345678901234567890,-0,1E3,"é\\u0000",true,null]}'
+    deep = "[" * 100_000 + "]" * 100_000
+    (batch,) = ListPathsTask("_text", {0: ("a", "b")})([pa.record_batch([pa.array([deep])], names=["_text"])])
+    assert batch.column("_list_has0").to_pylist() == [None]
