@@ -26,6 +26,8 @@ from headrace.storage import Fence, LeaseLost, Location
 _FILE_BYTES = 1 << 30
 #: Of a row group of it, about.
 _GROUP_BYTES = 128 << 20
+#: Reserved by Delta: what became of a row.
+_CHANGE_TYPE = "_change_type"
 #: Versions of a day that are read, where others change its files meanwhile.
 _ATTEMPTS = 10
 
@@ -80,7 +82,7 @@ def _alike(table: Location, adds: Sequence[Mapping[str, Any]]) -> Iterator[list[
     """Files that can be one: of the same partition and columns, in order, at least two, not too large together."""
     groups: list[tuple[dict[str, Any], pa.Schema, list[Mapping[str, Any]]]] = []
     for add in sorted(adds, key=lambda add: (add["modificationTime"], str(add["path"]))):
-        partition, schema = dict(add["partitionValues"] or {}), schema_of(_opened(table, add))
+        partition, schema = dict(add["partitionValues"] or {}), _joined_schema(_opened(table, add))
         for values, columns, files in groups:
             whole = sum(file["size"] for file in files) + add["size"]
             if values == partition and columns.equals(schema) and whole <= _FILE_BYTES:
@@ -94,7 +96,7 @@ def _alike(table: Location, adds: Sequence[Mapping[str, Any]]) -> Iterator[list[
 def _joined(table: Location, adds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Write the rows of some files into one, beside the first. Nothing names it yet. The `add` action of it."""
     first = _opened(table, adds[0])
-    schema = schema_of(first)
+    schema = _joined_schema(first)
     codec = first.metadata.row_group(0).column(0).compression.lower() if first.num_row_groups else "snappy"
     new = file_path(table, str(adds[0]["path"])).parent / f"part-{uuid.uuid4()}.c000.{codec}.parquet"
     nulls, metadata = dict.fromkeys(schema.names, 0), list[Any]()
@@ -116,13 +118,13 @@ def _joined(table: Location, adds: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 
 def _large_groups(table: Location, adds: Sequence[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of files, several row groups at once where these are small, in the schema (see `schema_of`) of all."""
+    """Yield the rows of files in the schema of all (see `_joined_schema`), several small row groups at once."""
     some: list[pa.Table] = []
     for add in adds:
         for rows in live_row_groups(table, add, _opened(table, add)):
             # Times of 96 bits are read without their zone: else they are no one table with those of 64.
             if rows.num_rows:
-                some.append(rows.cast(schema))
+                some.append(rows.select(schema.names).cast(schema))
             if sum(rows.nbytes for rows in some) >= _GROUP_BYTES:
                 yield pa.concat_tables(some)
                 some = []
@@ -132,6 +134,14 @@ def _large_groups(table: Location, adds: Sequence[Mapping[str, Any]], schema: pa
 
 def _opened(table: Location, add: Mapping[str, Any]) -> pq.ParquetFile:
     return pq.ParquetFile(file_path(table, str(add["path"])).local_path(), coerce_int96_timestamp_unit="us")
+
+
+def _joined_schema(parquet: pq.ParquetFile) -> pa.Schema:
+    """Return a file's columns, all of which may be null, without the one that Spark adds when it records changes.
+
+    A file that DELETE has rewritten has that column, which is null in each row, and forgets which columns never are.
+    """
+    return pa.schema([c.with_nullable(True) for c in schema_of(parquet) if c.name != _CHANGE_TYPE])
 
 
 def _day(add: Mapping[str, Any]) -> str | None:
