@@ -10,12 +10,12 @@ import pytest
 
 from headrace.config import Spec, build_spec, load_spec
 from headrace.errors import UserError
-from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, check, link_kept, merge
+from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, link_kept, merge
+from headrace.features.build.checks import checked_workflow
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
 from headrace.features.layout.split_rule import TimeRule, day_number
 from headrace.features.table_ops.row_preparation import row_preparation, spark_alone
-from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.stage import Context
 from headrace.storage import local
@@ -91,9 +91,9 @@ def test_operators_whose_old_files_would_be_wrong(chain: dict[str, Any], message
     data = [c.model_dump(mode="json") for c in clicks().features.workflow if "item_tags" not in c.columns]
     spec = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
     spec["features"] |= {"workflow": [*data, chain], "append": True}
-    check(Workflow.from_spec(clicks()))
+    checked_workflow(clicks())
     with pytest.raises(UserError, match=message):
-        check(Workflow.from_spec(build_spec(spec)))
+        checked_workflow(build_spec(spec))
 
 
 DAY = "2026-01-05"
