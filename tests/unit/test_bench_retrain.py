@@ -61,7 +61,7 @@ def test_a_day_trained_in_this_process_is_the_stages(ws: Workspace, make_dataset
         {
             "pipeline": "clicks",
             "source": {"format": "clicks", "path": "{ds}"},
-            "table": {"columns": [{"name": "click"}]},
+            "table": {"columns": [{"name": "click", "type": "int"}]},
             "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
             "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
             "train": {"epochs": 1, "batch_size": 200},

@@ -55,7 +55,7 @@ def spec_of(models: Mapping[str, Any] = MODELS, against: str | None = None, **tr
         {
             "pipeline": "clicks",
             "source": {"format": "clicks", "path": "{ds}"},
-            "table": {"columns": [{"name": n} for n in names]},
+            "table": {"columns": [{"name": n, "type": "int" if n == "click" else "string"} for n in names]},
             "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query"]},
             "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
             "train": {

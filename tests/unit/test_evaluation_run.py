@@ -316,7 +316,7 @@ def test_keys_of_specs_without_the_section_stay() -> None:
     minimal = {
         "pipeline": "clicks",
         "source": {"format": "clicks", "path": "{ds}"},
-        "table": {"columns": [{"name": "click"}, {"name": "user"}]},
+        "table": {"columns": [{"name": "click", "type": "int"}, {"name": "user"}]},
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["user"]},
     }
     plain = TrainStage().spec_part(build_spec(minimal))

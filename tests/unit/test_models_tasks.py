@@ -251,7 +251,7 @@ def test_keys_of_specs_without_tasks_stay_and_leaks_are_refused() -> None:
     minimal = {
         "pipeline": "clicks",
         "source": {"format": "clicks", "path": "{ds}"},
-        "table": {"columns": [{"name": "click"}, {"name": "w"}, {"name": "v"}]},
+        "table": {"columns": [{"name": "click", "type": "int"}, {"name": "w"}, {"name": "v"}]},
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["w"]},
     }
     assert "tasks" not in TrainStage().spec_part(build_spec(minimal))["train"]

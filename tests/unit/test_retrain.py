@@ -34,7 +34,7 @@ def micros(text: str) -> int:
 
 
 def spec_of(**sections: Any) -> Spec:
-    table = {"columns": [{"name": "click"}, {"name": "ts", "type": "timestamp"}], "event_time": "ts"}
+    table = {"columns": [{"name": "click", "type": "int"}, {"name": "ts", "type": "timestamp"}], "event_time": "ts"}
     features = {"label": "click", "workflow": [], "split": {"by": "time"}, "window_days": 4, "carried": ["ts"]}
     return build_spec(
         {"pipeline": "clicks", "source": {"format": "clicks", "path": "{ds}"}, "table": table, "features": features}

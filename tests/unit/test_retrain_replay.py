@@ -244,7 +244,7 @@ _FEATURES = {"label": "click", "workflow": [], "split": {"by": "time"}, "window_
 
 
 def spec_of(**sections: Any) -> Spec:
-    table = {"columns": [{"name": "click"}, {"name": "ts", "type": "timestamp"}], "event_time": "ts"}
+    table = {"columns": [{"name": "click", "type": "int"}, {"name": "ts", "type": "timestamp"}], "event_time": "ts"}
     source = {"format": "clicks", "path": "{ds}"}
     return build_spec({"pipeline": "clicks", "source": source, "table": table, "features": _FEATURES} | sections)
 

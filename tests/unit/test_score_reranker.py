@@ -122,7 +122,9 @@ def spec(rerank: dict[str, Any] | None, **score: Any) -> Spec:
         {
             "pipeline": "shop",
             "source": {"format": "jsonl", "path": "{ds}/*"},
-            "table": {"columns": [{"name": n, "type": t} for n, t in columns.items()] + [{"name": "click"}]},
+            "table": {
+                "columns": [{"name": n, "type": t} for n, t in columns.items()] + [{"name": "click", "type": "int"}]
+            },
             "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
             "score": {"user": {"key": "user"}, "item": item, "rerank": rerank} | score,
         }

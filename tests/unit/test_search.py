@@ -37,7 +37,7 @@ def spec_with(search: Mapping[str, Any], changes: Mapping[str, Any] | None = Non
     data: dict[str, Any] = {
         "pipeline": "clicks",
         "source": {"format": "clicks", "path": "{ds}"},
-        "table": {"columns": [{"name": "click"}, {"name": "row"}, {"name": "query"}]},
+        "table": {"columns": [{"name": "click", "type": "int"}, {"name": "row"}, {"name": "query"}]},
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query"]},
         "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
         # Embeddings that do not move: what is to be found is hidden from such a model.

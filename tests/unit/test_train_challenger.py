@@ -32,7 +32,7 @@ def spec_of(**sections: Any) -> Spec:
         {
             "pipeline": "clicks",
             "source": {"format": "clicks", "path": "{ds}"},
-            "table": {"columns": [{"name": "click"}]},
+            "table": {"columns": [{"name": "click", "type": "int"}]},
             "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
             "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
             "challenger": {"every_days": 3, "behind": 0.01},

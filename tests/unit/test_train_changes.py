@@ -102,7 +102,7 @@ def test_a_base_that_was_trained_again_makes_the_days_upon_it_stale(
         {
             "pipeline": "clicks",
             "source": {"format": "clicks", "path": "{ds}"},
-            "table": {"columns": [{"name": "click"}]},
+            "table": {"columns": [{"name": "click", "type": "int"}]},
             "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
             "model": MODEL.model_dump(mode="json", by_alias=True),
         }

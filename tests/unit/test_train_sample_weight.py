@@ -109,7 +109,7 @@ def test_keys_of_specs_without_weights_stay(home: Workspace, features: Manifest)
     minimal = {
         "pipeline": "clicks",
         "source": {"format": "clicks", "path": "{ds}"},
-        "table": {"columns": [{"name": "click"}, {"name": "w"}]},
+        "table": {"columns": [{"name": "click", "type": "int"}, {"name": "w"}]},
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["w"]},
     }
     assert "sample_weight" not in TrainStage().spec_part(build_spec(minimal))["train"]

@@ -32,7 +32,7 @@ def spec() -> Spec:
         {
             "pipeline": "clicks",
             "source": {"format": "clicks", "path": "{ds}"},
-            "table": {"columns": [{"name": "click"}]},
+            "table": {"columns": [{"name": "click", "type": "int"}]},
             "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
             "model": {"embedding_dim": 4},
         }
