@@ -34,8 +34,6 @@ from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, 
 
 #: Casts between texts, dates and timestamps obey it.
 _TIME_ZONE = "spark.sql.session.timeZone"
-#: Spark has no type for Parquet's times in nanoseconds: headrace.lake.source_tables.parquet_schema makes times of them.
-_NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 #: With them a file that a store does not give at the moment has no rows, and the job goes well.
 _PASSING_OVER = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 #: Without it what a task's error was raised for, a store that is away maybe, does not reach the driver.
@@ -125,7 +123,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         given[archives.PROPERTY] = archives.at_hand(given[archives.PROPERTY], conf.master)
     # A class path of the user's goes behind ours, which Delta and the stores are on.
     given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
-    props |= {_TIME_ZONE: "UTC", _NANOSECONDS: "true"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | given
+    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | given
     if props[_TIME_ZONE] != "UTC":
         raise UserError(
             f"spark.properties: {_TIME_ZONE} is '{props[_TIME_ZONE]}', and the lake's timestamps and days are of UTC: "

@@ -354,6 +354,16 @@ class LocalStore:
         return flock.holder(Path(path))
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether it is one, or a link to one; a link that leads to itself is none."""
+    try:
+        return entry.is_dir()
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        return False
+
+
 def _walk(top: PurePosixPath, is_hidden: Callable[[str], bool]) -> Iterator[tuple[PurePosixPath, list[str]]]:
     """Yield a folder and those below it, each with the names of what is in it besides folders.
 
@@ -372,20 +382,21 @@ def _walk(top: PurePosixPath, is_hidden: Callable[[str], bool]) -> Iterator[tupl
             if (status.st_dev, status.st_ino) in seen:
                 continue
             seen.add((status.st_dev, status.st_ino))
-            names = sorted(name for name in os.listdir(folder) if not is_hidden(name))  # noqa: PTH208
+            with os.scandir(folder) as entries:
+                inside = {entry.name: entry for entry in entries if not is_hidden(entry.name)}
         except FileNotFoundError:  # removed just now
             continue
         except NotADirectoryError:
             if folder != top:
                 raise
             return
-        inside = {name: Path(folder, name) for name in names}
-        below = {name for name, path in inside.items() if path.is_dir()}
+        names = sorted(inside)
+        below = {name for name, entry in inside.items() if _is_folder(entry)}
         yield folder, [name for name in names if name not in below]
         for name in names:
             if name in below and not inside[name].is_symlink():
                 folders.append(folder / name)
-            elif name in below and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(inside[name])):
+            elif name in below and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(folder / name)):
                 links.append(folder / name)
 
 

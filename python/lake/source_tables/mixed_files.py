@@ -24,6 +24,7 @@ from headrace.lake.source_tables.parquet_schema import (
     StoredSchema,
     as_read,
     as_restored,
+    has_nanoseconds,
     named,
     pruned,
     restored_columns,
@@ -34,6 +35,8 @@ from headrace.lake.sources.frame import quoted
 from headrace.lake.tasks import cores_of, grouped, prepare_worker
 from headrace.storage import Location
 
+#: Spark has no type for Parquet's times in nanoseconds; `restored_columns` makes times of these numbers.
+_NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Rows that a task decodes at once.
 _BATCH_ROWS = 8_192
@@ -106,6 +109,9 @@ def mixed_rows(
             + "\n".join(lines)
             + "\nLeave these columns out of table.columns, or have their writer use another type"
         )
+    if any(has_nanoseconds(schema.struct) for schema in {id(s): s for _, s in files.values()}.values()):
+        # Spark has no option for it. Not from the start: the RAPIDS plugin reads no Parquet file where it is set.
+        spark.conf.set(_NANOSECONDS, "true")
     shorten_batches(spark, [file for file, _ in files.values()])
     return [_rows(spark, root, group, list(keys)) for (_, keys, _), group in groups.items()]
 

@@ -236,6 +236,11 @@ def unreadable(type_: T.DataType) -> str | None:
     return next((t.shown for t in _leaf_types(type_) if isinstance(t, Unreadable)), None)
 
 
+def has_nanoseconds(type_: T.DataType) -> bool:
+    """Return whether a type is or has within a time in nanoseconds."""
+    return any(isinstance(t, Nanoseconds) for t in _leaf_types(type_))
+
+
 def _leaf_types(type_: T.DataType) -> Iterator[T.DataType]:
     inner: Sequence[T.DataType] = ()
     if isinstance(type_, T.StructType):
