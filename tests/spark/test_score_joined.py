@@ -120,7 +120,8 @@ def test_two_executors_with_a_jvm_each_hold_rows_of_their_own_users(
     assert sorted(held["users"].sum()) == sorted(users.ids.tolist())
     assert held["users"].map(len).max() < len(users) / 4
     # And no file of rows was laid out for either.
-    assert [p.name for p in ws.mapped("shop").local_path().rglob("*") if p.is_file() and p.suffix != ".lock"] == []
+    files = [p for p in ws.mapped("shop").local_path().rglob("*") if p.is_file() and p.suffix != ".lock"]
+    assert [p.name for p in files if not p.name.endswith("=sizes")] == []
 
 
 def test_rows_of_any_table_have_the_scores_of_mapped_tables(

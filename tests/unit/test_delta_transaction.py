@@ -169,7 +169,7 @@ def test_constraints_of_others_are_told(folder: Location) -> None:
 
 
 def test_names_that_a_table_cannot_have(tmp_path: Path) -> None:
-    for names, refusal in ((["a b"], "a column 'a b'"), (["a", "A"], "two columns 'a'"), ([""], "a column ''")):
+    for names, refusal in ((["a", "A"], "two columns 'a'"), ([""], "a column ''")):
         with pytest.raises(UserError, match=refusal):
             create_table(local(tmp_path), [a_field(n) for n in names], [])
     assert DeltaLog(local(tmp_path)).version is None

@@ -84,7 +84,7 @@ def test_control_files(ws: Workspace, control: dict[str, str], text: str, rows: 
 def test_what_is_removed_between_two_looks_is_not_there(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     there, gone = f"in/{D1}/a.json", [ws.home / f"in/{D1}/b.json", ws.home / f"{D1}.count"]
     wanted = source({"control": {"path": "{ds}.count"}})
-    look = LocalStore.is_file
+    look, listing = LocalStore.is_file, LocalStore.glob
 
     def removed(store: LocalStore, path: PurePosixPath) -> bool:
         found = look(store, path)
@@ -92,7 +92,15 @@ def test_what_is_removed_between_two_looks_is_not_there(ws: Workspace, monkeypat
             Path(path).unlink()
         return found
 
+    def listed(store: LocalStore, pattern: PurePosixPath) -> list[PurePosixPath]:
+        found = listing(store, pattern)
+        for path in gone:
+            if PurePosixPath(path) in found:
+                path.unlink()
+        return found
+
     monkeypatch.setattr(LocalStore, "is_file", removed)
+    monkeypatch.setattr(LocalStore, "glob", listed)
     for ask, said in (
         (lambda: [f.name for f in landing.find(wanted, ws, D1).files], [there]),
         (lambda: lacking(wanted, ws, D1), [f"the control file {ws.home / f'{D1}.count'}"]),

@@ -247,17 +247,16 @@ def test_tasks_that_do_not_fit_are_refused(tasks: dict[str, Any], said: str) -> 
     assert said in str(caught.value)
 
 
-def test_keys_of_specs_without_tasks_stay_and_leaks_are_refused() -> None:
+def test_tasks_are_in_the_key_and_leaks_are_refused() -> None:
     minimal = {
         "pipeline": "clicks",
         "source": {"format": "clicks", "path": "{ds}"},
         "table": {"columns": [{"name": "click", "type": "int"}, {"name": "w"}, {"name": "v"}]},
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["w"]},
     }
-    assert "tasks" not in TrainStage().spec_part(build_spec(minimal))["train"]
     tasks = {"click": {}, "buy": {"label": "w"}}
     with_tasks = build_spec({**minimal, "train": {"tasks": tasks}})
-    assert TrainStage().spec_part(with_tasks)["train"]["tasks"]["buy"]["label"] == "w"
+    assert TrainStage().spec_part(with_tasks)["train"]["tasks"][1][1]["label"] == "w"
     with pytest.raises(UserError, match=r"train.tasks.buy.label: 'v' must be in features.carried"):
         build_spec({**minimal, "train": {"tasks": {"click": {}, "buy": {"label": "v"}}}})
     score = {"user": {"key": "w"}, "item": {"key": "v"}}

@@ -102,17 +102,18 @@ def test_the_types_of_a_saved_model(home: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_the_times_in_a_file_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Arrow does not know Spark may read; of a file whose store was away for a moment nothing is known."""
     (tmp_path / "a").write_bytes(b"PAR1 of a newer writer PAR1")
-    assert table_folder._bounds(local(tmp_path / "a"), "ts") == (None, True)
+    unknown = table_folder._footer(local(tmp_path / "a"), "before", "ts")
+    assert (unknown.schema, unknown.bounds) == (None, None)
     monkeypatch.setattr(table_folder, "footer", away)
     with pytest.raises(StoreAway):
-        table_folder._bounds(local(tmp_path / "a"), "ts")
+        table_folder._footer(local(tmp_path / "a"), "after", "ts")
 
 
 def test_the_statistics_of_a_day(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = SimpleNamespace(path=home / "a.parquet", partition={"ds": "2026-01-01"})
     monkeypatch.setattr(drift, "_statistics", lambda ctx: SimpleNamespace(name="s", version="1"))
     monkeypatch.setattr(drift, "DeltaLog", lambda table: SimpleNamespace(plain_files=lambda version: [file]))
-    ctx: Any = SimpleNamespace(**vars(context(home)), spec=SimpleNamespace(pipeline="p"), ds="2026-01-01")
+    ctx: Any = SimpleNamespace(**vars(context(home)), spec=SimpleNamespace(pipeline="p", argument="p"), ds="2026-01-01")
     with pytest.raises(StoreAway):
         drift.read_statistics(ctx)
 

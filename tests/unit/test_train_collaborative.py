@@ -102,8 +102,8 @@ def test_pretrained_models_are_found_and_of_the_same_vocabularies(
 
 def test_what_a_run_starts_from_is_part_of_its_key(home: Workspace, features: Manifest) -> None:
     plain, started = (load_spec("movielens", given) for given in ([], ["train.pretrained={gmf: a, mlp: b}"]))
-    assert "pretrained" not in TrainStage().spec_part(plain)["train"]
-    assert TrainStage().spec_part(started)["train"]["pretrained"] == {"gmf": "a", "mlp": "b"}
+    assert not TrainStage().spec_part(plain)["train"]["pretrained"]
+    assert dict(TrainStage().spec_part(started)["train"]["pretrained"]) == {"gmf": "a", "mlp": "b"}
     jobs = [run("neumf", home, features, "key", pretrained=given) for given in ({}, {"gmf": "a"}, {"gmf": "b"})]
     assert len({job.config_fingerprint for job in jobs}) == 3
 
