@@ -167,9 +167,9 @@ def test_rows_of_unknown_items_are_predicted_better(home: Workspace, features: M
 
 
 def test_it_is_in_keys_where_it_is_asked_for(home: Workspace, features: Manifest) -> None:
-    assert "unknown_rate" not in TrainStage().spec_part(load_spec("clicks"))["train"]
+    assert not TrainStage().spec_part(load_spec("clicks"))["train"]["unknown_rate"]
     spec = load_spec("clicks", ["train.unknown_rate.item_id=0.1"])
-    assert TrainStage().spec_part(spec)["train"]["unknown_rate"] == {"item_id": 0.1}
+    assert dict(TrainStage().spec_part(spec)["train"]["unknown_rate"]) == {"item_id": 0.1}
     plain, unknown = (
         job_of(home, features, "key", TRAIN.model_copy(update={"unknown_rate": rates})).config_fingerprint
         for rates in ({}, {"item": 0.1})

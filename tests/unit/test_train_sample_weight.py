@@ -105,14 +105,14 @@ def test_a_column_of_text_is_refused() -> None:
     assert carried_weight(TRAIN, schema) == ()
 
 
-def test_keys_of_specs_without_weights_stay(home: Workspace, features: Manifest) -> None:
+def test_the_weight_is_in_the_key(home: Workspace, features: Manifest) -> None:
     minimal = {
         "pipeline": "clicks",
         "source": {"format": "clicks", "path": "{ds}"},
         "table": {"columns": [{"name": "click", "type": "int"}, {"name": "w"}]},
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["w"]},
     }
-    assert "sample_weight" not in TrainStage().spec_part(build_spec(minimal))["train"]
+    assert TrainStage().spec_part(build_spec(minimal))["train"]["sample_weight"] is None
     weighted = build_spec({**minimal, "train": {"sample_weight": "w"}})
     assert TrainStage().spec_part(weighted)["train"]["sample_weight"] == "w"
     with pytest.raises(UserError, match=r"train.sample_weight: 'x' must be in features.carried"):
