@@ -28,6 +28,9 @@ class Recorded:
         self.description: Any = None
 
     def note(self, statement: str, params: Any = None) -> None:
+        assert "\0" not in statement
+        if isinstance(params, (list, tuple)) and "?" not in statement:
+            statement % tuple(params)  # As the libraries do: they refuse a statement with more or fewer marks.
         text = re.sub(r"(headrace_staging_)[0-9a-f]{16}_[0-9a-f]{8}", r"\1X", statement)
         text = re.sub(r"headrace_[0-9a-f]{12}", "headrace_LOAD", text)
         text = re.sub(r"(?<![\w}])/[^ '`]*/part-", "/HERE/part-", text.replace("file:///", "file:/"))

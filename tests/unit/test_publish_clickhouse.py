@@ -33,7 +33,8 @@ class InProcess(ClickHouseClient):
             str(p) if isinstance(p, int) else "'" + str(p).replace("\\", "\\\\").replace("'", "\\'") + "'"
             for p in params
         ]
-        text = str(self._client.query(statement % tuple(shown) if params else statement, "JSONCompactEachRow"))
+        query = self.formatted(statement, params) % tuple(shown) if params else statement
+        text = str(self._client.query(query, "JSONCompactEachRow"))
         return [tuple(json.loads(line)) for line in text.splitlines()]
 
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:

@@ -78,14 +78,15 @@ class ClickHouseClient(SqlClient):
 
     def columns(self, name: str) -> list[str]:
         rows = self.run(
-            "SELECT name FROM system.columns WHERE database = %s AND table = %s ORDER BY position",
+            f"SELECT name FROM system.columns WHERE database = {self.mark} AND table = {self.mark} ORDER BY position",
             [self._database, name],
         )
         return [str(n) for (n,) in rows]
 
     def tables(self, prefix: str) -> list[str]:
         rows = self.run(
-            "SELECT name FROM system.tables WHERE database = %s AND startsWith(name, %s)", [self._database, prefix]
+            f"SELECT name FROM system.tables WHERE database = {self.mark} AND startsWith(name, {self.mark})",
+            [self._database, prefix],
         )
         return [str(n) for (n,) in rows]
 

@@ -68,7 +68,7 @@ class SnowflakeClient(SqlClient):
     def columns(self, name: str) -> list[str]:
         rows = self.run(
             f"SELECT column_name FROM {self.quote(self._database)}.information_schema.columns "
-            f"WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+            f"WHERE table_schema = {self.mark} AND table_name = {self.mark} ORDER BY ordinal_position",
             [self._schema, name],
         )
         return [str(n) for (n,) in rows]
@@ -76,7 +76,7 @@ class SnowflakeClient(SqlClient):
     def tables(self, prefix: str) -> list[str]:
         rows = self.run(
             f"SELECT table_name FROM {self.quote(self._database)}.information_schema.tables "
-            f"WHERE table_schema = %s AND startswith(table_name, %s)",
+            f"WHERE table_schema = {self.mark} AND startswith(table_name, {self.mark})",
             [self._schema, prefix],
         )
         return [str(n) for (n,) in rows]
