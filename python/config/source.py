@@ -92,6 +92,11 @@ class AnySource(Section):
         return None if spelled is None or spelled in _EPOCH_UNITS else TimeFormat(spelled)
 
     @property
+    def number_marks(self) -> tuple[str, str | None]:
+        """What stands before the fraction of a number, and between each three digits (None: nothing)."""
+        return ".", None
+
+    @property
     def daily(self) -> bool:
         """Whether each day brings rows of its own; else a run's day holds all of the source."""
         raise NotImplementedError
@@ -194,6 +199,10 @@ class LandingSource(AnySource):
         if self.multiline and self.format not in ("csv", "clicks"):
             raise ValueError(f"multiline: a row of format '{self.format}' is one line; leave it out")
         return self
+
+    @property
+    def number_marks(self) -> tuple[str, str | None]:
+        return self.decimal, self.thousands
 
     @property
     def daily(self) -> bool:

@@ -24,13 +24,16 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.config import AnySource, LandingSource, Table
 from headrace.lake.blocks.convert import list_of
 from headrace.schema import TimeFormat, decimal_digits
+
+if TYPE_CHECKING:  # Tasks that read lines import this module, but no classes of specs: they take long to make.
+    from headrace.config import AnySource, Table
 
 _MONTHS = (
     *("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
@@ -141,8 +144,8 @@ def spellings_of(source: AnySource, table: Table) -> dict[str, Spelling]:
         is_number = element in _NUMBERS or decimal_digits(element) is not None or source.epoch_unit(column.name)
         if form is not None:
             found[column.name] = Spelling(time_format=form)
-        elif isinstance(source, LandingSource) and is_number and (source.decimal, source.thousands) != (".", None):
-            found[column.name] = Spelling(source.decimal, source.thousands)
+        elif is_number and source.number_marks != (".", None):
+            found[column.name] = Spelling(*source.number_marks)
     return found
 
 
