@@ -31,8 +31,7 @@ from headrace.commands.simulate_site import simulate_site
 from headrace.config import Spec, load_spec
 from headrace.experiments.stops import Stop, stopped
 from headrace.generate.click_model import ClickModel, probability
-from headrace.generate.site import LIST, RANDOM, SiteDay, examined, visits_of
-from headrace.generate.site_files import site_path
+from headrace.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.jobs.stages import load_stage
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import shared_session
@@ -78,7 +77,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Impressions:
     """A day of visitors, and what they did with the lists of each arm; `None`: of users without one."""
 
     site: SiteDay
@@ -129,7 +128,7 @@ def _day(number: int) -> str:
     return (START + timedelta(days=number)).isoformat()
 
 
-def _shown(ws: Workspace, spec: Spec, ds: str) -> Shown:
+def _shown(ws: Workspace, spec: Spec, ds: str) -> Impressions:
     """What was done with the lists of a day. The visits are simulated again: they are a function of the lists."""
     following = (date.fromisoformat(ds) + timedelta(days=1)).isoformat()
     site = SiteDay.model_validate_json(site_path(ws.landing("clicks"), following).read_text())
@@ -147,7 +146,7 @@ def _shown(ws: Workspace, spec: Spec, ds: str) -> Shown:
     ids = events.users.id[events.user_row]
     of_list = visits.source[visits.visit] == LIST
     arms = np.array([arm_of.get(int(user)) or "" for user in ids])
-    return Shown(
+    return Impressions(
         site,
         {
             arm or None: Rates(float(events.clicked[mine].mean()), float(probability_of[mine].mean()))
@@ -167,7 +166,7 @@ def _published(ws: Workspace, ds: str) -> pa.Table:
     return pa.concat_tables([pq.ParquetFile(path).read(columns) for path in paths])
 
 
-def _table(shown: Sequence[Shown]) -> str:
+def _table(shown: Sequence[Impressions]) -> str:
     """Clicked and, in brackets, expected."""
     lines = [
         "| visitors of | lists of champion | lists of weak | its users after the stop | random | best possible | "
@@ -188,7 +187,7 @@ def _table(shown: Sequence[Shown]) -> str:
     return "\n".join(lines)
 
 
-def _plot(shown: Sequence[Shown], stop: Stop | None, path: Path) -> None:
+def _plot(shown: Sequence[Impressions], stop: Stop | None, path: Path) -> None:
     figure = Figure(figsize=(7.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     days = [day.site.ds[5:] for day in shown]

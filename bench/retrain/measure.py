@@ -18,8 +18,8 @@ import headrace as hr
 from bench.retrain.knowable import knowable_auc
 from bench.retrain.run import PIPELINE, Run
 from headrace.errors import UserError
-from headrace.generate.auc import auc
 from headrace.generate.click_model import ClickModel
+from headrace.generate.truth import auc
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Manifest
 from headrace.monitor import facts

@@ -11,7 +11,7 @@ from headrace.commands.screen import log_to_screen, out, table
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.generate.site import Lists, SiteDay
-from headrace.generate.site_files import simulate_site as simulate
+from headrace.generate.site import simulate_site as simulate
 from headrace.monitor import facts
 from headrace.publish.postgres.server import Connection, connect
 from headrace.publish.postgres.tables import ScoresTable
@@ -23,7 +23,7 @@ def simulate_site(spec: Spec, ws: Workspace, ds: str, force: bool) -> SiteDay:
     """Simulate the day, and print what was shown and clicked.
 
     Raises:
-        UserError: the lists are of that day or a later one; see `published_lists` and headrace.generate.site_files.
+        UserError: the lists are of that day or a later one; see `published_lists` and headrace.generate.site.
     """
     log_to_screen()
     with published_lists(spec, ws) as (lists, lists_ds):

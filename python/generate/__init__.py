@@ -4,13 +4,12 @@
     truths = generate(spec, Workspace(Path("var")), days_between("2026-01-01", "2026-01-08"))
     truths[-1].auc_ceiling
 
-`click_model` draws the events, `population` users and items, `faults` what is broken on purpose; `auc` and `truth` are
-the ground truth of a day, `serialize` and `landing_files` the files, `writers` and `run` the work;
-`site` and `site_files` are a site that shows users their lists; headrace.counter_random has the random numbers.
+`population` makes users and items, `click_model` draws their clicks and purchases, `event_lines` spells events as JSON
+or CSV and adds malformed lines, `landing_files` writes a day, and `truth` is its ground truth. `site` simulates a site
+that shows users their lists. Random numbers come from headrace.counter_random.
 """
 
-from headrace.generate.landing_files import truth_path
-from headrace.generate.run import Progress, days_between, generate
+from headrace.generate.landing_files import Progress, days_between, generate, truth_path
 from headrace.generate.truth import DayTruth
 
 __all__ = ["DayTruth", "Progress", "days_between", "generate", "truth_path"]

@@ -1,4 +1,4 @@
-"""The model of the clicks: which user sees which item when, and with which probability the user clicks.
+"""Model of clicks and purchases: which user sees which item when, and how probably the user clicks and buys.
 
     logit P(click) = intercept + user's bias + item's bias
                      + category + category x country + category x age group + category x device + hour x device
@@ -8,6 +8,13 @@
 The intercept is set so that the mean of P is `base_rate`. A null hides a column from the reader, not from the user:
 what it hid is a trait of the user or item, which the id still tells. `device` is the exception, a trait of the row: a
 row without it has no device effect, so that P is a function of what can be known from the log.
+
+Where a log has purchases (`generate.purchase_rate`), they follow clicks:
+
+    logit P(purchase | click) = intercept + category + category x country + price (cheap things are bought) + activity
+
+The intercept is set so that the mean of P over the first day's clicks is `purchase_rate`. Everything in it can be known
+from the log, so no model predicts a click's purchase better than P, or a row's than P(click) P(purchase | click).
 """
 
 from __future__ import annotations
@@ -60,7 +67,7 @@ _CALIBRATION_ROWS = 1 << 15
 
 @dataclass(frozen=True)
 class ClickModel:
-    """All that an event depends on besides its place in the log: small, and the same in every process."""
+    """Parameters of the events: small, and the same in every process. An event also depends on its place in the log."""
 
     params: Generate
     #: Events land at most this many days after they happened.
@@ -69,7 +76,7 @@ class ClickModel:
 
 @dataclass(frozen=True)
 class Events:
-    """n events. Traits are kept by entity; `user_row` and `item_row` say which one an event has."""
+    """Columns of n events. Traits are kept by entity; `user_row` and `item_row` say which one an event has."""
 
     event_id: UInts  # [n]
     day: Ints  # [n], days since the first day: when it happened
@@ -119,16 +126,17 @@ def _effects(seed: int) -> _Effects:
 
 
 def _normal(rng: np.random.Generator, spread: float, shape: int | tuple[int, ...]) -> Floats:
-    """Normal, shifted and scaled to mean 0 and standard deviation `spread` exactly: seeds differ in the pattern, and
-    not in how much there is to learn.
+    """Return normal draws, shifted and scaled to mean 0 and standard deviation `spread` exactly.
+
+    Seeds then differ in the pattern, and not in how much there is to learn.
     """
-    found = rng.normal(size=shape)
-    centred: Floats = (found - found.mean()) * (spread / found.std())
+    draws = rng.normal(size=shape)
+    centred: Floats = (draws - draws.mean()) * (spread / draws.std())
     return centred
 
 
 def events(model: ClickModel, landing_day: Ints, row: Ints) -> Events:
-    """The events with these places in the landing log.
+    """Return the events at these places of the landing log.
 
     Args:
         model: parameters.
@@ -143,7 +151,7 @@ def events(model: ClickModel, landing_day: Ints, row: Ints) -> Events:
 
 @lru_cache(maxsize=16)
 def _intercept(model: ClickModel) -> float:
-    """The intercept that makes the mean of P `base_rate` over the events of the first day, by bisection."""
+    """Return the intercept that makes the mean of P `base_rate` over the events of the first day, by bisection."""
     rows = np.arange(_CALIBRATION_ROWS)
     logit = _events(model, np.zeros_like(rows), rows, 0.0).logit
     low, high = -30.0, 30.0
@@ -154,7 +162,7 @@ def _intercept(model: ClickModel) -> float:
 
 
 def probability(logit: Floats) -> Floats:
-    """P(click), float64 of the logit's shape."""
+    """Return P(click), float64 of the logit's shape."""
     p: Floats = 1.0 / (1.0 + np.exp(-logit))
     return p
 
@@ -169,7 +177,7 @@ def _events(model: ClickModel, landing_day: Ints, row: Ints, intercept: float) -
     lag = lag_of(model, landing_day, row)
     day = landing_day - lag
     last_day = int(day.max(initial=0))
-    shown = Shown(
+    impressions = Impressions(
         counter=counter,
         day=day,
         user=draw(params, "user", u("user"), day, last_day),
@@ -178,14 +186,14 @@ def _events(model: ClickModel, landing_day: Ints, row: Ints, intercept: float) -
         at_home=u("home-device") < _HOME_DEVICE_SHARE,
         other_device=integers(stream(params.seed, "event/other-device"), counter, len(DEVICES)),
     )
-    return _clicks(model, shown, lag, "event", intercept)
+    return _clicks(model, impressions, lag, "event", intercept)
 
 
 @dataclass(frozen=True)
-class Shown:
-    """n times that a user was shown an item; users and items by their index."""
+class Impressions:
+    """Columns of n impressions: a user was shown an item. Users and items are indices."""
 
-    #: Tells them apart in random numbers.
+    #: Counter of each impression's random numbers.
     counter: UInts  # [n]
     day: Ints  # [n], days since the first day
     user: Ints  # [n]
@@ -193,36 +201,36 @@ class Shown:
     millisecond: Ints  # [n], of the day
     at_home: NDArray[np.bool_]  # [n], whether at the device that the user uses most
     other_device: Ints  # [n], the device where not, index into DEVICES
-    #: With which probability the user looked at it at all; 1: at everything.
+    #: Probability that the user looked at it at all; 1: looks at everything.
     examined: Floats | float = 1.0
 
 
-def clicks(model: ClickModel, shown: Shown, lag: Ints, purpose: str, nulls: float | None = None) -> Events:
-    """What users do with what they are shown: each event is a function of the model and its own row.
+def clicks(model: ClickModel, impressions: Impressions, lag: Ints, purpose: str, nulls: float | None = None) -> Events:
+    """Draw what users do with the items they are shown: each event is a function of the model and its own row.
 
     Args:
         model: parameters.
-        shown: n impressions.
+        impressions: n impressions.
         lag: days until each one's event lands, int64 [n].
-        purpose: of the random numbers; those of `events` are drawn for "event".
+        purpose: name of the stream of random numbers; `events` uses "event".
         nulls: share of missing values; None: the model's.
     """
     params = model.params if nulls is None else model.params.model_copy(update={"nulls": nulls})
-    return _clicks(replace(model, params=params), shown, lag, purpose, _intercept(model))
+    return _clicks(replace(model, params=params), impressions, lag, purpose, _intercept(model))
 
 
 def arrivals(model: ClickModel, day: int, number: Ints, purpose: str) -> tuple[Ints, Ints, NDArray[np.bool_], Ints]:
-    """Who comes on a day and how: users drawn by popularity, times by the day's traffic.
+    """Draw the visitors of a day: users by popularity, times by the day's traffic.
 
     Returns:
-        of each number [n]: the user's index, the millisecond of the day, whether at the device that the user uses
-        most, and the device where not.
+        for each number [n]: the user's index, the millisecond of the day, whether the visitor uses the device that the
+        user uses most, and otherwise which device.
     """
     params, days = model.params, np.full(len(number), day)
     counter = _counter(days, number)
 
-    def u(what: str) -> Floats:
-        return uniform(stream(params.seed, f"{purpose}/{what}"), counter)
+    def u(purpose_: str) -> Floats:
+        return uniform(stream(params.seed, f"{purpose}/{purpose_}"), counter)
 
     return (
         draw(params, "user", u("user"), days, day),
@@ -232,28 +240,28 @@ def arrivals(model: ClickModel, day: int, number: Ints, purpose: str) -> tuple[I
     )
 
 
-def _clicks(model: ClickModel, shown: Shown, lag: Ints, purpose: str, intercept: float) -> Events:
-    params, counter, day = model.params, shown.counter, shown.day
+def _clicks(model: ClickModel, impressions: Impressions, lag: Ints, purpose: str, intercept: float) -> Events:
+    params, counter, day = model.params, impressions.counter, impressions.day
 
-    def u(what: str) -> Floats:
-        return uniform(stream(params.seed, f"{purpose}/{what}"), counter)
+    def u(draw_name: str) -> Floats:
+        return uniform(stream(params.seed, f"{purpose}/{draw_name}"), counter)
 
     last_day = int(day.max(initial=0))
-    user_row, people = _users(params, shown.user, day)
-    item_row, things = _items(params, shown.item, last_day)
-    device = np.where(shown.at_home, people.device[user_row], shown.other_device)
+    user_row, people = _users(params, impressions.user, day)
+    item_row, things = _items(params, impressions.item, last_day)
+    device = np.where(impressions.at_home, people.device[user_row], impressions.other_device)
     null = np.stack([u(f"null/{name}") < params.nulls for name in NULLABLE], axis=1)
     # Tags of an item that has none are an empty list, not a null.
-    item_age = np.maximum(day + shown.millisecond / DAY_MILLISECONDS - things.born[item_row], 0.0)
+    item_age = np.maximum(day + impressions.millisecond / DAY_MILLISECONDS - things.born[item_row], 0.0)
     known_device = np.where(null[:, NULLABLE.index("device")], len(DEVICES), device)
     logit = intercept + _logit(
-        params, people, user_row, things, item_row, day, shown.millisecond, known_device, item_age
+        params, people, user_row, things, item_row, day, impressions.millisecond, known_device, item_age
     )
     return Events(
         event_id=scatter_64(stream(params.seed, f"{purpose}/id"), counter),
         day=day,
         lag=lag,
-        millisecond=shown.millisecond,
+        millisecond=impressions.millisecond,
         users=people,
         user_row=user_row,
         items=things,
@@ -262,7 +270,7 @@ def _clicks(model: ClickModel, shown: Shown, lag: Ints, purpose: str, intercept:
         item_age=item_age,
         null=null,
         logit=logit,
-        clicked=u("click") < probability(logit) * shown.examined,
+        clicked=u("click") < probability(logit) * impressions.examined,
     )
 
 
@@ -271,7 +279,7 @@ def _counter(landing_day: Ints, row: Ints) -> UInts:
 
 
 def lag_of(model: ClickModel, landing_day: Ints, row: Ints) -> Ints:
-    """Days between event and landing, int64 [n]: 0 for most, else 1..late_days evenly.
+    """Return the days between event and landing, int64 [n]: 0 for most, else 1..late_days evenly.
 
     Nothing happened before the first day: what would have is not late.
     """
@@ -282,7 +290,7 @@ def lag_of(model: ClickModel, landing_day: Ints, row: Ints) -> Ints:
 
 
 def _users(params: Generate, index: Ints, day: Ints) -> tuple[NDArray[np.intp], Users]:
-    """Traits of each (user, day) once, and which one each row has."""
+    """Return which traits each row has, and the traits of each (user, day) once."""
     newest = int(day.max(initial=0))
     span = newest - int(day.min(initial=newest)) + 1
     keys, row = np.unique(index * span + (newest - day), return_inverse=True)
@@ -295,7 +303,7 @@ def _items(params: Generate, index: Ints, last_day: int) -> tuple[NDArray[np.int
 
 
 def _millisecond(u: Floats) -> Ints:
-    """Milliseconds since midnight, by the day's traffic curve."""
+    """Return milliseconds since midnight, by the day's traffic curve."""
     edges = np.concatenate([[0.0], np.cumsum(_TRAFFIC) / _TRAFFIC.sum()])
     place = np.interp(u, edges, np.arange(25) * 3_600_000.0)
     return np.minimum(place.astype(np.int64), DAY_MILLISECONDS - 1)
@@ -316,14 +324,14 @@ def _logit(
     category = things.category[item_row]
     group = people.age_group[user_row]
     by_device = np.append(effects.device, np.zeros((len(CATEGORIES), 1)), axis=1)
-    of_user = USER_BIAS * people.bias + 0.4 * 2.0 * np.log(people.activity / 4.0)
-    of_item = ITEM_BIAS * things.bias + effects.tag[things.tags].sum(axis=1)
+    user_effect = USER_BIAS * people.bias + 0.4 * 2.0 * np.log(people.activity / 4.0)
+    item_effect = ITEM_BIAS * things.bias + effects.tag[things.tags].sum(axis=1)
     price_slope = -0.75 + 0.12 * np.arange(len(AGE_EDGES) + 1)
     fit = np.einsum("nk,nk->n", people.taste[user_row], things.taste[item_row]) / np.sqrt(TASTE_DIM)
     trend = 7.5 * params.drift * np.sin(2.0 * np.pi * day / _TREND_DAYS + effects.phase[category])
     logit: Floats = (
-        of_user[user_row]
-        + of_item[item_row]
+        user_effect[user_row]
+        + item_effect[item_row]
         + effects.category[category]
         + effects.country[category, people.country[user_row]]
         + effects.age[category, group]
@@ -333,5 +341,51 @@ def _logit(
         + 0.5 * np.exp(-item_age / 10.0)
         + params.taste * fit
         + trend
+    )
+    return logit
+
+
+@dataclass(frozen=True)
+class Purchases:
+    """Columns of the purchases of n events."""
+
+    logit: Floats  # [n], of a purchase after a click
+    purchased: NDArray[np.bool_]  # [n], whether the item was clicked and bought
+
+
+def purchases(model: ClickModel, clicks: Events) -> Purchases | None:
+    """Draw the purchases, each a function of its event alone; return None where the log has none."""
+    if model.params.purchase_rate is None:
+        return None
+    logit = _purchase_intercept(model) + _purchase_logit(model.params.seed, clicks)
+    would_buy = uniform(stream(model.params.seed, "event/purchase"), clicks.event_id) < probability(logit)
+    return Purchases(logit, clicks.clicked & would_buy)
+
+
+@lru_cache(maxsize=16)
+def _purchase_intercept(model: ClickModel) -> float:
+    assert model.params.purchase_rate is not None
+    rows = np.arange(_CALIBRATION_ROWS)
+    first = events(model, np.zeros_like(rows), rows)
+    logit = _purchase_logit(model.params.seed, first)[first.clicked]
+    low, high = -30.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = probability(logit + middle).mean() < model.params.purchase_rate
+        low, high = (middle, high) if below else (low, middle)
+    return (low + high) / 2
+
+
+def _purchase_logit(seed: int, clicks: Events) -> Floats:
+    rng = np.random.default_rng(stream(seed, "purchase-effects"))
+    category_effect = rng.normal(0.0, 0.8, len(CATEGORIES))
+    country_effect = rng.normal(0.0, 0.4, (len(CATEGORIES), len(COUNTRIES)))
+    people, things = clicks.users, clicks.items
+    category = things.category[clicks.item_row]
+    logit: Floats = (
+        category_effect[category]
+        + country_effect[category, people.country[clicks.user_row]]
+        - 0.8 * things.log_price_z[clicks.item_row]
+        + 0.4 * np.log(people.activity / 4.0)[clicks.user_row]
     )
     return logit

@@ -1,7 +1,8 @@
-"""Who is there: users and items, how popular each is, when it was born, and what it is like.
+"""Population of the generated log: users and items, their popularity, birthdays and traits.
 
-An entity is an index 0, 1, 2, ... in order of birth. All about it is a hash of (seed, index), so a process makes the
-traits of the few entities that its rows name, and millions of others cost it one float64 each (the popularity sums).
+An entity is an index 0, 1, 2, ... in order of birth. Everything about it is a hash of (seed, index), so a process makes
+the traits of the few entities that its rows name, and millions of others cost it one float64 each (the popularity
+sums).
 """
 
 from __future__ import annotations
@@ -135,19 +136,19 @@ class Items:
 
 
 def alive(first: int, growth: float, day: int) -> int:
-    """Entities that exist on a day (0 is the first)."""
+    """Return how many entities exist on a day (0 is the first)."""
     return first + int(first * growth * day)
 
 
 def birthday(first: int, growth: float, index: Ints, last_day: int) -> Ints:
-    """The day on which each entity appears, int64 [n]; 0 for those of the first day."""
+    """Return the day on which each entity appears, int64 [n]; 0 for those of the first day."""
     counts = np.array([alive(first, growth, d) for d in range(last_day + 1)])
     return np.searchsorted(counts, index, side="right").astype(np.int64)
 
 
 @lru_cache(maxsize=4)
 def _popularity_sums(seed: int, kind: str, first: int, total: int, exponent: float) -> Floats:
-    """Running sums of the entities' weights, float64 [total]: weight = rank^-exponent (Zipf).
+    """Return running sums of the entities' weights, float64 [total]: weight = rank^-exponent (Zipf).
 
     Those of the first day hold the ranks 1..first in random order, newcomers a random one of them each. A day's sums
     are a prefix of a later day's, so one array serves all days.
@@ -163,7 +164,7 @@ def _popularity_sums(seed: int, kind: str, first: int, total: int, exponent: flo
 
 
 def draw(params: Generate, kind: str, u: Floats, day: Ints, last_day: int) -> Ints:
-    """Entity indices drawn by popularity from those alive on each row's day.
+    """Draw entity indices by popularity from those alive on each row's day.
 
     Args:
         params: the generator's parameters.
@@ -183,12 +184,12 @@ def draw(params: Generate, kind: str, u: Floats, day: Ints, last_day: int) -> In
     sums = _popularity_sums(params.seed, kind, first, alive(first, growth, last_day), exponent)
     days = np.arange(last_day + 1)
     counts = np.array([alive(first, growth, int(d)) for d in days])
-    found = np.searchsorted(sums, u * sums[counts - 1][day], side="right")
-    return np.minimum(found, counts[day] - 1).astype(np.int64)
+    index = np.searchsorted(sums, u * sums[counts - 1][day], side="right")
+    return np.minimum(index, counts[day] - 1).astype(np.int64)
 
 
 def users(params: Generate, index: Ints, day: Ints) -> Users:
-    """Traits of users, each on a day of its own: index, day int64 [n]."""
+    """Return the traits of users, each on its own day: index, day int64 [n]."""
     seed = params.seed
     trait = normal(stream(seed, "user/traits"), index, 3)
     age = np.clip(np.rint(38.0 + 13.0 * trait[:, 0]), 16, 90).astype(np.int64)
@@ -205,9 +206,9 @@ def users(params: Generate, index: Ints, day: Ints) -> Users:
 
 
 def _drifted(params: Generate, index: Ints, day: Ints) -> Floats:
-    """Tastes [n, TASTE_DIM] on the given days.
+    """Return tastes [n, TASTE_DIM] on the given days.
 
-    Each user's taste turns in TASTE_DIM/2 planes, at a rate of its own in each: angle a day ~ N(0, drift^2). A turn by
+    Each user's taste turns in TASTE_DIM/2 planes, at its own rate in each: angle per day ~ N(0, drift^2). A turn by
     a small angle moves each coordinate by angle * (the other one of its plane, variance 1), so a day's step has
     standard deviation `drift`; the taste keeps its length, and any day is reached without those before it.
     """
@@ -219,7 +220,7 @@ def _drifted(params: Generate, index: Ints, day: Ints) -> Floats:
 
 
 def items(params: Generate, index: Ints, last_day: int) -> Items:
-    """Traits of items: index int64 [n], each alive on `last_day`."""
+    """Return the traits of items: index int64 [n], each alive on `last_day`."""
     seed = params.seed
     category = _zipf_choice(uniform(stream(seed, "item/category"), index), len(CATEGORIES), _CATEGORY_ZIPF)
     trait = normal(stream(seed, "item/traits"), index, 2)
@@ -227,7 +228,7 @@ def items(params: Generate, index: Ints, last_day: int) -> Items:
     born = birthday(params.items, params.new_items, index, last_day).astype(np.float64)
     level = 1.5 + 3.5 * uniform(stream(seed, "category/price"), np.arange(len(CATEGORIES)))
     centre = normal(stream(seed, "category/taste"), np.arange(len(CATEGORIES)), TASTE_DIM)
-    own = normal(stream(seed, "item/taste"), index, TASTE_DIM)
+    item_taste = normal(stream(seed, "item/taste"), index, TASTE_DIM)
     return Items(
         id=scatter_ids(stream(seed, "item/id"), index, ITEM_ID_BITS),
         category=category,
@@ -237,20 +238,20 @@ def items(params: Generate, index: Ints, last_day: int) -> Items:
         bias=trait[:, 1],
         tags=_tags(seed, index, category),
         # Half of what an item is to a taste comes from its category.
-        taste=np.sqrt(0.5) * (centre[category] + own),
+        taste=np.sqrt(0.5) * (centre[category] + item_taste),
     )
 
 
 def _tags(seed: int, index: Ints, category: Ints) -> Ints:
-    """0 to MAX_TAGS different tags an item, [n, MAX_TAGS]; the first lies near its category's, the others anywhere."""
+    """Draw 0 to MAX_TAGS different tags per item, [n, MAX_TAGS]; the first is near its category's."""
     start = 2 * category + integers(stream(seed, "item/tag"), index, 6)
     # Steps that share no factor with the number of tags never come back to a tag within a row.
     coprime = np.array([s for s in range(1, len(TAGS)) if np.gcd(s, len(TAGS)) == 1])
     step = coprime[integers(stream(seed, "item/tag-step"), index, len(coprime))]
     places = np.arange(MAX_TAGS)
-    found = (start[:, None] + step[:, None] * places) % len(TAGS)
+    tags = (start[:, None] + step[:, None] * places) % len(TAGS)
     count = integers(stream(seed, "item/tag-count"), index, MAX_TAGS + 1)
-    return np.where(places < count[:, None], found, -1)
+    return np.where(places < count[:, None], tags, -1)
 
 
 def _zipf_choice(u: Floats, size: int, exponent: float) -> Ints:

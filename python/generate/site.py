@@ -1,41 +1,57 @@
-"""A site that shows users their lists: who comes, what they are shown, what they click; a day as landing files.
+"""Simulated site that shows users their lists: visitors, what they are shown and click, and a day as landing files.
 
 A visit is a user drawn by popularity at a time of the day's traffic, as an event of the random log is. The site shows
 the first items of the user's list; a part of the visits, and users without a list, are shown items drawn evenly from
-all of them. The visitor looks at place r (from 1) with probability r^-position_bias, and clicks what he looks at with
+all of them. A visitor looks at place r (from 1) with probability r^-position_bias, and clicks the items looked at with
 the probability of the click model: the position-based model (Richardson, Dominowska and Ragno, 2007; Craswell et al.,
 2008). Everything that was shown is logged, whether it was looked at or not, as on a site.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headrace.config import Site
+from headrace.config import Site, Spec
 from headrace.counter_random import Floats, Ints, integers, scatter_ids, stream, uniform
-from headrace.generate.click_model import ClickModel, Events, Shown, arrivals, clicks, probability
+from headrace.errors import UserError
+from headrace.generate.click_model import ClickModel, Events, Impressions, arrivals, clicks, probability, purchases
+from headrace.generate.event_lines import lines, values
+from headrace.generate.landing_files import truth_path, write_gzip
 from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS, alive
+from headrace.manifest import fingerprint
+from headrace.stage import run_lock
+from headrace.storage import Location
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.generate")
 
 #: User ids -> the items of their lists, the best first; a user without a list is missing.
 Lists = Callable[[Sequence[int]], Mapping[int, Sequence[int]]]
 
-#: Why a visitor was shown what he was: his list, a draw, or a draw because he has no list.
+#: Source of what a visitor was shown: the user's list, a draw, or a draw because the user has no list.
 LIST, RANDOM, NO_LIST = "list", "random", "no_list"
 SOURCES = (LIST, RANDOM, NO_LIST)
-#: What is expected of all items is computed of so many visits at most.
+#: Expected click rates over all items are computed for so many visits at most.
 _COMPARED = 1000
-#: Of a run, so many visits at once.
+#: Visits of one such computation step.
 _CHUNK = 50
+
+#: Raise it when the same parameters and lists give other bytes.
+_SITE_VERSION = 1
+_FILE = "site-0000.json.gz"
 
 
 @dataclass(frozen=True)
 class Visits:
-    """The visits of a day: v visits of l places."""
+    """Visits of a day: v visits of l places."""
 
     source: NDArray[np.object_]  # [v], of SOURCES
     #: Indices of items by place; -1 where a list is shorter.
@@ -47,7 +63,7 @@ class Visits:
 
 
 class ClickRate(BaseModel):
-    """Impressions and what came of them."""
+    """Impressions and their clicks."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +77,7 @@ class ClickRate(BaseModel):
 
 
 class SiteDay(BaseModel):
-    """`site/<ds>.json`: what the site knows of a day, and what no site knows."""
+    """Content of `site/<ds>.json`: what the site logs of a day, and the click rates that no real site knows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,15 +96,15 @@ class SiteDay(BaseModel):
 
 
 def examined(site: Site, place: Ints) -> Floats:
-    """With which probability a visitor looks at a place (from 0)."""
-    found: Floats = (place + 1.0) ** -site.position_bias
-    return found
+    """Return the probability that a visitor looks at a place (from 0)."""
+    probability_: Floats = (place + 1.0) ** -site.position_bias
+    return probability_
 
 
 def visits_of(model: ClickModel, day: int, lists: Lists) -> Visits:
-    """A day's visits: a function of the model, the day and the lists.
+    """Draw a day's visits: a function of the model, the day and the lists.
 
-    There are as many as make `rows_per_day` impressions, of lists of full length.
+    Their number is such that lists of full length make `rows_per_day` impressions.
 
     Args:
         model: parameters.
@@ -98,65 +114,65 @@ def visits_of(model: ClickModel, day: int, lists: Lists) -> Visits:
     params, site = model.params, model.params.site
     count = max(1, params.rows_per_day // site.length)
     number = np.arange(count)
-    user, millisecond, at_home, other = arrivals(model, day, number, "site")
+    user, millisecond, at_home, other_device = arrivals(model, day, number, "site")
     user_ids = scatter_ids(stream(params.seed, "user/id"), user, USER_ID_BITS)
     known = lists(sorted(set(user_ids.tolist())))
     n_items = alive(params.items, params.new_items, day)
     item_ids = scatter_ids(stream(params.seed, "item/id"), np.arange(n_items), ITEM_ID_BITS)
     index_of = {int(i): k for k, i in enumerate(item_ids)}
-    is_random = uniform(stream(params.seed, "site/random"), _counter(day, number)) < site.random
+    is_random = uniform(stream(params.seed, "site/random"), _impression_counter(day, number)) < site.random
     has_list = np.array([int(u) in known for u in user_ids])
     source = np.where(is_random, RANDOM, np.where(has_list, LIST, NO_LIST)).astype(object)
     items = np.full((count, site.length), -1)
     for v in range(count):
         if source[v] == LIST:
-            shown = [index_of[i] for i in known[int(user_ids[v])] if i in index_of][: site.length]
+            item_indices = [index_of[i] for i in known[int(user_ids[v])] if i in index_of][: site.length]
         else:
             rng = np.random.default_rng([stream(params.seed, "site/items"), day, v])
-            shown = rng.permutation(n_items)[: site.length].tolist()
-        items[v, : len(shown)] = shown
+            item_indices = rng.permutation(n_items)[: site.length].tolist()
+        items[v, : len(item_indices)] = item_indices
     visit, place = np.nonzero(items >= 0)
-    impressions = Shown(
-        counter=_counter(day, visit * site.length + place),
+    impressions = Impressions(
+        counter=_impression_counter(day, visit * site.length + place),
         day=np.full(len(visit), day),
         user=user[visit],
         item=items[visit, place],
         millisecond=millisecond[visit],
         at_home=at_home[visit],
-        other_device=other[visit],
+        other_device=other_device[visit],
         examined=examined(site, place),
     )
     return Visits(source, items, clicks(model, impressions, _lag(model, impressions), "site"), visit, place)
 
 
-def _counter(day: int, number: Ints) -> NDArray[np.uint64]:
+def _impression_counter(day: int, number: Ints) -> NDArray[np.uint64]:
     return np.uint64(day << 40) | number.astype(np.uint64)
 
 
-def _lag(model: ClickModel, shown: Shown) -> Ints:
-    """Days until each impression lands: 0 of most, else 1..late_days evenly, as in the random log."""
+def _lag(model: ClickModel, impressions: Impressions) -> Ints:
+    """Return the days until each impression lands: 0 for most, else 1..late_days evenly, as in the random log."""
     if not model.late_days:
-        return np.zeros(len(shown.day), np.int64)
+        return np.zeros(len(impressions.day), np.int64)
     seed = model.params.seed
-    late = uniform(stream(seed, "site/late"), shown.counter) < model.params.late
-    return np.where(late, 1 + integers(stream(seed, "site/lag"), shown.counter, model.late_days), 0)
+    late = uniform(stream(seed, "site/late"), impressions.counter) < model.params.late
+    return np.where(late, 1 + integers(stream(seed, "site/lag"), impressions.counter, model.late_days), 0)
 
 
 def summary(model: ClickModel, ds: str, day: int, visits: Visits, lists_ds: str | None, key: str) -> SiteDay:
-    """What is known of a day's visits, with what other lists would have brought."""
+    """Summarise a day's visits, with the click rates that other lists would have had."""
     site = model.params.site
     events = visits.events
     p = probability(events.logit) * examined(site, visits.place)
-    shown = {}
+    by_source = {}
     for source in SOURCES:
-        mine = visits.source[visits.visit] == source
-        n, hits = int(mine.sum()), int(events.clicked[mine].sum())
-        shown[source] = ClickRate(
+        of_source = visits.source[visits.visit] == source
+        n, hits = int(of_source.sum()), int(events.clicked[of_source].sum())
+        by_source[source] = ClickRate(
             visits=int((visits.source == source).sum()),
             impressions=n,
             clicks=hits,
             rate=hits / n if n else None,
-            expected=float(p[mine].mean()) if n else None,
+            expected=float(p[of_source].mean()) if n else None,
         )
     compared = np.flatnonzero(visits.source == LIST)[:_COMPARED]
     of_lists = np.isin(visits.visit, compared)
@@ -164,7 +180,7 @@ def summary(model: ClickModel, ds: str, day: int, visits: Visits, lists_ds: str 
     return SiteDay(
         ds=ds,
         lists_ds=lists_ds,
-        shown=shown,
+        shown=by_source,
         random_rate=random_rate,
         best_rate=best_rate,
         list_rate=float(p[of_lists].mean()) if of_lists.any() else None,
@@ -173,7 +189,7 @@ def summary(model: ClickModel, ds: str, day: int, visits: Visits, lists_ds: str 
 
 
 def _alternatives(model: ClickModel, day: int, visit: Ints) -> tuple[float | None, float | None]:
-    """Mean probabilities of a click of some visits: of items drawn evenly, and of the most probable in their order."""
+    """Return mean click probabilities of some visits: for items drawn evenly, and for the best ones."""
     if not len(visit):
         return None, None
     params, site = model.params, model.params.site
@@ -182,15 +198,97 @@ def _alternatives(model: ClickModel, day: int, visit: Ints) -> tuple[float | Non
     weight = examined(site, np.arange(length))
     evenly, best = [], []
     for start in range(0, len(visit), _CHUNK):
-        some = visit[start : start + _CHUNK]
-        user, millisecond, at_home, other = arrivals(model, day, some, "site")
-        each = np.arange(len(some)).repeat(n_items)
-        item = np.tile(np.arange(n_items), len(some))
-        counter, days = _counter(day, np.arange(len(item))), np.full(len(item), day)
-        every = Shown(counter, days, user[each], item, millisecond[each], at_home[each], other[each])
-        # As if no value were missing: what is shown does not depend on what the log loses.
-        logit = clicks(model, every, np.zeros_like(days), "site", nulls=0.0).logit
-        p = probability(logit).reshape(len(some), n_items)
+        chunk = visit[start : start + _CHUNK]
+        user, millisecond, at_home, other_device = arrivals(model, day, chunk, "site")
+        visitor = np.arange(len(chunk)).repeat(n_items)
+        item = np.tile(np.arange(n_items), len(chunk))
+        counter, days = _impression_counter(day, np.arange(len(item))), np.full(len(item), day)
+        all_items = Impressions(
+            counter, days, user[visitor], item, millisecond[visitor], at_home[visitor], other_device[visitor]
+        )
+        # Without nulls: what is shown does not depend on values that the log loses.
+        logit = clicks(model, all_items, np.zeros_like(days), "site", nulls=0.0).logit
+        p = probability(logit).reshape(len(chunk), n_items)
         evenly.append(p.mean(1) * weight.mean())
         best.append((np.sort(p, axis=1)[:, ::-1][:, :length] * weight).mean(1))
     return float(np.concatenate(evenly).mean()), float(np.concatenate(best).mean())
+
+
+def site_path(landing: Location, ds: str) -> Location:
+    """Return the path of a site day's description, below the pipeline's landing folder."""
+    return landing / "site" / f"{ds}.json"
+
+
+def simulate_site(
+    spec: Spec, ws: Workspace, ds: str, lists: Lists, lists_ds: str | None, *, force: bool = False
+) -> SiteDay:
+    """Write a day's landing files: what visitors were shown and clicked, and late events of the days before.
+
+    The bytes depend on seed, parameters, day and lists alone. What lands later waits in `landing/PIPELINE/late/`.
+
+    Args:
+        spec: a pipeline with a `generate` section, and the format `clicks`.
+        ws: writes `landing/<pipeline>/<ds>/site-0000.json.gz` and `landing/<pipeline>/site/<ds>.json`.
+        ds: the day.
+        lists: what the site has for a user.
+        lists_ds: the day of these lists.
+        force: replace an existing day.
+
+    Returns:
+        the day's summary.
+
+    Raises:
+        UserError: there is no section, the day is before the log's first, or it has landed already otherwise.
+    """
+    if spec.generate is None:
+        raise UserError(f"pipeline '{spec.pipeline}' has no 'generate' section, so there is nobody to visit a site")
+    model = ClickModel(spec.generate, spec.table.late_days)
+    start = date.fromisoformat(spec.generate.start)
+    number = (date.fromisoformat(ds) - start).days
+    if number < 0:
+        raise UserError(f"{ds} is before the log's first day, {start} (generate.start)")
+    landing = ws.landing(spec.pipeline)
+    known_lists: dict[int, Sequence[int]] = {}
+
+    def remember(users: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        known_lists.update(lists(users))
+        return known_lists
+
+    with run_lock(ws, f"{spec.pipeline}-generate"):
+        visits = visits_of(model, number, remember)
+        parts = {"site": _SITE_VERSION, "ds": ds, "lists": sorted((u, list(i)) for u, i in known_lists.items())}
+        key = fingerprint({**spec.generate.model_dump(mode="json"), "late_days": model.late_days, **parts})
+        existing = _load_day(site_path(landing, ds))
+        if (landing / ds).is_dir() and not force:
+            if existing is not None and existing.key == key:
+                log.info("%s: the site's day exists already; nothing to do", ds)
+                return existing
+            raise UserError(f"{landing / ds} has landed already: simulate another day, or replace it with --force")
+        site_day = summary(model, ds, number, visits, lists_ds, key)
+        # The description is removed while the day is written, so that half a run never counts as done.
+        site_path(landing, ds).remove()
+        columns = values(visits.events, start, "jsonl", purchases(model, visits.events))
+        all_lines = lines(columns, "jsonl")
+        for lag in range(1, model.late_days + 1):
+            later = (start + timedelta(days=number + lag)).isoformat()
+            path = landing / "late" / later / f"{ds}.json"
+            path.put_text("".join(all_lines.filter(pa.array(visits.events.lag == lag)).to_pylist()))
+        late = [p for p in (landing / "late" / ds).entries() if p.name.endswith(".json")]
+        late_lines = "".join(p.read_text() for p in sorted(late, key=lambda p: p.name))
+        lines_now = all_lines.filter(pa.array(visits.events.lag == 0))
+        with (landing / ds).new_folder() as folder:
+            write_gzip(
+                folder / _FILE, late_lines, pa.concat_arrays([lines_now]).take(pa.array(np.arange(len(lines_now))))
+            )
+        truth_path(landing, ds).remove()  # of the random log, which this day no longer is
+        site_path(landing, ds).put_text(site_day.model_dump_json(indent=1) + "\n")
+    log.info("%s: %d visits, %d impressions", ds, len(visits.source), len(visits.visit))
+    return site_day
+
+
+def _load_day(path: Location) -> SiteDay | None:
+    """Read a site day; return None where there is none, or another version wrote it."""
+    try:
+        return SiteDay.model_validate_json(path.read_text())
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -1,4 +1,10 @@
-"""What is known about a day that was generated: the truth file beside the landing files."""
+"""Ground truth of a generated day: its counts, and the AUC that the best model could reach.
+
+AUC is the chance that a clicked row has a higher score than one not clicked (ties count half: Hanley and McNeil, 1982),
+so it depends on the ranks of the scores alone. No function of what a row shows ranks better, in expectation, than
+P(click | row) itself (the Neyman-Pearson lemma): its AUC is the ceiling. On one day's rows a model can come out above
+it by the labels' noise alone (an AUC's standard error is below 0.5 / sqrt(rows of the rarer class)).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +13,73 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from headrace.counter_random import Floats, Ints
-from headrace.generate.auc import Histogram, auc, auc_of_histogram, histogram
-from headrace.generate.click_model import NULLABLE, Events, probability
-from headrace.generate.faults import MALFORMED
-from headrace.generate.purchase_model import Purchases
+from headrace.generate.click_model import NULLABLE, Events, Purchases, probability
+from headrace.generate.event_lines import MALFORMED
 from headrace.storage import Location
+
+#: Logits outside are counted in the outermost bins.
+LOGIT_LIMIT = 16.0
+BINS = 1 << 16
 
 #: Up to this many rows a day the ceiling is computed from all scores; above from histograms (2^16 bins of the logit).
 EXACT_ROWS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Weights of the two classes by bin of the score's logit; two of them add up. Bins are 2^-11 of a logit wide."""
+
+    negative: Floats  # [BINS]
+    positive: Floats  # [BINS]
+
+    def __add__(self, other: Histogram) -> Histogram:
+        return Histogram(self.negative + other.negative, self.positive + other.positive)
+
+
+def histogram(logit: Floats, positive: Floats) -> Histogram:
+    """Count rows by logit.
+
+    Args:
+        logit: float64 [n].
+        positive: float64 [n], each row's weight as a positive; 1 - positive is its weight as a negative.
+    """
+    place = ((logit + LOGIT_LIMIT) * (BINS / (2.0 * LOGIT_LIMIT))).astype(np.int64).clip(0, BINS - 1)
+    ones: Floats = np.bincount(place, weights=positive, minlength=BINS).astype(np.float64)
+    return Histogram(np.bincount(place, minlength=BINS).astype(np.float64) - ones, ones)
+
+
+def auc_of_histogram(counts: Histogram) -> float | None:
+    """Return the AUC with rows of one bin taken as ties; None where a class has no weight.
+
+    It differs from the exact AUC by at most half of the pairs within a bin.
+    """
+    return _auc(counts.negative, counts.positive)
+
+
+def auc(score: Floats, positive: Floats | NDArray[np.bool_]) -> float | None:
+    """Return the exact AUC of n scores, ties counted half; None where a class has no weight.
+
+    Args:
+        score: float64 [n]; any increasing function of it gives the same AUC.
+        positive: [n], 0/1 labels, or each row's probability of being a positive: then the result is the ratio of the
+            expected number of well-ordered pairs to that of all pairs.
+    """
+    _, place = np.unique(score, return_inverse=True)
+    ones: Floats = np.bincount(place, weights=positive.astype(np.float64)).astype(np.float64)
+    return _auc(np.bincount(place).astype(np.float64) - ones, ones)
+
+
+def _auc(negative: Floats, positive: Floats) -> float | None:
+    """Return the AUC from the classes' weights at each distinct score, in increasing order of the score."""
+    pairs = float(negative.sum()) * float(positive.sum())
+    if pairs <= 0.0:
+        return None
+    below = np.cumsum(negative) - negative
+    return float(np.dot(positive, below + 0.5 * negative)) / pairs
 
 
 class GeneratedFile(BaseModel):
@@ -33,7 +95,7 @@ class GeneratedFile(BaseModel):
 
 
 class PurchaseTruth(BaseModel):
-    """What the purchases of the valid rows allow (headrace.generate.purchase_model)."""
+    """AUC that the purchases of the valid rows allow (headrace.generate.click_model)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,7 +131,7 @@ class DayTruth(BaseModel):
     log_loss_floor: float | None
     #: Share of clicks.
     base_rate: float | None
-    #: Of a log with purchases of at most `EXACT_ROWS` a day.
+    #: For a log with purchases and at most `EXACT_ROWS` rows a day.
     purchases: PurchaseTruth | None = None
     #: Users and items alive on this day, and those of them born on it.
     users: int
@@ -86,8 +148,8 @@ class DayTruth(BaseModel):
     key: str
 
     @model_serializer(mode="wrap")
-    def _without_no_purchases(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Truths of logs without purchases are written as before there were any."""
+    def _omit_missing_purchases(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `purchases` out of the file of a log without purchases."""
         dumped: dict[str, Any] = serialize(self)
         if self.purchases is None:
             dumped.pop("purchases")
@@ -95,7 +157,7 @@ class DayTruth(BaseModel):
 
     @staticmethod
     def load(file: Location) -> DayTruth | None:
-        """The truth in `file`; None where there is none or it is of another version's form."""
+        """Read the truth in `file`; return None where there is none or another version wrote it."""
         try:
             return DayTruth.model_validate_json(file.read_text())
         except (FileNotFoundError, ValidationError, UnicodeDecodeError):
@@ -104,7 +166,7 @@ class DayTruth(BaseModel):
 
 @dataclass(frozen=True)
 class Tally:
-    """What one file, or several, add to a day's truth. Two of them merge."""
+    """Counts of one or several files of a day. The sum of two is that of all their files."""
 
     rows: int
     valid_rows: int
@@ -174,32 +236,32 @@ def tally(
 
 
 def summarise(
-    ds: str, found: Tally, population: Mapping[str, int], seed: int, parameters: Mapping[str, Any], key: str
+    ds: str, total: Tally, population: Mapping[str, int], seed: int, parameters: Mapping[str, Any], key: str
 ) -> DayTruth:
-    """A day's truth from the sum of its files' tallies (in any order)."""
-    if found.counts is None:
-        logit = np.concatenate([s for s, _ in found.scores])
-        ceiling, expected = auc(logit, np.concatenate([c for _, c in found.scores])), auc(logit, probability(logit))
+    """Build a day's truth from the sum of its files' tallies (in any order)."""
+    if total.counts is None:
+        logit = np.concatenate([s for s, _ in total.scores])
+        ceiling, expected = auc(logit, np.concatenate([c for _, c in total.scores])), auc(logit, probability(logit))
     else:
-        ceiling, expected = auc_of_histogram(found.counts[0]), auc_of_histogram(found.counts[1])
-    files = tuple(sorted(found.files, key=lambda f: int(f.name.removeprefix("part-").partition(".")[0])))
+        ceiling, expected = auc_of_histogram(total.counts[0]), auc_of_histogram(total.counts[1])
+    files = tuple(sorted(total.files, key=lambda f: int(f.name.removeprefix("part-").partition(".")[0])))
     return DayTruth(
         ds=ds,
-        rows=found.rows,
+        rows=total.rows,
         lines=sum(f.lines for f in files),
-        valid_rows=found.valid_rows,
+        valid_rows=total.valid_rows,
         auc_ceiling=_rounded(ceiling),
-        auc_method="exact" if found.counts is None else "histogram",
+        auc_method="exact" if total.counts is None else "histogram",
         auc_expected=_rounded(expected),
-        log_loss_floor=_rounded(found.log_loss / found.valid_rows) if found.valid_rows else None,
-        base_rate=_rounded(found.clicks / found.valid_rows) if found.valid_rows else None,
-        purchases=_of_purchases(found),
+        log_loss_floor=_rounded(total.log_loss / total.valid_rows) if total.valid_rows else None,
+        base_rate=_rounded(total.clicks / total.valid_rows) if total.valid_rows else None,
+        purchases=_purchase_truth(total),
         **population,
         faults={
-            "duplicates": _named(("same_day", "day_before"), found.duplicates),
-            "late": {str(lag): int(n) for lag, n in enumerate(found.late) if lag > 0},
-            "nulls": _named(NULLABLE, found.nulls),
-            "malformed": _named(MALFORMED, found.malformed),
+            "duplicates": _named(("same_day", "day_before"), total.duplicates),
+            "late": {str(lag): int(n) for lag, n in enumerate(total.late) if lag > 0},
+            "nulls": _named(NULLABLE, total.nulls),
+            "malformed": _named(MALFORMED, total.malformed),
         },
         files=files,
         seed=seed,
@@ -208,15 +270,15 @@ def summarise(
     )
 
 
-def _of_purchases(found: Tally) -> PurchaseTruth | None:
-    if not found.purchases:
+def _purchase_truth(total: Tally) -> PurchaseTruth | None:
+    if not total.purchases:
         return None
-    logit, purchased = (np.concatenate(parts) for parts in zip(*found.purchases, strict=True))
-    click, clicked = (np.concatenate(parts) for parts in zip(*found.scores, strict=True))
-    of_clicks = clicked > 0
+    logit, purchased = (np.concatenate(parts) for parts in zip(*total.purchases, strict=True))
+    click, clicked = (np.concatenate(parts) for parts in zip(*total.scores, strict=True))
+    is_click = clicked > 0
     return PurchaseTruth(
-        rate=_rounded(float(purchased.sum() / of_clicks.sum())) if of_clicks.any() else None,
-        auc_of_clicks=_rounded(auc(logit[of_clicks], purchased[of_clicks])),
+        rate=_rounded(float(purchased.sum() / is_click.sum())) if is_click.any() else None,
+        auc_of_clicks=_rounded(auc(logit[is_click], purchased[is_click])),
         auc_of_rows=_rounded(auc(probability(click) * probability(logit), purchased)),
     )
 
@@ -226,5 +288,5 @@ def _named(names: tuple[str, ...], counts: Ints) -> dict[str, int]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """To 9 decimals: sums in another order (files made by other processes) then give the same text."""
+    """Round to 9 decimals: sums in another order (files made by other processes) then give the same text."""
     return None if value is None else round(value, 9)

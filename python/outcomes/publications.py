@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from headrace.generate.site_files import site_path
+from headrace.generate.site import site_path
 from headrace.lake.delta.erased import erased_rows
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Output

@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from headrace.config import Generate
-from headrace.generate.auc import auc, auc_of_histogram, histogram
 from headrace.generate.click_model import ClickModel, events, probability
+from headrace.generate.truth import auc, auc_of_histogram, histogram
 
 
 @pytest.mark.parametrize("distinct", [2, 7, 100_000])

@@ -22,10 +22,9 @@ from sklearn.metrics import roc_auc_score
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
 from headrace.generate import DayTruth, Progress, days_between, generate, landing_files, truth_path
-from headrace.generate import run as run_module
 from headrace.generate.click_model import ClickModel, events
+from headrace.generate.event_lines import COLUMNS
 from headrace.generate.landing_files import MAX_FILE_ROWS, DayPlan
-from headrace.generate.serialize import COLUMNS
 from headrace.stage import run_lock
 from headrace.workspace import Workspace
 
@@ -373,7 +372,7 @@ def test_what_the_user_gets_wrong(ws: Workspace, monkeypatch: pytest.MonkeyPatch
         spec_of("generate.start=soon")
     with run_lock(ws, "clicks-generate"), pytest.raises(UserError, match="another run"):
         generate(spec, ws, DAYS[:1])
-    monkeypatch.setattr(run_module, "_BYTES_PER_LINE", 2**50)
+    monkeypatch.setattr(landing_files, "_BYTES_PER_LINE", 2**50)
     with pytest.raises(UserError, match=r"lower generate\.rows_per_day"):
         generate(spec, ws, DAYS[:1])
     assert not ws.landing("clicks").exists()

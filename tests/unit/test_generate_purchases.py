@@ -13,8 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.config import Generate, load_overlay, load_spec
 from headrace.generate import generate, truth_path
-from headrace.generate.click_model import ClickModel, events
-from headrace.generate.purchase_model import purchases
+from headrace.generate.click_model import ClickModel, events, purchases
 from headrace.workspace import Workspace, checkout
 
 DAY = "2026-01-02"

@@ -16,10 +16,9 @@ from headrace.config import Spec, Warehouse, load_spec
 from headrace.counter_random import scatter_ids, stream
 from headrace.errors import UserError
 from headrace.generate import generate
-from headrace.generate.click_model import ClickModel, Shown, clicks, probability
+from headrace.generate.click_model import ClickModel, Impressions, clicks, probability
 from headrace.generate.population import ITEM_ID_BITS, USER_ID_BITS
-from headrace.generate.site import LIST, NO_LIST, RANDOM, examined, summary, visits_of
-from headrace.generate.site_files import simulate_site
+from headrace.generate.site import LIST, NO_LIST, RANDOM, examined, simulate_site, summary, visits_of
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import tables
 from headrace.workspace import Workspace
@@ -114,7 +113,7 @@ def test_lists_of_a_better_model_are_clicked_more() -> None:
     """Models that know the users' tastes but for more and more noise: the rate that the site sees falls with it."""
     found = spec("generate.site={random: 0, length: 5, position_bias: 0.3}", "generate.rows_per_day=30000")
     every = np.repeat(np.arange(300), 60)
-    shown = Shown(
+    shown = Impressions(
         counter=np.arange(len(every), dtype=np.uint64),
         day=np.full(len(every), 3),
         user=every,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Spec, build_spec, load_spec
-from headrace.generate.site_files import site_path
+from headrace.generate.site import site_path
 from headrace.manifest import Manifest, Output
 from headrace.outcomes.publications import Publication, Window, live
 from headrace.outcomes.served import served_days
