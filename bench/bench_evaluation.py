@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bench.report import Figure, publish
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.jagged import JaggedArray
 from headrace.train.evaluation.auc import SortedRows, curve_areas
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench.peers.torchrec_step import Meter, Step, draw_ids, is_installed, run_torchrec
 from bench.report import Figure
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
 from headrace.embeddings.planner.cost import plan_load
 from headrace.embeddings.planner.greedy import Planned

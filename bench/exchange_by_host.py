@@ -57,9 +57,8 @@ def _rank() -> dict[str, dict[str, float]]:
     """By what was done and by way: milliseconds, medians of this rank."""
     import horovod.torch as hvd
 
-    from headrace.comm.by_host import ByHostCollective
     from headrace.comm.horovod_collective import HorovodCollective
-    from headrace.comm.shared_memory import shared
+    from headrace.comm.shared_memory import ByHostCollective, shared
 
     torch.set_num_threads(1)
     hvd.init()

@@ -1,7 +1,7 @@
 """The C++ libraries of native/cpp, where `make native` has built them; torch and NumPy do their work where it has not.
 
 That of embedding tables and of messages between ranks is here: its functions are called by headrace.embeddings.kernels,
-headrace.comm.futex and models.feature_interaction_cpu. That of the loader is in headrace.dataset.native.
+headrace.comm.shared_messages and models.feature_interaction_cpu. That of the loader is in headrace.dataset.native.
 """
 
 from __future__ import annotations

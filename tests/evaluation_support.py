@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.rows import ScoredRows
 

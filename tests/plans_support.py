@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from headrace.comm.base import Collective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.input.addressing import CodeBatch
 from headrace.embeddings.input.jagged import JaggedTensor

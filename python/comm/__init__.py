@@ -1,4 +1,4 @@
-"""What ranks say to each other: `base` is the interface, the other modules carry the bytes."""
+"""Messages between ranks: `base` is the interface, the other modules carry the bytes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def horovod() -> Collective:
-    """The ranks of this Horovod job. Collective: every rank calls it, once.
+    """Return the ranks of this Horovod job. Collective: every rank calls it, once.
 
-    `hvd.init()` is called where it was not yet. The messages of a step between ranks of one machine go through
-    memory that they share (headrace.comm.shared_memory).
+    Calls `hvd.init()` unless that was done. The messages of a step between ranks of one machine go through memory that
+    they share (headrace.comm.shared_memory).
     """
     import horovod.torch as hvd
 

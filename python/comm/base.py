@@ -1,31 +1,34 @@
-"""What ranks say to each other: one small interface, so that all above it is ignorant of who carries the bytes.
+"""Collectives: the messages between the ranks of a job, one small interface for every carrier.
 
 Every method is collective: each rank calls the same methods in the same order, also with nothing to send. No method
-is seen by autograd; gradients travel by explicit calls (headrace.embeddings.sharded).
+is seen by autograd; gradients travel by explicit calls (headrace.embeddings.sharded). `LocalCollective` and
+`ThreadCollective` need no launcher: one rank, and ranks as threads of one process, in which a plan for W ranks is
+shown and tested.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from headrace.world import World
 
-#: All-to-alls of a rank that may be in flight: begun, and not yet waited for. One of a channel is in flight from
+#: All-to-alls of a rank that may be in flight: started, and not yet waited for. One of a channel is in flight from
 #: `reserve` until its rows are released.
 MOST_IN_FLIGHT = 16
 
 
 class PeerLost(RuntimeError):
-    """A rank that others wait for is gone."""
+    """A rank that other ranks wait for has left or died."""
 
 
 class TooManyInFlight(RuntimeError):
-    """A rank began more all-to-alls than MOST_IN_FLIGHT before it waited for any of them."""
+    """A rank started more all-to-alls than MOST_IN_FLIGHT before it waited for any of them."""
 
 
 class InFlight:
@@ -39,7 +42,7 @@ class InFlight:
         """Count one more, before any of it is sent.
 
         Raises:
-            TooManyInFlight: there are as many as there may be.
+            TooManyInFlight: MOST_IN_FLIGHT are counted already.
         """
         if len(self._open) >= MOST_IN_FLIGHT:
             raise TooManyInFlight(
@@ -52,13 +55,13 @@ class InFlight:
 
 
 class FlightTicket:
-    """The place of one all-to-all among those in flight; it is free after `end`, or when nobody can wait any more."""
+    """The place of one all-to-all among those in flight, freed by `end` or when nothing refers to the ticket."""
 
     def __init__(self, tickets: set[int], number: int) -> None:
         self._tickets, self._number = tickets, number
 
     def end(self) -> None:
-        """It was waited for."""
+        """Free the place: the all-to-all was waited for."""
         self._tickets.discard(self._number)
 
     def __del__(self) -> None:
@@ -71,11 +74,11 @@ class Collective(Protocol):
 
     @property
     def world(self) -> World:
-        """Which rank this is, of how many."""
+        """Number of this rank, and the number of ranks."""
         ...
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Send consecutive rows of `x` to the ranks in order; receive theirs.
+        """Send consecutive rows of `x` to the ranks in order; receive their rows.
 
         Args:
             x: [N, ...], any dtype; the trailing shape and dtype are the same on all ranks.
@@ -88,13 +91,13 @@ class Collective(Protocol):
         ...
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
-        """Begin an `all_to_all`; the function that is returned waits for it. `x` must stay as it is until then.
+        """Start an `all_to_all`; the function that is returned waits for it. `x` must stay unchanged until then.
 
-        What starts before another message is waited for in any order, which is that of all ranks, and starts in the
-        same order on all ranks. At most MOST_IN_FLIGHT may be begun and not yet waited for; sums may come in between.
+        All ranks start their messages in one order, and wait for them in one order, which may be another. At most
+        MOST_IN_FLIGHT may be started and not yet waited for; sums may come in between.
 
         Raises:
-            TooManyInFlight: there are as many; at once, on each rank, and nothing is sent.
+            TooManyInFlight: one more than MOST_IN_FLIGHT; raised on each rank at once, before anything is sent.
         """
         ...
 
@@ -116,32 +119,32 @@ class Collective(Protocol):
 
 
 class AllToAll(Protocol):
-    """What one part of the ranks says to itself, while the others do likewise."""
+    """All-to-all inside a subgroup of the ranks, while the other subgroups run theirs."""
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
-        """See Collective; `send_rows` for each rank of the part."""
+        """See Collective; `send_rows` for each rank of the subgroup."""
         ...
 
 
-def within(collective: object, ranks: Sequence[int]) -> AllToAll | None:
-    """An all-to-all for some ranks, this one among them, without the others; None: there is none.
+def subgroup_all_to_all(collective: object, ranks: Sequence[int]) -> AllToAll | None:
+    """Return an all-to-all for some ranks, this one among them, that needs no other rank; None if there is none.
 
-    The same answer on all ranks, where each asks for its own part and all parts are of one size.
+    All ranks get the same answer where each asks for its own subgroup and all subgroups have one size.
     """
-    find: Callable[[Sequence[int]], AllToAll | None] | None = getattr(collective, "within", None)
+    find: Callable[[Sequence[int]], AllToAll | None] | None = getattr(collective, "subgroup_all_to_all", None)
     return None if find is None else find(ranks)
 
 
 class ReceivedMessage:
-    """What the ranks sent here, where they wrote it. It may be read until `release`, which the end of this calls."""
+    """Rows that the ranks sent here, in the memory that they wrote. Readable until `release`, which deletion calls."""
 
     def __init__(self, parts: Sequence[Tensor | None], release: Callable[[], None]) -> None:
-        #: Rows by sender; None: of this rank, whose rows stay where they are.
+        #: Rows by sender; None for this rank, whose rows stay where they are.
         self.parts = list(parts)
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
-        """The senders may use the memory again."""
+        """Let the senders use the memory again."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -151,23 +154,23 @@ class ReceivedMessage:
 
 
 class Message(Protocol):
-    """A message that is written where its receivers read it. No other message starts between its making and `send`."""
+    """A message that is written where its receivers read it. No other message starts between `reserve` and `send`."""
 
     @property
     def parts(self) -> Sequence[Tensor | None]:
-        """Where the rows for each rank go; None: for this rank, whose rows are not sent."""
+        """Memory for the rows of each receiver; None for this rank, whose rows are not sent."""
         ...
 
     def send(self) -> Callable[[], ReceivedMessage]:
-        """Begin the all-to-all; what is returned waits for the others' messages."""
+        """Start the all-to-all; the function that is returned waits for the other ranks' messages."""
         ...
 
 
 class MessageChannel(Protocol):
-    """An all-to-all without copies, for ranks that share memory. To the others it is one like any other."""
+    """All-to-all without copies, for ranks that share memory. It may meet an ordinary all-to-all of another rank."""
 
     def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Message:
-        """Memory for rows of a shape, so many for each rank.
+        """Reserve memory for `send_rows` rows of one shape for each rank.
 
         Raises:
             TooManyInFlight: see `Collective.start_all_to_all`.
@@ -176,9 +179,9 @@ class MessageChannel(Protocol):
 
 
 def channel_of(collective: object) -> MessageChannel | None:
-    """The message channel of a collective; None: it has none."""
-    found: MessageChannel | None = getattr(collective, "channel", None)
-    return found
+    """Return the message channel of a collective; None if it has none."""
+    channel: MessageChannel | None = getattr(collective, "channel", None)
+    return channel
 
 
 def check_send_rows(x: Tensor, send_rows: Sequence[int], size: int) -> None:
@@ -188,7 +191,7 @@ def check_send_rows(x: Tensor, send_rows: Sequence[int], size: int) -> None:
 
 
 class LocalCollective:
-    """One rank: every exchange is with itself."""
+    """Collective of one rank, which exchanges with itself."""
 
     @property
     def world(self) -> World:
@@ -199,8 +202,8 @@ class LocalCollective:
         return x, [x.shape[0]]
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
-        found = self.all_to_all(x, send_rows)
-        return lambda: found
+        received = self.all_to_all(x, send_rows)
+        return lambda: received
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         return None
@@ -217,7 +220,7 @@ class LocalCollective:
 
 
 def flatten_by_dtype(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], Tensor]]:
-    """Pack tensors into one buffer a dtype: one message instead of many. [(members, flat buffer)] in a fixed order."""
+    """Pack tensors into one buffer a dtype: one message instead of many. Return [(members, flat buffer)] by dtype."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for t in tensors:
         groups.setdefault(t.dtype, []).append(t)
@@ -225,7 +228,110 @@ def flatten_by_dtype(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], Tens
 
 
 def unflatten(members: Sequence[Tensor], flat: Tensor) -> None:
-    """Copy the parts of a buffer of `flatten_by_dtype` back into its members, in place."""
+    """Copy the parts of a buffer that `flatten_by_dtype` packed back into its members, in place."""
     with torch.no_grad():
         for t, part in zip(members, torch.split(flat, [t.numel() for t in members]), strict=True):
             t.copy_(part.view_as(t))
+
+
+T = TypeVar("T")
+_TIMEOUT_SECONDS = 120.0
+
+
+class _Rendezvous:
+    """Meeting point of the threads: each brings one item, all read all items, all go on."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.table: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+
+    def exchange(self, rank: int, kind: str, item: Any) -> list[Any]:
+        self.table[rank] = (kind, item)
+        self.barrier.wait(_TIMEOUT_SECONDS)
+        entries = list(self.table)
+        self.barrier.wait(_TIMEOUT_SECONDS)
+        kinds = {k for k, _ in entries}
+        if len(kinds) > 1:
+            raise RuntimeError(f"ranks are in different collectives: {sorted(kinds)}")
+        return [i for _, i in entries]
+
+
+class ThreadCollective:
+    """Collective of W threads of one process. Sums run in rank order on every rank, so all hold the same bits.
+
+    A thread that calls another method than its peers raises RuntimeError; one that does not come breaks the barrier
+    for all (threading.BrokenBarrierError) instead of hanging.
+    """
+
+    def __init__(self, rendezvous: _Rendezvous, rank: int) -> None:
+        self._rendezvous, self._in_flight = rendezvous, InFlight()
+        self._world = World(rank=rank, size=rendezvous.size, local_rank=rank, local_size=rendezvous.size)
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        check_send_rows(x, send_rows, self.world.size)
+        parts = [p.clone() for p in torch.split(x.detach(), list(send_rows))]
+        kind = f"all_to_all {x.dtype} {list(x.shape[1:])}"
+        received = [sent[self.world.rank] for sent in self._rendezvous.exchange(self.world.rank, kind, parts)]
+        return torch.cat(received), [p.shape[0] for p in received]
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        ticket = self._in_flight.begin()
+        received = self.all_to_all(x, send_rows)
+
+        def wait() -> tuple[Tensor, list[int]]:
+            ticket.end()
+            return received
+
+        return wait
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        for members, flat in flatten_by_dtype(tensors):
+            kind = f"all_reduce {flat.dtype} {flat.numel()}"
+            first, *rest = self._rendezvous.exchange(self.world.rank, kind, flat)
+            total = first.clone()
+            for tensor in rest:
+                total += tensor
+            unflatten(members, total)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        kind = f"all_gather {x.dtype} {list(x.shape[1:])}"
+        return torch.cat(self._rendezvous.exchange(self.world.rank, kind, x.detach().clone()))
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        for members, flat in flatten_by_dtype(tensors):
+            kind = f"broadcast {root} {flat.dtype} {flat.numel()}"
+            unflatten(members, self._rendezvous.exchange(self.world.rank, kind, flat)[root])
+
+    def barrier(self) -> None:
+        self._rendezvous.exchange(self.world.rank, "barrier", None)
+
+
+def run_ranks(size: int, rank_main: Callable[[ThreadCollective], T]) -> list[T]:
+    """Run `rank_main(collective)` on `size` threads; return what each rank returned, in rank order.
+
+    The first rank's error is raised again here; the other ranks are then released from their barriers.
+    """
+    rendezvous = _Rendezvous(size)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = rank_main(ThreadCollective(rendezvous, rank))
+        except BaseException as e:
+            errors.append(e)
+            rendezvous.barrier.abort()
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank{rank}") for rank in range(size)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return results

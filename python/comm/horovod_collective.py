@@ -1,10 +1,10 @@
-"""Ranks as Horovod processes. The only module that sends by horovod.torch.
+"""Collective of Horovod processes. The only module that sends by horovod.torch.
 
-What Horovod 0.28 asks for: contiguous inputs; `splits` as an int32 tensor on the CPU; the same name for the same
-operation on every rank and in every step, so that negotiated responses are reused; no name in flight twice. A name is
-the operation, dtype and trailing shape, and a number where an all-to-all of that kind has not been waited for yet.
+Horovod 0.28 needs contiguous inputs; `splits` as an int32 tensor on the CPU; the same name for the same operation on
+every rank and in every step, so that negotiated responses are reused; no name in flight twice. A name is the
+operation, dtype and trailing shape, and a number where an all-to-all of that kind has not been waited for yet.
 
-Tensors on a GPU travel by NCCL where Horovod was built with it (`make env` does); else by way of the host. Of an
+Tensors on a GPU travel by NCCL where Horovod was built with it (`make env` does); else by way of the host. In an
 all-to-all over NCCL Horovod counts elements and their displacements in int32, on both sides; over gloo, rows alone.
 """
 
@@ -33,7 +33,7 @@ class HorovodCollective:
             rank=group.rank(), size=group.size(), local_rank=hvd.local_rank(), local_size=hvd.local_size()
         )
         self._in_flight = InFlight()
-        #: Names of messages that have not been waited for.
+        #: Names of messages in flight.
         self._names: set[str] = set()
 
     @property
@@ -48,7 +48,7 @@ class HorovodCollective:
         sent = _sendable(x)
         _check_int32(sent, send_rows)
         splits = torch.tensor(send_rows, dtype=torch.int32, device="cpu")
-        # It knows no bfloat16; nothing is computed on the way, so any type of two bytes carries the bits.
+        # Horovod knows no bfloat16; nothing is computed on the way, so any type of two bytes carries the bits.
         sent = sent.view(torch.int16) if x.dtype is torch.bfloat16 else sent
         # Ranks start and wait in one order, so they agree on the number.
         kind = _name("all_to_all", x)
@@ -104,7 +104,7 @@ def _check_int32(sent: Tensor, send_rows: Sequence[int]) -> None:
 
 
 def _sendable(x: Tensor) -> Tensor:
-    """A tensor as this build of Horovod takes it."""
+    """Return a contiguous tensor on a device that this build of Horovod can send from."""
     x = x.detach().contiguous()
     return x.cpu() if x.is_cuda and not hvd.nccl_built() else x
 

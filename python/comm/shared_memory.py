@@ -1,9 +1,14 @@
-"""Ranks that talk through memory where they share a machine.
+"""Collectives whose ranks share memory where they share a machine.
 
     collective = shared(HorovodCollective())   # or TorchCollective; itself, where no two of its ranks share a machine
 
-Where all share one, the all-to-alls and all-reduces of a step go through memory (headrace.comm.shared_messages), the
-rare rest through the collective that is wrapped. On several machines: headrace.comm.by_host.
+Where all ranks share one machine, the all-to-alls and all-reduces of a step go through memory
+(headrace.comm.shared_messages), the rare rest through the wrapped collective.
+
+On several machines the rows of an all-to-all, which is what sharded embeddings wait for, go through memory within a
+host, and through the wrapped collective between hosts. All-reduces stay with the wrapped collective: a sum by hosts
+first has other bits than one in the order of the ranks, and a model would depend on where its ranks ran. (Two levels
+of an all-to-all: `train.sharding.exchange`.)
 """
 
 from __future__ import annotations
@@ -17,81 +22,87 @@ import torch
 from torch import Tensor
 
 from headrace import native
-from headrace.comm.base import Collective, MessageChannel
-from headrace.comm.by_host import ByHostCollective
-from headrace.comm.segment import Segment
-from headrace.comm.shared_messages import SharedMessages
+from headrace.comm.base import AllToAll, Collective, MessageChannel, check_send_rows
+from headrace.comm.shared_messages import Segment, SharedMessages
 from headrace.world import World
 
 log = logging.getLogger("headrace.comm")
-#: Beyond so many ranks of a machine their sums would be read by too many.
+#: Most ranks of a machine that share memory: each rank reads the sums of all, so the traffic grows with their square.
 MOST_RANKS = 8
 
 
 def some_may_share(collective: Collective) -> bool:
-    """Whether `shared` tries it for some ranks: the same answer on all. Collective."""
+    """Return whether `shared` tries shared memory for some ranks: the same answer on all ranks. Collective."""
     if collective.world.size == 1:
         return False
     return any(len(ranks) > 1 for ranks in _hosts(collective))
 
 
 def shared(inner: Collective) -> Collective:
-    """The same ranks, those of a host through shared memory; `inner` where no two have any. Collective."""
+    """Wrap `inner` so that ranks of one host use shared memory; return `inner` where no two ranks can. Collective."""
     world = inner.world
     if world.size == 1:
         return inner
     hosts = _hosts(inner)
     members = next(ranks for ranks in hosts if world.rank in ranks)
     segments = _segments(inner, members)
-    mine = None if segments is None else SharedMessages(segments, members.index(world.rank), members)
-    sharing = inner.all_gather(torch.tensor([int(mine is not None)])).tolist()
+    messages = None if segments is None else SharedMessages(segments, members.index(world.rank), members)
+    sharing = inner.all_gather(torch.tensor([int(messages is not None)])).tolist()
     if not any(sharing):
         return inner
-    if mine is not None and mine.size == world.size:
-        return SharedCollective(inner, mine)
-    return ByHostCollective(inner, [part for h in hosts for part in ([h] if sharing[h[0]] else [[r] for r in h])], mine)
+    if messages is not None and messages.size == world.size:
+        return SharedCollective(inner, messages)
+    return ByHostCollective(
+        inner, [part for h in hosts for part in ([h] if sharing[h[0]] else [[r] for r in h])], messages
+    )
 
 
 def _hosts(inner: Collective) -> list[list[int]]:
-    """The ranks of each host, as far as they are to share memory; launchers number those of a host one by one."""
+    """Return the ranks of each host that are to share memory; launchers number the ranks of a host consecutively."""
     world = inner.world
-    said: list[list[int]] = inner.all_gather(torch.tensor([[world.rank - world.local_rank, world.local_size]])).tolist()
-    if all(size >= world.size for _, size in said):
+    host_ranges: list[list[int]] = inner.all_gather(
+        torch.tensor([[world.rank - world.local_rank, world.local_size]])
+    ).tolist()
+    if all(size >= world.size for _, size in host_ranges):
         return [list(range(world.size))] if world.size <= MOST_RANKS else [[rank] for rank in range(world.size)]
-    found: list[list[int]] = []
+    hosts: list[list[int]] = []
     rank = 0
     while rank < world.size:
-        first, size = said[rank]
-        together = first == rank and size <= MOST_RANKS and said[rank : rank + size] == [[first, size]] * size
-        found.append(list(range(rank, rank + (size if together else 1))))
-        rank = found[-1][-1] + 1
-    return found
+        first, size = host_ranges[rank]
+        is_host = first == rank and size <= MOST_RANKS and host_ranges[rank : rank + size] == [[first, size]] * size
+        hosts.append(list(range(rank, rank + (size if is_host else 1))))
+        rank = hosts[-1][-1] + 1
+    return hosts
 
 
 def _segments(inner: Collective, members: Sequence[int]) -> list[Segment] | None:
-    """The memory of some ranks, this one among them; None: they have none. Collective, for all ranks of `inner`."""
+    """Map the memory of `members`, this rank among them; None where that fails. Collective over `inner`."""
     world = inner.world
-    mine: Segment | None = None
+    own_segment: Segment | None = None
     if len(members) > 1 and sys.platform == "linux" and native.library() is not None:
         with suppress(OSError):
-            mine = Segment.make(len(members))
-    addresses = inner.all_gather(torch.tensor([Segment.no_address() if mine is None else mine.address])).tolist()
+            own_segment = Segment.create(len(members))
+    addresses = inner.all_gather(
+        torch.tensor([Segment.no_address() if own_segment is None else own_segment.address])
+    ).tolist()
     segments: list[Segment] = []
-    if mine is not None:
+    if own_segment is not None:
         with suppress(OSError, ValueError):
-            segments = [mine if r == world.rank else Segment.of_peer(len(members), addresses[r]) for r in members]
+            segments = [
+                own_segment if r == world.rank else Segment.open_peer(len(members), addresses[r]) for r in members
+            ]
     votes = inner.all_gather(torch.tensor([int(len(segments) == len(members))])).tolist()
     if all(votes[r] for r in members):
         return segments
-    for segment in [*segments, *([] if mine is None else [mine])]:
+    for segment in [*segments, *([] if own_segment is None else [own_segment])]:
         segment.close()
     if len(members) > 1:
-        log.info("the ranks share no memory, though they say that they share a machine")
+        log.info("the ranks share no memory, though the launcher says that they share a machine")
     return None
 
 
 class SharedCollective:
-    """See the module; made by `shared`."""
+    """Ranks of one machine, whose all-to-alls and sums go through shared memory; created by `shared`."""
 
     def __init__(self, inner: Collective, messages: SharedMessages) -> None:
         self._inner, self._messages = inner, messages
@@ -110,7 +121,7 @@ class SharedCollective:
 
     @property
     def channel(self) -> MessageChannel:
-        """Messages that are made and read in the slots."""
+        """Messages that are written and read in the slots of shared memory."""
         return self._messages
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
@@ -132,10 +143,79 @@ class SharedCollective:
         self._inner.barrier()
 
     def close(self) -> None:
-        """Tell the others that this rank leaves: who waits for it raises PeerLost."""
+        """Mark this rank as gone: a rank that waits for it raises PeerLost."""
         self._messages.close()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of shared memory that this rank's messages take, until it leaves."""
+        """Bytes of shared memory that this rank's messages take until `close`."""
         return self._messages.nbytes
+
+
+class ByHostCollective:
+    """Ranks of several hosts: shared memory within a host, the wrapped collective between; created by `shared`."""
+
+    def __init__(self, inner: Collective, hosts: Sequence[Sequence[int]], messages: SharedMessages | None) -> None:
+        """Combine two carriers.
+
+        Args:
+            inner: the collective of all ranks.
+            hosts: all ranks, those that share memory in one list.
+            messages: the messages inside this rank's host; None where no other rank shares its memory.
+        """
+        self._inner, self._hosts, self._messages = inner, [list(h) for h in hosts], messages
+        self._members = next(h for h in self._hosts if inner.world.rank in h)
+        self._remote_ranks = [r for r in range(inner.world.size) if r not in self._members]
+
+    @property
+    def world(self) -> World:
+        return self._inner.world
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        return self.start_all_to_all(x, send_rows)()
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        # All hosts agree: where one has its tables on GPUs, all have.
+        if x.device.type != "cpu" or self._messages is None:
+            return self._inner.start_all_to_all(x, send_rows)
+        check_send_rows(x, send_rows, self.world.size)
+        rows = torch.split(x.detach(), list(send_rows))
+        far = [0 if r in self._members else n for r, n in enumerate(send_rows)]
+        # The slower carrier starts first.
+        fetch = self._inner.start_all_to_all(torch.cat([rows[r] for r in self._remote_ranks]), far)
+        arrive = self._messages.start([rows[r] for r in self._members])
+
+        def wait() -> tuple[Tensor, list[int]]:
+            near = arrive()
+            received, counts = fetch()
+            parts = list(torch.split(received, counts))
+            for r, part in zip(self._members, near.parts, strict=True):
+                # Rows that a rank sends to itself stay where they are.
+                parts[r] = rows[r] if part is None else part
+            out = torch.cat(parts)
+            near.release()
+            return out, [p.shape[0] for p in parts]
+
+        return wait
+
+    def subgroup_all_to_all(self, ranks: Sequence[int]) -> AllToAll | None:
+        """Return the messages of this host if `ranks` are its ranks and all hosts have as many; else None."""
+        alike = list(ranks) == self._members and len({len(h) for h in self._hosts}) == 1
+        return self._messages if alike else None
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        self._inner.all_reduce_sum(tensors)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self._inner.all_gather(x)
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        self._inner.broadcast(tensors, root)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def close(self) -> None:
+        """Tell the others of the host that this rank leaves: who waits for it raises PeerLost."""
+        if self._messages is not None:
+            self._messages.close()

@@ -1,10 +1,10 @@
-"""Ranks as torch.distributed processes: gloo on CPUs, NCCL on GPUs. The only import of torch.distributed here.
+"""Collective of torch.distributed processes: gloo on CPUs, NCCL on GPUs. The only import of torch.distributed.
 
-    torch.distributed.init_process_group("gloo", ...)   # the launcher's business; or:
+    torch.distributed.init_process_group("gloo", ...)   # done by the launcher; or:
     collective = TorchCollective()                      # with gloo_ranks(...) as collective
 
-The receiver of an all-to-all must know its sizes beforehand, so the counts travel first, in a message of their own.
-NCCL carries tensors of GPUs alone: over a group that has no backend for the CPU, host tensors travel through the GPU.
+The receiver of an all-to-all must know its sizes, so the counts travel first, in a message of their own.
+NCCL carries tensors of GPUs alone: in a group that has no backend for the CPU, host tensors travel through the GPU.
 (The path of NCCL is the same calls on device tensors; it was not run.)
 """
 
@@ -28,10 +28,10 @@ class TorchCollective:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group, self._in_flight = group, InFlight()
-        #: Where host tensors are sent from; None: from the host.
+        #: Device from which host tensors are sent; None: the host.
         self._staging = _staging_device(group)
         size = dist.get_world_size(group)
-        # As torchrun says it; without it, all ranks are taken to be on one machine.
+        # torchrun sets these; without them, all ranks are taken to be on one machine.
         local = int(os.environ.get("LOCAL_RANK", dist.get_rank(group)))
         self._world = World(
             rank=dist.get_rank(group),
@@ -92,24 +92,28 @@ class TorchCollective:
         dist.barrier(group=self._group)
 
     def _sendable(self, x: Tensor) -> Tensor:
-        """A tensor as the group takes it."""
+        """Return a contiguous tensor on a device that the group can send from."""
         x = x.detach().contiguous()
         return x.to(self._staging) if self._staging is not None and x.device.type == "cpu" else x
 
 
 @contextmanager
-def gloo_ranks(rank: int, size: int, host: str, tell: Callable[[str], Sequence[str]]) -> Iterator[TorchCollective]:
-    """A process group of gloo for as long as the context is open, of processes that can tell each other a text.
+def gloo_ranks(
+    rank: int, size: int, host: str, exchange_text: Callable[[str], Sequence[str]]
+) -> Iterator[TorchCollective]:
+    """Open a process group of gloo for processes that can exchange one text; close it at the end of the context.
+
+    A process that raises keeps its connections until it ends: otherwise the ranks that wait for it would fail at the
+    same time, and the caller might see their errors before the cause.
 
     Args:
-        host: where the others reach this process.
-        tell: gives each process the texts of all, in rank order. Called once.
-
-    A process that raises keeps its connections until it ends: otherwise the others, which wait for it, would fail as
-    soon as it does, and whoever hears of all of them might hear of its reason last.
+        rank: number of this process.
+        size: number of processes.
+        host: address at which the other processes reach this one.
+        exchange_text: called once with this process's text; returns the texts of all, in rank order.
     """
     store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
-    address = tell("" if store is None else f"{host}:{store.port}")[0]
+    address = exchange_text("" if store is None else f"{host}:{store.port}")[0]
     if store is None:
         name, port = address.rsplit(":", 1)
         store = TCPStore(name, int(port), size, is_master=False)
@@ -120,7 +124,7 @@ def gloo_ranks(rank: int, size: int, host: str, tell: Callable[[str], Sequence[s
 
 
 def _staging_device(group: dist.ProcessGroup | None) -> torch.device | None:
-    """The device through which a group without a backend for the CPU is sent host tensors; None: it has one."""
+    """Return the device through which host tensors are sent; None if the group has a backend for the CPU."""
     # "cpu:gloo,cuda:nccl", or "cuda:nccl" alone.
     devices = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
     return None if "cpu" in devices else torch.device(devices[0], torch.accelerator.current_device_index())

@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
@@ -240,9 +239,8 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
     def rank_main() -> dict[str, Any]:
         import horovod.torch as hvd
 
-        from headrace.comm.by_host import ByHostCollective
         from headrace.comm.horovod_collective import HorovodCollective
-        from headrace.comm.shared_memory import shared
+        from headrace.comm.shared_memory import ByHostCollective, shared
 
         torch.set_num_threads(1)
         pair = hvd.ProcessSet([0, 1])

@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headrace.comm.base import Collective, LocalCollective, PeerLost
+from headrace.comm.base import Collective, LocalCollective, PeerLost, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
-from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for

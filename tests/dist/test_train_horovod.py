@@ -16,7 +16,7 @@ import torch
 from pyspark.sql import SparkSession
 
 from headrace import config, registry
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor

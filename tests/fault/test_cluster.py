@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_model
 from headrace.storage import local

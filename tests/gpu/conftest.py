@@ -63,7 +63,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take tensors of the pretended device, and those alone; ranks that are threads all pretend it."""
     if HAS_GPU:
         return
-    from headrace.comm.threads import run_ranks
+    from headrace.comm.base import run_ranks
     from headrace.embeddings.kernels import dispatch, id_map_gpu
     from headrace.models import feature_interaction_triton as interaction
     from tests import plans_support

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.train.evaluation.click import FURTHER, click_metrics, value_of
 from headrace.train.evaluation.ranks import Ranks
 from tests.evaluation_support import part_of, rows_of

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.comm.base import Collective, PeerLost
-from headrace.comm.by_host import ByHostCollective
-from headrace.comm.shared_memory import SharedCollective, shared, some_may_share
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, PeerLost, ThreadCollective, run_ranks
+from headrace.comm.shared_memory import ByHostCollective, SharedCollective, shared, some_may_share
 from headrace.embeddings.exchange.hierarchical import SubgroupCollective
 from headrace.world import World
 

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from headrace.comm import base
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.by_host import ByHostCollective
-from headrace.comm.segment import SLOTS, Segment
-from headrace.comm.shared_memory import SharedCollective, shared
-from headrace.comm.shared_messages import SharedMessages
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
+from headrace.comm.shared_memory import ByHostCollective, SharedCollective, shared
+from headrace.comm.shared_messages import SLOTS, Segment, SharedMessages
 from tests.collective_support import many_abandoned, most_expected, most_in_flight
 
 WORLDS = [1, 2, 3, 4]
@@ -101,7 +98,7 @@ def test_as_many_all_to_alls_are_in_flight_as_the_contract_says(size: int, kind:
             collective = shared(c)
             assert isinstance(collective, SharedCollective)
         elif kind == "by host":
-            alone = SharedMessages([Segment.make(1)], 0, [c.world.rank])
+            alone = SharedMessages([Segment.create(1)], 0, [c.world.rank])
             collective = ByHostCollective(c, [[r] for r in range(size)], alone)
         found = most_in_flight(collective)
         many_abandoned(collective)
@@ -127,7 +124,7 @@ def at_the_last_moment(
         collective = shared(c)
         assert isinstance(collective, SharedCollective)
         if c.world.rank == 0:
-            monkeypatch.setattr(collective._messages._others[0][1], "has_left", is_left)
+            monkeypatch.setattr(collective._messages._peers[0][1], "has_left", is_left)
             waiting(collective)
         else:
             assert looked.wait(30)

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.dynamic.memory import bytes_for, rows_within
 from headrace.embeddings.dynamic.rows import DynamicReport

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.comm.base import Collective
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharded import ShardedEmbeddings

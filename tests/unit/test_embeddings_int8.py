@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
 from headrace.embeddings.checkpoint.index import write_index

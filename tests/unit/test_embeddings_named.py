@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import embedding, embedding_bag
 
-from headrace.comm.base import Collective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, run_ranks
 from headrace.config import DynamicTable
 from headrace.embeddings import (
     EmbeddingCollection,

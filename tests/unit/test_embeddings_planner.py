@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.comm.base import ThreadCollective, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
-from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.commands.plan_sharding import sharding, show
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
 from headrace.embeddings.planner.cost import GIB, OtherMemory, plan_load

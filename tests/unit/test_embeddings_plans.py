@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace import native
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.sharded import ShardedEmbeddings

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import Optimizer
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, row_wise

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import Optimizer
 from headrace.embeddings.checkpoint import shards
 from headrace.embeddings.checkpoint.index import read_index, verify_shards, write_index

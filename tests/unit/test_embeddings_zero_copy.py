@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
-from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.errors import UserError
 from headrace.train.evaluation import auc, sums
 from headrace.train.evaluation.bootstrap import Bootstrap

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Evaluation, Model, Train
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config.evaluation import OffPolicy
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout
 from headrace.errors import UserError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn import metrics as reference
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Evaluation, Train
 from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from headrace import config
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.commands.export import export as export_command
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray

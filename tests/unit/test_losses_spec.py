@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Loss, Model, Negatives
 from headrace.errors import UserError
 from headrace.manifest import Manifest

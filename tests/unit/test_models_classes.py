@@ -10,8 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from headrace.comm.base import LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import Model
 from headrace.errors import UserError
 from headrace.manifest import Manifest

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headrace.comm.base import Collective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, run_ranks
 from headrace.config import Model
 from headrace.config.collaborative_args import (
     LightGCNArgs,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import Model, Optimizer
 from headrace.errors import UserError
 from headrace.models.feature_interaction import dot_interaction

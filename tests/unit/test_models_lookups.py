@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Sharding, TableSharding
 from headrace.embeddings.collection.whole_tables import gather_table
 from headrace.embeddings.input.jagged import JaggedTensor

@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Evaluation, Model, Negatives
 from headrace.config.retrieval_args import TwoTowerArgs
 from headrace.errors import UserError

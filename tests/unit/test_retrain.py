@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Retrain, Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest

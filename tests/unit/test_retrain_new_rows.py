@@ -16,8 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout, split_of
 from headrace.embeddings.checkpoint import new_rows as writing

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Replay, Spec, build_spec
 from headrace.dataset.loader.batch import Batch
 from headrace.dataset.loader.loaders import ReplayLoader, TrainLoader

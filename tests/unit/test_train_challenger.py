@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import registry
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Model, Train, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output

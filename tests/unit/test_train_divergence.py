@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.comm.base import LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Train
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.optim.gradients import NonFiniteGradient

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.comm.base import LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Negatives, Optimizer, Sharding, TableSharding
 from headrace.errors import UserError
 from headrace.manifest import Manifest

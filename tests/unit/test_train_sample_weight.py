@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from headrace.comm.base import LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import build_spec
 from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import split_of

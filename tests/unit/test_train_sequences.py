@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from headrace.comm.base import LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import Model, Train
 from headrace.dataset.parquet.layout import split_of
 from headrace.jagged import JaggedArray

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.comm.base import LocalCollective
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
 from headrace.models.losses import spec as losses

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from sklearn import metrics as reference
 
-from headrace.comm.threads import run_ranks
+from headrace.comm.base import run_ranks
 from headrace.config import Model, Train
 from headrace.errors import UserError
 from headrace.manifest import Manifest

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headrace.comm.base import Collective, within
+from headrace.comm.base import Collective, subgroup_all_to_all
 from headrace.embeddings.exchange.pooled import BagRequest
 from headrace.embeddings.exchange.row_exchange import RowExchange, RowRequest
 from headrace.embeddings.input.raw_ids import RawIdRequest, UniqueRawIds
@@ -36,7 +36,7 @@ class SubgroupCollective:
         self._ranks = list(ranks)
         self.world = World(rank=self._ranks.index(collective.world.rank), size=len(self._ranks))
         #: What asks none of the others: memory that the ranks of a machine share.
-        self._alone = within(collective, self._ranks)
+        self._alone = subgroup_all_to_all(collective, self._ranks)
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
         """See `Collective.start_all_to_all`. Members are in ascending order, so what comes is in their order too."""

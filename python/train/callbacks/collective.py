@@ -8,7 +8,15 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from headrace.comm.base import AllToAll, Collective, Message, MessageChannel, ReceivedMessage, channel_of, within
+from headrace.comm.base import (
+    AllToAll,
+    Collective,
+    Message,
+    MessageChannel,
+    ReceivedMessage,
+    channel_of,
+    subgroup_all_to_all,
+)
 from headrace.train.callbacks.tracing import Tracer
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.world import World
@@ -29,9 +37,9 @@ class InstrumentedCollective:
         with self._tracer.span("exchange"), self._watchdog.waiting(message):
             yield
 
-    def within(self, ranks: Sequence[int]) -> AllToAll | None:
-        """See headrace.comm.base.within."""
-        found = within(self._inner, ranks)
+    def subgroup_all_to_all(self, ranks: Sequence[int]) -> AllToAll | None:
+        """See headrace.comm.base.subgroup_all_to_all."""
+        found = subgroup_all_to_all(self._inner, ranks)
         return None if found is None else _InstrumentedAllToAll(found, self._waits)
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:

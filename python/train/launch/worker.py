@@ -50,8 +50,7 @@ def rank_main(job_json: str) -> str:
 
     from headrace import comm
     from headrace.comm.base import PeerLost
-    from headrace.comm.by_host import ByHostCollective
-    from headrace.comm.shared_memory import SharedCollective
+    from headrace.comm.shared_memory import ByHostCollective, SharedCollective
     from headrace.train.callbacks.progress import ProgressEvent, ProgressWriter
     from headrace.train.callbacks.watchdog import Watchdog
     from headrace.train.loop.run import train
