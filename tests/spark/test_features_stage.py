@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -30,6 +31,7 @@ from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
@@ -122,6 +124,12 @@ def land(
             Output(kind="quarantine", name=f"lake/{spec.pipeline}/quarantine", version="0", rows=0),
         ),
     ).save(ws.manifest(spec.pipeline, ds, "ingest"))
+
+
+def vocabulary_rows(ws: Workspace) -> list[dict[str, Any]]:
+    files = DeltaTable(str(ws.table("clicks", "vocabulary"))).file_uris()
+    rows = pa.concat_tables([pq.ParquetFile(file).read() for file in files]).to_pylist()
+    return sorted(rows, key=lambda row: (row["name"], row["code"]))
 
 
 def run(spec: Spec, ws: Workspace, ds: str = DS) -> Outcome:
@@ -314,8 +322,19 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     assert again.manifest.facts == manifest.facts
     assert again.manifest.key == manifest.key
 
+    # So it is after a loss of codes, which the dataset and the models have: none is given anew.
+    codes = vocabulary_rows(ws)
+    damaged = next(c for c in DeltaLog(ws.table("clicks", "vocabulary")).commits() if c.version == 0).adds[0].path
+    damaged.local_path().write_bytes(b"")
+    again = run(spec, ws)
+    assert again.reason.startswith(f"{damaged} has 0 bytes")
+    assert digests(folder) == before
+    assert again.manifest.facts == manifest.facts
+    assert vocabulary_rows(ws) == codes
+
     # The other engine writes the same rows into the same files, in the same order, from a table that is cut otherwise.
     shutil.rmtree(ws.table("clicks", "vocabulary"))
+    ws.manifest("clicks", DS, "features").remove()  # else the table is made again from the dataset
     land(spark, ws, spec, events.sample(frac=1, random_state=1), partitions=1)
     other = run(clicks(engine="spark"), ws)
     assert other.manifest.key != manifest.key

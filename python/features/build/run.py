@@ -18,6 +18,7 @@ from headrace.features.build import append
 from headrace.features.build.events import events_of_window, pinned_table, read_events, source_table
 from headrace.features.build.lake_files import files_of_day, fit_files, table_files
 from headrace.features.build.listing import complete, facts_of
+from headrace.features.build.saved_copies import saved_copies
 from headrace.features.engines.arrow import write_frame
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.engines.arrow.write_lake import write_lake_rows
@@ -66,7 +67,7 @@ def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
     version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
     scratch = ctx.ws.spark_local / VOCABULARIES / ctx.spec.pipeline
     table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
-    return VocabularyTable(spark, table, ctx.ds, version, scratch, ctx.fence)
+    return VocabularyTable(spark, table, ctx.ds, version, scratch, ctx.fence, saved_copies(ctx.ws, ctx.spec.pipeline))
 
 
 def write_dataset(

@@ -17,6 +17,7 @@ from headrace.features.build.run import CountStatistics, append_day, build, day_
 from headrace.features.layout.files import engine_of
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.vocabulary.delta_table import again_if_overtaken
+from headrace.features.vocabulary.restoration import damage_of
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
@@ -85,7 +86,10 @@ class BuildFeatures(Stage):
         for output in manifest.outputs:
             if output.kind == "delta" and (why := _why_damaged(DeltaLog(ctx.ws.locate(output.name)), output, ctx.ds)):
                 return why
-        return None
+        # The newest version: older ones lose their files to VACUUM, and each day's codes are in all later ones.
+        table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
+        damage = damage_of(table, None, manifest.facts.get("vocabulary_version"))
+        return None if damage is None else damage.reason
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec or the data lack."""

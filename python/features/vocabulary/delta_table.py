@@ -23,6 +23,7 @@ from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import give_codes
 from headrace.features.vocabulary.frame_codes import codes_of
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
+from headrace.features.vocabulary.restoration import SavedCopies, damage_of, lost_rows, put_back
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.vocabulary.table_writer import Pieces, write_table
 from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
@@ -119,6 +120,7 @@ class VocabularyTable:
         version: int | None = None,
         scratch: Location | None = None,
         fence: Fence | None = None,
+        copies: SavedCopies | None = None,
     ) -> None:
         """Open it.
 
@@ -130,7 +132,9 @@ class VocabularyTable:
             scratch: a local folder for vocabularies that are too large for this process, as long as the table is used.
                 None: one for temporary files.
             fence: of the holder of the lease under which the table is written.
+            copies: where rows that are damaged or gone can be read; None: damage is refused.
         """
+        self._copies = copies
         self._scratch = scratch
         #: Of counted values that were given as a table, for Spark.
         self._counts: TemporaryDirectory[str] | None = None
@@ -154,10 +158,12 @@ class VocabularyTable:
         files.
 
         Raises:
-            UserError: the table holds a code or a value twice, a vocabulary began with other buckets, or the pinned
-                version is gone.
+            UserError: the table holds a code or a value twice, a vocabulary began with other buckets, the pinned
+                version is gone, or the table is damaged and nothing else has its codes.
             CodesOvertaken: other runs came in between every time; in the background, the first time (see `wait`).
         """
+        if self._copies is not None:
+            self._restore(self._copies, counts, rules)
         rows, size = self._known_size()
         if isinstance(counts, pa.Table):
             # Who gives a table has the memory for its values.
@@ -177,6 +183,29 @@ class VocabularyTable:
 
     def _updated(self, work: Callable[[], T]) -> T:
         return again_if_overtaken(work) if self._pool is None else work()
+
+    def _restore(self, copies: SavedCopies, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> None:
+        """Make again what a power cut or a bad disk took of the table. The counts of other days' values are null."""
+        named = max((v for v in (copies.version, self._pinned) if v is not None), default=None)
+        damage = damage_of(self._path, self._pinned, named)
+        if damage is None:
+            return
+        rows = lost_rows(damage, copies, {name: rule.first_code for name, rule in rules.items()})
+        whole = damage.rows == rows.num_rows
+        _LOG.warning(
+            "%s: %s codes are put back into %s from datasets and models%s",
+            damage.reason,
+            f"{rows.num_rows:,}",
+            self._path,
+            "" if whole else "; what none of them has is given again",
+        )
+        if not whole:
+            self._pinned = None
+        if damage.adds:
+            put_back(damage, _with_counts(rows, counts, self._spark, self._ds), self._fence)
+        elif rows.num_rows:
+            self._open()
+            self._append(_with_counts(rows, counts, self._spark, self._ds))
 
     def _update(self, counted: pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         there = self._read()
@@ -373,6 +402,18 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
     yield from pieces.add(rows)
     if (rest := pieces.rest()).num_rows:
         yield rest
+
+
+def _with_counts(lost: pa.Table, counts: DataFrame | pa.Table, spark: SparkSession, ds: str) -> pa.Table:
+    """Return lost rows (name, value, code, added_ds) as rows of the table; of day `ds` with what was counted now."""
+    keys = ["name", "value"]
+    if not isinstance(counts, pa.Table):
+        counts = counts.join(F.broadcast(spark.createDataFrame(lost.select(keys))), keys).toArrow()
+    counted = counts.select([*keys, "count"]).cast(pa.schema([_ROWS.field(n) for n in (*keys, "count")]))
+    rows = lost.join(counted, keys, join_type="left outer").sort_by([("name", "ascending"), ("code", "ascending")])
+    of_day = pc.equal(rows.column("added_ds"), ds)
+    count = pc.if_else(of_day, rows.column("count"), pa.scalar(None, pa.int64()))
+    return rows.set_column(rows.schema.get_field_index("count"), "count", count).select(_ROWS.names).cast(_ROWS)
 
 
 def _named(table: pa.Table, name: str) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -137,6 +137,23 @@ def read(
         else:
             tables[name] = KeyedTable(_read(file))
     return saved, vocabularies, tables
+
+
+def whole_vocabularies(folder: Location) -> Iterator[tuple[str, pa.Table]]:
+    """Yield (name, its table (value, code)) of the vocabularies in a folder; what is gone or damaged is passed over."""
+    try:
+        saved = SavedWorkflow.model_validate_json(file_of(folder).read_text())
+    except StoreAway:
+        raise
+    except (OSError, ValueError):
+        return
+    for name, rows in saved.vocabularies.items():
+        file = vocabulary_file(folder, name)
+        try:
+            _check(file, rows, file_of(folder))
+            yield name, _read(file)
+        except UserError:
+            continue
 
 
 def _check(file: Location, rows: int, said_by: Location) -> None:

@@ -1,0 +1,232 @@
+"""Rows of a vocabulary table that a power cut or a bad disk took, made again from saved workflows.
+
+A code is given once: datasets and models of many days hold it. So lost rows are not counted anew, they are read from
+the vocabularies that each dataset and each model has beside it. Rows that none of them has were in use nowhere; where
+these are the last codes of their vocabulary, the next fit gives them again. Where they are not, nothing is changed.
+
+The new file takes the place of the damaged one in the newest version, and in older ones that manifests pin
+(headrace.lake.delta.erased).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.errors import UserError
+from headrace.lake.append import data_file
+from headrace.lake.delta.erased import Replacement, replacements, save_replacements
+from headrace.lake.delta.log import DeltaLog, file_path
+from headrace.lake.delta.transaction import Transaction
+from headrace.storage import Fence, Location, not_as_written
+
+_LOST = pa.schema([("name", pa.string()), ("value", pa.string()), ("code", pa.int64()), ("added_ds", pa.string())])
+
+
+@dataclass(frozen=True)
+class SavedCopies:
+    """Where a pipeline has the codes of its vocabulary table besides the table."""
+
+    #: The newest version of the table that a manifest names; None: no manifest names one.
+    version: int | None
+    #: (day, name of the vocabulary, its table (value, code)) of all datasets and models, the oldest day first.
+    vocabularies: Callable[[], Iterable[tuple[str, str, pa.Table]]]
+
+
+@dataclass
+class Damage:
+    """What a version of a vocabulary table lacks."""
+
+    table: Location
+    #: The `add` actions of data files that are short or gone.
+    adds: list[Mapping[str, Any]] = field(default_factory=list)
+    #: Files of the version that are whole.
+    whole: list[Location] = field(default_factory=list)
+    #: Why: names the first file with both sizes, or the version that the log lacks.
+    reason: str = ""
+    #: Whether commits that a manifest names are not in the log.
+    commits: bool = False
+
+    @property
+    def rows(self) -> int | None:
+        """Rows that are lost; None where commits are, or where a file has no statistics."""
+        counts = [_statistics(add)["numRecords"] for add in self.adds]
+        return None if self.commits or None in counts else sum(counts)
+
+    @property
+    def days(self) -> list[tuple[str, str]]:
+        """For each damaged file the first and the last day whose fits gave its codes."""
+        found = [_statistics(add) for add in self.adds]
+        return [(s["minValues"]["added_ds"], s["maxValues"]["added_ds"]) for s in found]
+
+
+def damage_of(table: Location, version: int | None, named: int | None) -> Damage | None:
+    """Return what a version lacks, or None where it is whole. Data files are compared on local disks alone.
+
+    Args:
+        table: folder of the vocabulary table.
+        version: that is read; None: the newest.
+        named: newest version that a manifest names.
+    """
+    log = DeltaLog(table)
+    newest = log.version
+    found = Damage(table)
+    if named is not None and (newest is None or newest < named):
+        found.commits = True
+        found.reason = f"version {named} of {table} is gone"
+    at = newest if version is None or newest is None else min(version, newest)
+    if table.scheme != "file" or at is None:
+        return found if found.commits else None
+    state = log.state(at, current=False)
+    if state is None:
+        return found if found.commits else None
+    # Of older versions a file that was damaged before has another one in its place.
+    instead = {} if at == newest else replacements(table)
+    for add in state.adds:
+        add = instead[add["path"]].add if add["path"] in instead else add
+        file = file_path(table, add["path"])
+        if (why := not_as_written({file: add["size"]})) is None:
+            found.whole.append(file)
+        else:
+            found.adds.append(add)
+            found.reason = found.reason or why
+    return found if found.adds or found.commits else None
+
+
+def lost_rows(damage: Damage, copies: SavedCopies, first_codes: Mapping[str, int]) -> pa.Table:
+    """Return the rows (name, value, code, added_ds) that a table lacks and saved workflows have, in order of code.
+
+    `added_ds` is the day of the damaged file, or the first day whose workflow has the code.
+
+    Args:
+        damage: of the table.
+        copies: the saved workflows.
+        first_codes: by vocabulary, the code with which it begins.
+
+    Raises:
+        UserError: codes between others are nowhere, or workflows have more than the damaged files had.
+    """
+    known = _known_codes(damage.whole)
+    days = damage.days
+    first = min((low for low, _ in days), default="")
+    rows: list[pa.Table] = []
+    for ds, name, vocabulary in copies.vocabularies():
+        if damage.rows is not None and sum(t.num_rows for t in rows) >= damage.rows:
+            break
+        if ds < first:
+            continue
+        codes = vocabulary.column("code").to_numpy()
+        before = known.get(name, np.empty(0, np.int64))
+        new = vocabulary.filter(pa.array(np.isin(codes, before, invert=True)))
+        if new.num_rows:
+            known[name] = np.union1d(before, codes)
+            rows.append(_as_lost(name, new, ds))
+    found = pa.concat_tables(rows) if rows else _LOST.empty_table()
+    single = {day for pair in days for day in pair}
+    if len(single) == 1 and not damage.commits:
+        found = found.set_column(3, "added_ds", pa.repeat(single.pop(), found.num_rows))
+    _check(damage, found, known, first_codes)
+    return found.sort_by([("name", "ascending"), ("code", "ascending")])
+
+
+def put_back(damage: Damage, rows: pa.Table, fence: Fence | None) -> None:
+    """Put rows (with the columns of the table) in the places of the damaged files, in one commit that changes no row.
+
+    Raises:
+        TransactionOvertaken: another writer has changed these files meanwhile.
+        LeaseLost: a later holder has committed.
+    """
+    table = damage.table
+    transaction = Transaction(table, fence=fence)
+    live = {str(add["path"]) for add in transaction.adds}
+    before = replacements(table)
+    found = dict(before)
+    new: list[Mapping[str, Any]] = []
+    for add, part in zip(damage.adds, _by_file(damage, rows), strict=True):
+        made = data_file(table, part) | {"dataChange": False}
+        new.append(made)
+        found[str(add["path"])] = Replacement(made, 0)
+    # First the record: a process that is killed before its commit finds the damage again.
+    save_replacements(table, found, before)
+    if gone := [str(add["path"]) for add in damage.adds if str(add["path"]) in live]:
+        transaction.join(gone, new)
+    for add in damage.adds:
+        file_path(table, add["path"]).remove()
+
+
+def _by_file(damage: Damage, rows: pa.Table) -> Iterable[pa.Table]:
+    """Split rows into those of each damaged file: by day; of files of one day the first has all, the others none.
+
+    Where a file has codes of several days (it joined others), the first file has the rows of all.
+    """
+    days = damage.days
+    if any(low != high for low, high in days) or damage.commits:
+        return [rows, *(rows.slice(0, 0) for _ in days[1:])]
+    taken: set[str] = set()
+    found = []
+    for day, _ in days:
+        found.append(rows.slice(0, 0) if day in taken else rows.filter(pc.equal(rows.column("added_ds"), day)))
+        taken.add(day)
+    return found
+
+
+def _check(
+    damage: Damage, found: pa.Table, known: Mapping[str, npt.NDArray[np.int64]], first_codes: Mapping[str, int]
+) -> None:
+    """Raise UserError where rows are missing before others, or a day has more than its damaged files had."""
+    refused = (
+        f"{damage.reason}: {damage.table} is damaged, and the datasets and models of the pipeline do not have all of "
+        f"its codes"
+    )
+    if any(add.get("deletionVector") for add in damage.adds):
+        raise UserError(f"{damage.reason}: {damage.table} is damaged, and rows of the file were deleted. Put it back")
+    for name, codes in known.items():
+        first = min(first_codes.get(name, int(codes.min())), int(codes.min()))
+        gap = int(codes.max()) - first + 1 - len(codes)
+        if gap:
+            raise UserError(f"{refused}: {gap:,} of the vocabulary '{name}' are gone. Put it back from a backup")
+    if damage.rows is None:
+        return
+    days = damage.days
+    allowed: dict[str, int] = {}
+    if all(low == high for low, high in days):
+        for (day, _), add in zip(days, damage.adds, strict=True):
+            allowed[day] = allowed.get(day, 0) + int(_statistics(add)["numRecords"])
+    for each in pc.value_counts(found.column("added_ds")).to_pylist():
+        most = allowed.get(each["values"], 0) if allowed else damage.rows
+        if each["counts"] > most:
+            raise UserError(
+                f"{refused}: they have {each['counts']:,} of {each['values']} where it had {most:,}. Put it back from "
+                f"a backup"
+            )
+
+
+def _known_codes(files: Collection[Location]) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the codes of each vocabulary in data files of the table, ascending."""
+    tables = [pq.ParquetFile(f.local_path()).read(["name", "code"]) for f in files]
+    if not tables:
+        return {}
+    rows = pa.concat_tables(tables)
+    found = {}
+    for name in pc.unique(rows.column("name")).to_pylist():
+        codes = rows.filter(pc.equal(rows.column("name"), name)).column("code")
+        found[name] = np.unique(codes.to_numpy())
+    return found
+
+
+def _as_lost(name: str, rows: pa.Table, ds: str) -> pa.Table:
+    columns = [pa.repeat(name, rows.num_rows), rows.column("value"), rows.column("code"), pa.repeat(ds, rows.num_rows)]
+    return pa.table(columns, names=_LOST.names).cast(_LOST)
+
+
+def _statistics(add: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(add["stats"]) if add.get("stats") else {}
+    return {"numRecords": None, "minValues": {"added_ds": ""}, "maxValues": {"added_ds": "9999-12-31"}} | found
