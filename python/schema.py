@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from headrace.errors import nearest
 
@@ -240,14 +232,6 @@ class TableColumn(BaseModel):
         if value is not None:
             path_steps(value)
         return value
-
-    @model_serializer(mode="wrap")
-    def _without_default_path(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of declarations without paths are those from before there were any."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.path is None:
-            dumped.pop("path", None)
-        return dumped
 
     @property
     def steps(self) -> tuple[str, ...]:

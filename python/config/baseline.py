@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 
-#: What has always been written down; a key that came later is left out of dumps where it has its default.
-_FIRST = ("rounds", "max_depth", "learning_rate", "workers", "max_rows")
 #: Keys whose names and defaults are XGBoost's own: passed on where the spec sets another value.
 BOOSTER_KEYS = (
     "subsample",
@@ -74,13 +72,6 @@ class Trees(Section):
     workers: int = Field(default=2, ge=1)
     #: Train on at most this many rows, a deterministic sample.
     max_rows: int | None = 2_000_000
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that set none of the later keys are those from before there were any."""
-        dumped: dict[str, Any] = serialize(self)
-        fields = type(self).model_fields
-        return {k: v for k, v in dumped.items() if k in _FIRST or getattr(self, k) != fields[k].default}
 
     @model_validator(mode="after")
     def _agrees(self) -> Trees:

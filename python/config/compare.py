@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from headrace.config.model import with_class
 from headrace.config.score import RegisteredModel
@@ -77,14 +70,6 @@ class Compare(Section):
         if self.versions and len(set(self.versions)) < max(2, len(self.versions)):
             raise ValueError("versions: name two at least, each once")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_versions(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of sections without them are those from before there were any."""
-        dumped: dict[str, Any] = serialize(self)
-        if not self.versions:
-            dumped.pop("versions", None)
-        return dumped
 
     @model_validator(mode="after")
     def _reference_is_there(self) -> Compare:

@@ -1,7 +1,7 @@
-"""What the keys of `train` and `model` change, said once, beside each key.
+"""Effects of the keys of `train` and `model`: what another value of a key changes, written beside the key.
 
-The key of the stage `train`, the fingerprint of its checkpoints and the key of a search are derived from it, so that no
-two of them can differ in what they look at.
+The key of the stage `train`, the fingerprint that a checkpoint and its continuation share, the check of a model that a
+day starts from, and the key of a search are derived from them, so that no two can look at different keys.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ class Effect(Enum):
     WEIGHTS = "weights"
     #: How numbers are rounded, at rest or on their way between ranks: so which are learned, too.
     STORAGE = "storage"
-    #: What is measured of the trained model, and reported.
+    #: The figures that are measured of the trained model, and reported.
     METRICS = "metrics"
     #: How fast, how safely and where training runs. A finished run stays as it is.
     SPEED = "speed"
-    #: The keys of the section below say it themselves.
+    #: The keys of the section below have effects of their own.
     BY_KEY = "by key"
 
 
-#: Of what a checkpoint and its continuation must have in common.
+#: Effects of the keys that a checkpoint and its continuation must have in common.
 OF_CHECKPOINTS = frozenset({Effect.WEIGHTS, Effect.STORAGE})
-#: Of what makes a finished run another one.
+#: Effects of the keys another value of which makes a finished run anew.
 OF_RUNS = OF_CHECKPOINTS | {Effect.METRICS}
 
 
 class TrainedSection(Section):
-    """A section each of whose keys has an effect; one without is refused when the class is made."""
+    """A section each of whose keys has an effect. A class with a key that has none is refused when it is defined."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ def effect_of(section: type[Section], name: str, info: FieldInfo) -> Effect:
     """Return the effect of a key.
 
     Raises:
-        TypeError: it has none, or several.
+        TypeError: the key has none, or several.
     """
     effects = [entry for entry in info.metadata if isinstance(entry, Effect)]
     if len(effects) != 1:
@@ -58,22 +58,27 @@ def effect_of(section: type[Section], name: str, info: FieldInfo) -> Effect:
 
 
 def keys_with(section: TrainedSection, effects: Collection[Effect]) -> dict[str, Any]:
-    """Return the keys of a section that have one of some effects, and their values as JSON has them."""
-    dumped, found = section.model_dump(mode="json"), dict[str, Any]()
+    """Return the keys of a section that have one of some effects, named as in YAML, with their values as JSON."""
+    dumped, selected = section.model_dump(mode="json", by_alias=True), dict[str, Any]()
     for name, info in type(section).model_fields.items():
-        effect, value = effect_of(type(section), name, info), getattr(section, name)
+        key, effect, value = info.alias or name, effect_of(type(section), name, info), getattr(section, name)
         if effect is Effect.BY_KEY:
-            found |= {name: inner} if (inner := _below(value, effects)) else {}
-        elif effect in effects and name in dumped:
-            # Fingerprints do not see the order of a mapping; that of tasks is the order of a model's towers.
+            selected |= {key: inner} if (inner := _nested_keys_with(value, effects)) else {}
+        elif effect in effects and key in dumped:
+            # A fingerprint ignores the order of a mapping; the order of tasks is that of a model's towers.
             has_order = isinstance(value, Mapping) and any(isinstance(v, Section) for v in value.values())
-            found[name] = list(dumped[name].items()) if has_order else dumped[name]
-    return found
+            selected[key] = list(dumped[key].items()) if has_order else dumped[key]
+    return selected
 
 
-def _below(value: TrainedSection | Mapping[str, TrainedSection], effects: Collection[Effect]) -> dict[str, Any]:
+def _nested_keys_with(
+    value: TrainedSection | Mapping[str, TrainedSection], effects: Collection[Effect]
+) -> dict[str, Any]:
     if isinstance(value, TrainedSection):
         return keys_with(value, effects)
-    # Of an exception for one table null means: as for the others.
-    by_table = {k: {n: v for n, v in keys_with(of, effects).items() if v is not None} for k, of in value.items()}
+    # In an exception for one table null means: as for the other tables.
+    by_table = {
+        table: {key: v for key, v in keys_with(section, effects).items() if v is not None}
+        for table, section in value.items()
+    }
     return {table: keys for table, keys in by_table.items() if keys}

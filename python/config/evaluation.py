@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from headrace.config.section import Section
 
@@ -136,15 +136,6 @@ class Evaluation(Section):
     full_ranking: FullRanking | None = None
     #: The value of the model as a policy, by the logged propensities: ips, snips, dm, dr (docs/training.md).
     off_policy: OffPolicy | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs without these are those from before there were any."""
-        dumped: dict[str, Any] = serialize(self)
-        for name in ("full_ranking", "off_policy"):
-            if getattr(self, name) is None:
-                dumped.pop(name, None)
-        return dumped
 
     def wants(self, *kinds: Any) -> list[str]:
         """The metrics of some kinds that are asked for."""

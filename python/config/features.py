@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from headrace.config.section import Section
 
@@ -88,14 +88,6 @@ class Split(Section):
     #: column: the column with the names of the splits.
     column: str | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_default_test(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs without a test range are those from before there was one."""
-        dumped: dict[str, Any] = serialize(self)
-        if not self.test_days:
-            dumped.pop("test_days", None)
-        return dumped
-
     @model_validator(mode="after")
     def _test_by_time(self) -> Split:
         if self.test_days and self.by != "time":
@@ -159,14 +151,6 @@ class Features(Section):
     engine: Literal["auto", "spark", "arrow"] = "auto"
     #: Files by day, of which the next day's dataset takes over those whose rows are the same.
     append: Annotated[Append | None, BeforeValidator(_append)] = None
-
-    @model_serializer(mode="wrap")
-    def _without_default_label_type(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs with labels of 0 and 1 are those from before there were others."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.label_type == "binary":
-            dumped.pop("label_type", None)
-        return dumped
 
     @model_validator(mode="after")
     def _append_fits(self) -> Features:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from headrace.config.evaluation import HIGHER_IS_BETTER, Bootstrap
 from headrace.config.metric_expression import MetricExpression
@@ -158,14 +151,6 @@ class Gate(Section):
     #: written; promote: besides, one that passes becomes the champion where it is better by `train.monitor` than the
     #: version that would be champion without it, by more than `challenger.behind`.
     challenger: Literal["report", "promote"] = "report"
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What was not there once is left out where it is not asked for, so that fingerprints stay."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.challenger == "report":
-            dumped.pop("challenger", None)
-        return dumped
 
     @field_validator("champion", "slices")
     @classmethod

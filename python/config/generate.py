@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, field_validator
 
 from headrace.config.section import Section, parse_ds
 from headrace.errors import UserError
@@ -65,16 +65,6 @@ class Generate(Section):
 
     #: Who is shown what: of `headrace simulate-site` alone.
     site: Site = Site()
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Days of logs without purchases, and specs without a site, are those from before there were any."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.purchase_rate is None:
-            dumped.pop("purchase_rate", None)
-        if self.site == Site():
-            dumped.pop("site", None)
-        return dumped
 
     @field_validator("start", mode="before")
     @classmethod

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from headrace.config.section import Section
 from headrace.config.source import LandingSource, Source
@@ -66,14 +65,6 @@ class Housekeeping(Section):
     compact_files: int | None = Field(default=32, ge=2)
     #: Size (MiB) from which a data file does not count as small.
     compact_mib: float = Field(default=32, gt=0)
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of sections without this key are those from before there was one."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.manifests is None:
-            dumped.pop("manifests", None)
-        return dumped
 
     def table_days(self, name: str) -> int | None:
         """Days of rows that a table keeps; None: all."""

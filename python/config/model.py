@@ -73,13 +73,11 @@ class Model(TrainedSection):
 
     @model_serializer(mode="wrap")
     def _of_the_class(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What a DLRM had no word for is left out, so that what was made from one keeps its fingerprint."""
-        found: dict[str, Any] = serialize(self)
+        """Return the keys that the class takes: a section with the others would be refused when it is read back."""
+        dumped: dict[str, Any] = serialize(self)
         for name in ("args",) if self.kind == "dlrm" else _OF_DLRM:
-            found.pop(name, None)
-        if self.loss is None:
-            found.pop("loss", None)
-        return found
+            dumped.pop(name, None)
+        return dumped
 
 
 def with_class(model: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, field_validator
 
 from headrace.config.audit import Audit
 from headrace.config.online import Online
@@ -42,17 +42,3 @@ class Publish(Section):
         if value is not None and not NAME.fullmatch(value):
             raise ValueError(f"table name '{value}' must match {NAME.pattern}")
         return value
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that ask for nothing of this are those from before."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.audit is None:
-            dumped.pop("audit", None)
-        if self.retain_days is None:
-            dumped.pop("retain_days", None)
-        if not self.grants:
-            dumped.pop("grants", None)
-        if self.online is None:
-            dumped.pop("online", None)
-        return dumped

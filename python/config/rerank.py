@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 
@@ -80,14 +80,6 @@ class Explore(Section):
         if (self.epsilon is None) == (self.temperature is None):
             raise ValueError("give one of `epsilon` and `temperature`")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs from before there was a temperature."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.temperature is None:
-            dumped.pop("temperature", None)
-        return dumped
 
 
 class Rerank(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, field_validator
 
 from headrace.config.section import Section, parse_ds
 from headrace.errors import UserError
@@ -72,15 +72,6 @@ class Retrain(Section):
             return None if value is None else parse_ds(str(value))
         except UserError as e:
             raise ValueError(str(e)) from None  # so that the message names the key
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What was not there once is left out where it is not asked for, so that fingerprints stay."""
-        dumped: dict[str, Any] = serialize(self)
-        for name in ("forgetting_day", "full_copy_days", "replay"):
-            if getattr(self, name) is None:
-                dumped.pop(name, None)
-        return dumped
 
     @field_validator("warm")
     @classmethod

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from headrace.config.candidates import Candidates
 from headrace.config.evaluation import HIGHER_IS_BETTER
@@ -35,15 +28,6 @@ class Entity(Section):
     from_: str | None = Field(default=None, alias="from")
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of sides that are made of events alone are those from before there was anything else."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.from_ is None:
-            dumped.pop("from_", None)
-            dumped.pop("from", None)
-        return dumped
 
 
 class ScoreEmbeddings(Section):
@@ -164,27 +148,6 @@ class Score(Section):
                             f"{nearest(column, columns[side])}"
                         )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that compare by AUC, and rank by the first output, are those from before."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.metric == "auc":
-            dumped.pop("metric", None)
-        if self.output is None:
-            dumped.pop("output", None)
-        if not self.incremental:
-            dumped.pop("incremental", None)
-        if self.embeddings == ScoreEmbeddings():
-            dumped.pop("embeddings", None)
-        if self.candidates is None:
-            dumped.pop("candidates", None)
-        if not self.filters:
-            dumped.pop("filters", None)
-        for name in ("rank_depth", "rerank"):
-            if getattr(self, name) is None:
-                dumped.pop(name, None)
-        return dumped
 
     @property
     def ranked(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from headrace.config.compare import ModelVariant
 from headrace.config.evaluation import HIGHER_IS_BETTER
@@ -140,15 +140,6 @@ class Search(Section):
         if not self.parameters and not self.models:
             raise ValueError("name parameters, or models")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_models(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of searches over one model are those from before there could be several."""
-        dumped: dict[str, Any] = serialize(self)
-        for name, empty in (("models", not self.models), ("total_seconds", self.total_seconds is None)):
-            if empty:
-                dumped.pop(name, None)
-        return dumped
 
     @property
     def metric(self) -> str:

@@ -10,16 +10,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    SerializerFunctionWrapHandler,
-    Tag,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from headrace.config.complete import Complete
 from headrace.config.day_path import checked_days, names_day, path_of_day
@@ -242,12 +233,6 @@ class SourceDay(Section):
         if self.path is not None and not names_day(checked_days(self.path)):
             raise ValueError(f"path: '{self.path}' has no day; write {{ds}}, or {{ds:%Y/%m/%d}}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_default_path(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `path` where there is none: else days that older releases have taken would be checked again."""
-        found: dict[str, Any] = serialize(self)
-        return {k: v for k, v in found.items() if k != "path" or v is not None}
 
     @property
     def partitions(self) -> tuple[str, ...]:

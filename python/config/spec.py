@@ -8,14 +8,7 @@ from datetime import date, timedelta
 from functools import cached_property
 from typing import Any
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from headrace.config.baseline import Baseline
 from headrace.config.candidate_checks import check_score_sources
@@ -306,18 +299,6 @@ class Spec(Section):
                 f"labels cannot be compared"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_later_sections(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs without these sections are those from before there were any."""
-        dumped: dict[str, Any] = serialize(self)
-        for name in ("compare", "second_stage", "gate", "retrain", "challenger", "outcomes", "experiments"):
-            if getattr(self, name) is None:
-                dumped.pop(name, None)
-        for name, default in (("housekeeping", Housekeeping()), ("observe", Observe())):
-            if getattr(self, name) == default:
-                dumped.pop(name, None)
-        return dumped
 
     def with_variant(self, variant: ModelVariant) -> Spec:
         """The pipeline with another model, which nothing judges, and nothing to compare or to search for.

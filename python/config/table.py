@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 from headrace.errors import nearest
@@ -32,14 +32,6 @@ class Expectations(Section):
     freshness_hours: float | None = None
     #: present: each declared column is in some file (or table) of the day. null: one that is in none is a warning.
     columns: Literal["present"] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_default_columns(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of declarations without this key are those from before there was one."""
-        dumped: dict[str, Any] = serialize(self)
-        if self.columns is None:
-            dumped.pop("columns", None)
-        return dumped
 
 
 class Ids(Section):

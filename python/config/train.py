@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from headrace.config.effects import Effect, TrainedSection
 from headrace.config.evaluation import (
@@ -205,16 +205,6 @@ class Negatives(Section):
         if self.shared and (self.method == "in_batch" or self.exclude is not None):
             raise ValueError("`shared` draws once for all rows: not with `method: in_batch` or `exclude`")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What was not there once is left out where it is not asked for, so that fingerprints stay."""
-        found: dict[str, Any] = serialize(self)
-        for name in ("form", "exponent", "shared", "exclude", "exclude_seen"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                found.pop(name, None)
-                found.pop(type(self).model_fields[name].alias or name, None)
-        return found
 
 
 #: What each task of `train.tasks` is measured by, whatever is asked for: one of probabilities, one of numbers.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import parse_qsl
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from headrace.config.section import PathText, Section
 from headrace.redaction import holds_secret, is_secret
@@ -118,15 +118,6 @@ class Warehouse(Section):
                 instead = "leave it out" if key is None else f"set publish.warehouse.{key} instead"
                 raise ValueError(f"options.{name}: headrace gives this to the client of {self.kind} itself: {instead}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that publish to PostgreSQL are those from before there were other kinds."""
-        dumped: dict[str, Any] = serialize(self)
-        for name in ("path", "url", "catalog", "stage", "options"):
-            if not getattr(self, name):
-                dumped.pop(name, None)
-        return dumped
 
     @property
     def ssl(self) -> dict[str, str]:

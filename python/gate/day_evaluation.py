@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Gate, Spec, Train
+from headrace.config.effects import Effect, keys_with
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
 from headrace.dataset.parquet.layout import TEST
 from headrace.errors import UserError
@@ -63,15 +64,12 @@ def tables_of_day(ctx: Context) -> list[Input]:
 
 
 def measured_part(spec: Spec, gate: Gate, of_policies: bool = False) -> Mapping[str, Any]:
-    """What the result depends on of a spec."""
-    train = measures(spec, gate, of_policies)
+    """Return the part of a spec that the result depends on."""
     return {
         "model": gate.model,
         "split": gate.split,
         "batch_rows": gate.latency.batch_rows,
-        "evaluation": train.evaluation.model_dump(mode="json"),
-        "rank_group": train.rank_group,
-        "rank_k": train.rank_k,
+        **keys_with(measures(spec, gate, of_policies), {Effect.METRICS}),
     }
 
 

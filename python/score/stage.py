@@ -41,7 +41,6 @@ from headrace.score.rank.blocks import SEEN
 from headrace.score.rank.pair_features import check_columns
 from headrace.score.rerank.columns import check_rule_columns
 from headrace.score.rerank.unmet_by_task import UnmetByTask
-from headrace.score.revisions import revisions
 from headrace.score.scored import OF_CANDIDATES, OF_RERANK
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
@@ -56,7 +55,7 @@ class ScoreCandidates(Stage):
     """Score active users x candidate items on Spark with the registered model; keep the top K of each user."""
 
     name = "score"
-    version = 1
+    version = 2
     needs: tuple[str, ...] = ("train?", "features", "ingest", "baseline?", "second_stage?")
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
@@ -64,7 +63,6 @@ class ScoreCandidates(Stage):
         return {
             "score": spec.score.model_dump(mode="json") if spec.score else None,
             "event_time": spec.table.event_time,
-            **revisions(spec),
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:

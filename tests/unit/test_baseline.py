@@ -103,12 +103,20 @@ def test_columns_and_what_a_warehouse_takes() -> None:
         load_spec("clicks", ["baseline.objective=regression", "score.model=best"])
 
 
-def test_keys_of_runs_from_before_the_later_settings_stay() -> None:
-    part = TrainBaseline().spec_part(load_spec("criteo"))
-    first = {"rounds": 60, "max_depth": 4, "learning_rate": 0.2, "workers": 2, "max_rows": 2_000_000}
-    assert part == {"baseline": first, "seed": 1}
+def test_trees_are_made_anew_by_their_settings_and_what_is_measured() -> None:
+    spec = load_spec("criteo")
+    assert spec.baseline is not None
+    part = TrainBaseline().spec_part(spec)
+    assert part == {
+        "baseline": spec.baseline.model_dump(mode="json"),
+        "seed": 1,
+        "sample_weight": None,
+        "rank_group": None,
+        "rank_k": 10,
+        "evaluation": spec.train.evaluation.model_dump(mode="json"),
+    }
     changed = TrainBaseline().spec_part(load_spec("criteo", ["baseline.subsample=0.5"]))
-    assert changed["baseline"] == {**first, "subsample": 0.5}
+    assert changed["baseline"] == {**part["baseline"], "subsample": 0.5}
 
 
 def test_weights_of_samples_are_told_and_part_of_the_key() -> None:
@@ -116,11 +124,11 @@ def test_weights_of_samples_are_told_and_part_of_the_key() -> None:
     assert found["weight_col"] == "weight"
     carried = ["features.carried=[user_id]", "train.sample_weight=user_id"]
     weighted = TrainBaseline().spec_part(load_spec("clicks", carried))
-    assert weighted.pop("sample_weight") == "user_id"
-    assert weighted == TrainBaseline().spec_part(load_spec("clicks", carried[:1]))
+    assert weighted["sample_weight"] == "user_id"
+    assert weighted | {"sample_weight": None} == TrainBaseline().spec_part(load_spec("clicks", carried[:1]))
     # For ranking a weight is a list's, and rows have none.
     ranking = ["baseline.objective=ranking", "baseline.group=user_id", "score.model=neural"]
-    assert "sample_weight" not in TrainBaseline().spec_part(load_spec("clicks", [*carried, *ranking]))
+    assert TrainBaseline().spec_part(load_spec("clicks", [*carried, *ranking]))["sample_weight"] is None
 
 
 def test_lists_are_numbered_across_batches() -> None:

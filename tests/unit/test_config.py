@@ -24,8 +24,6 @@ from headrace.config import (
 )
 from headrace.config.features import OpSpec
 from headrace.errors import UserError
-from headrace.lake.ingest.plan import declared_source
-from headrace.manifest import fingerprint
 from headrace.workspace import checkout, pipeline_file
 from tests.source_table_support import make_spec
 
@@ -338,13 +336,6 @@ def test_uris_of_tables_that_are_refused(path: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)) as refused:
         make_spec({"format": "delta", "path": path})
     assert "word" not in str(refused.value)
-
-
-def test_the_fingerprint_of_landing_files_is_that_of_older_releases() -> None:
-    """Another one, and every day of every lake would be loaded again."""
-    assert fingerprint(declared_source(load_spec("clicks").source)) == "c1f1c77f69eb6c3f"
-    spec = load_spec("clicks", ["source.timezone=Europe/Berlin", "source.timestamps={ts: epoch_seconds}"])
-    assert fingerprint(declared_source(spec.source)) == "3d8fed4fbe362bbf"
 
 
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "a pipeline is a mapping")])

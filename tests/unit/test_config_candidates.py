@@ -1,4 +1,4 @@
-"""The sections `score.candidates` and `score.filters`: what they refuse, by which message, and old fingerprints."""
+"""The sections `score.candidates` and `score.filters`: what they refuse, and by which message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import yaml
 
 from headrace.config import Candidates, Entity, Popular, Score, Spec, build_spec
 from headrace.errors import UserError
-from headrace.score.stage import ScoreCandidates
 from headrace.workspace import pipeline_file
 
 BLOCKED: dict[str, Any] = {
@@ -23,37 +22,6 @@ def clicks(sources: dict[str, Any] | None = None, **score: Any) -> Spec:
     data["sources"] = {"blocked": BLOCKED} if sources is None else sources
     data["score"] |= score
     return build_spec(data)
-
-
-def test_a_spec_without_candidates_dumps_as_before() -> None:
-    assert clicks().score is not None
-    dumped = clicks().score.model_dump(mode="json")  # type: ignore[union-attr]
-    assert {"candidates", "filters"}.isdisjoint(dumped)
-    assert set(dumped["user"]) == {"key", "columns", "limit"}
-
-
-def test_only_days_whose_lists_come_out_otherwise_are_made_again() -> None:
-    def key(spec: Spec) -> set[str]:
-        assert spec.score is not None
-        return set(ScoreCandidates().spec_part(spec)) - {"score", "event_time"}
-
-    liked: dict[str, Any] = {"kind": "popular"}
-    bought = liked | {"from": "blocked", "item": "item"}
-    seen: dict[str, Any] = {"candidates": {"sources": {"a": liked}}, "filters": [bought | {"kind": "seen"}]}
-    popular: dict[str, Any] = {"candidates": {"sources": {"a": bought}}}
-    west = BLOCKED | {"source": BLOCKED["source"] | {"timezone": "America/Los_Angeles"}}
-    columns = [*BLOCKED["table"]["columns"], {"name": "at", "type": "timestamp"}]
-    timed = west | {"table": {"columns": columns, "event_time": "at"}}
-    assert key(clicks()) == key(clicks(**seen)) == key(clicks({"blocked": west})) == set()
-    assert key(clicks({"blocked": timed}, **seen)) == set()
-    assert key(clicks({"blocked": west}, **popular)) == {"pairs_by_local_days"}
-    assert key(clicks({"blocked": west}, **seen)) == {"pairs_by_local_days"}
-    fresh: dict[str, Any] = {"freshness": {"days": 3, "share": 0.2}}
-    caps: dict[str, Any] = {"caps": {"item_category": 2}}
-    assert key(clicks(rerank=fresh)) == key(clicks(rerank=caps)) == set()
-    assert key(clicks(rerank=caps | {"freshness": {"days": 3, "boost": 0.2}})) == set()
-    assert key(clicks(rerank=caps | fresh)) == {"shares_with_caps"}
-    assert key(clicks(rerank=caps | {"new_items": {"share": 0.1}})) == {"shares_with_caps"}
 
 
 def test_an_entry_is_of_its_kind() -> None:

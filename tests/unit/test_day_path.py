@@ -77,12 +77,6 @@ def test_what_a_table_may_say() -> None:
         TableSource.model_validate({"format": "delta", "path": "t", "day": {"path": "{ds}"}})
 
 
-def test_days_that_older_releases_have_taken_are_what_they_were() -> None:
-    """A declaration's fingerprint has nothing of keys that they did not know."""
-    source = TableSource.model_validate({"format": "parquet", "path": "t", "day": {"partition": "dt"}})
-    assert source.model_dump(mode="json")["day"] == {"partition": "dt", "time": None, "changes": False}
-
-
 def test_landing_files_by_folders_of_a_day(tmp_path: Path) -> None:
     ws = Workspace(tmp_path)
     days = [date(2026, 1, 6) + timedelta(days=k) for k in range(3)]

@@ -1,4 +1,4 @@
-"""The section `experiments`: what is accepted, and what older specs' fingerprints are."""
+"""The section `experiments`: what is accepted, and what is refused by which message."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ def test_defaults_are_equal_shares_of_everybody_against_the_first_arm() -> None:
     assert found.live("1999-01-01")
     assert spec.scored_by("baseline").score.model == "baseline"  # type: ignore[union-attr]
     assert spec.scored_by("baseline").experiments is None
-
-
-def test_a_spec_without_experiments_is_written_as_before_there_were_any() -> None:
-    assert "experiments" not in load_spec("clicks").model_dump(mode="json")
 
 
 @pytest.mark.parametrize(

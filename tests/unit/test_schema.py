@@ -41,7 +41,7 @@ def test_types() -> None:
         column = TableColumn(name="a", type=type_)
         # What features see has room for all that the lake stores.
         assert declared(column).arrow is not None
-        assert column.model_dump() == {"name": "a", "type": type_, "required": False}
+        assert column.model_dump() == {"name": "a", "type": type_, "required": False, "path": None}
         assert TableColumn.model_validate(column.model_dump()) == column
     with_path = TableColumn(name="a", path="b.c")
     assert TableColumn.model_validate_json(with_path.model_dump_json()) == with_path

@@ -179,5 +179,3 @@ def test_what_is_kept_for_the_rules() -> None:
     assert kept({}) == 100
     assert kept({}, top_k=3, rank_depth=50) == 50
     assert kept(None, rank_depth=50) == 10
-    dumped = spec(None).model_dump(mode="json")["score"]
-    assert not {"rerank", "rank_depth"} & dumped.keys()

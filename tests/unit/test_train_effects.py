@@ -9,11 +9,15 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, Field
 
-from headrace.config import Model, Spec, Train, load_spec
+from headrace.config import Gate, Model, ModelVariant, Retrain, Spec, Train, load_spec
 from headrace.config.effects import Effect, TrainedSection, keys_with
+from headrace.config.search import SEARCHABLE
 from headrace.config.section import Section
+from headrace.gate.day_evaluation import measured_part
 from headrace.manifest import Manifest, fingerprint
+from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.job import Job
+from headrace.train.setup.warm_start import misfit
 from headrace.train.stage import Train as TrainStage
 
 OTHER = 12345
@@ -86,6 +90,69 @@ def test_another_value_makes_a_run_anew_by_its_effect(path: str, effect: Effect,
     stage, checkpoint = (mine != others for mine, others in zip(keys(base), keys(other), strict=True))
     assert stage == (effect is not Effect.SPEED)
     assert checkpoint == (effect in (Effect.WEIGHTS, Effect.STORAGE))
+
+
+@pytest.mark.parametrize(("path", "effect", "base", "other"), CHANGES, ids=[path for path, *_ in CHANGES])
+def test_trees_and_the_gate_look_at_what_is_measured(path: str, effect: Effect, base: Spec, other: Spec) -> None:
+    if effect is not Effect.METRICS or path in ("train.rank_group", "train.rank_k"):
+        parts = [measured_part(spec, Gate()) for spec in (base, other)]
+        assert (parts[0] != parts[1]) == (effect is Effect.METRICS)
+    trees = [TrainBaseline().spec_part(spec) for spec in (base, other)]
+    assert (trees[0] != trees[1]) == (effect is Effect.METRICS or path in ("train.seed", "train.sample_weight"))
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "other"), [(path, base, other) for path, _, base, other in CHANGES if path.startswith("model.")]
+)
+def test_a_day_starts_from_no_model_of_other_settings(path: str, base: Spec, other: Spec) -> None:
+    saved = {"model": base.model.model_dump(mode="json", by_alias=True)}
+    key = path.split(".")[1].replace("kind", "class")
+    schema: Any = None  # looked at after the settings
+    assert str(misfit(saved, other, schema)).startswith(f"its model.{key} is ")
+
+
+def test_sections_of_one_model_say_nothing_of_what_is_measured() -> None:
+    """A model, a day that starts warm and a challenger are measured as all others are."""
+    measured = [name for name, info in Train.model_fields.items() if Effect.METRICS in info.metadata]
+    assert measured
+    for name in measured:
+        with pytest.raises(ValueError, match=f"'{name}' is of all models"):
+            ModelVariant.model_validate({"train": {name: OTHER}})
+        with pytest.raises(ValueError, match=f"'{name}' is of all days"):
+            Retrain.model_validate({"warm": {name: OTHER}})
+
+
+def test_what_a_search_changes_changes_weights() -> None:
+    of = {name: effect for path, effect, *_ in CHANGES for name in SEARCHABLE if f"{path}.".startswith(f"{name}.")}
+    assert of == dict.fromkeys(SEARCHABLE, Effect.WEIGHTS)
+
+
+def sections(section: type[BaseModel], known: dict[type[BaseModel], None]) -> dict[type[BaseModel], None]:
+    """A section and all below it."""
+    if section not in known:
+        known[section] = None
+        for info in section.model_fields.values():
+            for inner in sections_in(info.annotation):
+                sections(inner, known)
+    return known
+
+
+def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from sections_in(inner)
+
+
+ALL = sections(Spec, {})
+
+
+@pytest.mark.parametrize("section", ALL, ids=[section.__name__ for section in ALL])
+def test_keys_of_stages_see_each_key_of_a_section(section: type[BaseModel]) -> None:
+    """They are made of what sections are written as, so none is left out there, at its default neither."""
+    plain = section.model_construct(**required(section))
+    hidden = {"args"} if section is Model else set()
+    assert set(section.model_fields) - set(plain.model_dump(warnings=False)) == hidden
 
 
 @pytest.mark.parametrize(

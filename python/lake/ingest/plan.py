@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config import Section, Source, Table, TableSource
+from headrace.config import Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog, damaged_file
@@ -73,7 +73,7 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
             cannot be known any more.
     """
     source, table, records = ctx.source, ctx.table, history.records
-    declared, judged = declaration(source, table, version), fingerprint(declared_table(table))
+    declared, judged = declaration(source, table, version), fingerprint(table.model_dump(mode="json"))
     reload = {d for r in records.values() for d in r.then if d in records and records[d].version < r.version}
     found: dict[str, DayFiles] = {}
     for files in covered:
@@ -100,7 +100,7 @@ def loaded_after(ds: str, records: Mapping[str, LoadRecord], late_days: int) -> 
 
 def declaration(source: Source, table: Table, version: int) -> str:
     """All that decides what becomes of a row; not what only stops a day."""
-    of_rows, files = declared_table(table), declared_source(source)
+    of_rows, files = table.model_dump(mode="json"), declared_source(source)
     of_rows["expectations"] = {"ranges": of_rows["expectations"]["ranges"]}
     of_runs: tuple[str, ...] = ("path", "catch_up_days")
     if isinstance(source, TableSource):
@@ -112,31 +112,9 @@ def declaration(source: Source, table: Table, version: int) -> str:
     return fingerprint({"version": version, "table": of_rows, "source": files})
 
 
-#: Keys of `source` that lakes of older releases know nothing of.
-_NEWER_KEYS = (
-    "timezone", "timestamps", "trim", "multiline", "escape", "null_values", "decimal", "thousands",
-)  # fmt: skip
-
-
 def declared_source(source: Source) -> dict[str, Any]:
-    """The section `source` for fingerprints."""
-    declared = _without_defaults(source, _NEWER_KEYS)
-    # When a day is taken, not what becomes of it.
-    declared.pop("complete", None)
-    return declared
-
-
-def declared_table(table: Table) -> dict[str, Any]:
-    """The section `table` for fingerprints."""
-    return _without_defaults(table, ("clock_skew_seconds", "ids", "text_nul"))
-
-
-def _without_defaults(section: Section, keys: Sequence[str]) -> dict[str, Any]:
-    """Keys that lakes of older releases know nothing of are left out where they change nothing: else every day would be
-    loaded again.
-    """
-    dumped, new = section.model_dump(mode="json"), section.model_dump(include=set(keys), exclude_defaults=True)
-    return {k: v for k, v in dumped.items() if k not in keys or k in new}
+    """Return the section `source` for fingerprints: all but `complete`, which says when a day is loaded, not how."""
+    return source.model_dump(mode="json", exclude={"complete"})
 
 
 def _why_load(files: DayFiles, history: LoadHistory, declared: str, judged: str | None) -> str | None:

@@ -17,7 +17,7 @@ from headrace.lake.ingest.assess import summed
 from headrace.lake.ingest.day_files import DayFiles, covered_days
 from headrace.lake.ingest.load import Load
 from headrace.lake.ingest.load_history import LoadHistory, last_change, row_counts
-from headrace.lake.ingest.plan import LoadPlan, declared_source, declared_table, plan_load
+from headrace.lake.ingest.plan import LoadPlan, declared_source, plan_load
 from headrace.lake.ingest.source_context import SourceContext, source_contexts
 from headrace.lake.ingest.table_look import TableLook, look
 from headrace.lake.ingest.table_result import table_result, why_gone
@@ -43,12 +43,12 @@ class Ingest(Stage):
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The sections `source`, `table` and `sources`."""
         named = {
-            name: {"source": declared_source(s.source), "table": declared_table(s.table)}
+            name: {"source": declared_source(s.source), "table": s.table.model_dump(mode="json")}
             for name, s in spec.sources.items()
         }
         return {
             "source": declared_source(spec.source),
-            "table": declared_table(spec.table),
+            "table": spec.table.model_dump(mode="json"),
             **({"sources": named} if named else {}),
         }
 

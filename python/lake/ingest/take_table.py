@@ -15,7 +15,7 @@ from headrace.lake import landing
 from headrace.lake.ingest.check_days import DaysCheck
 from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
 from headrace.lake.ingest.judged_rows import newest
-from headrace.lake.ingest.plan import declaration, declared_table
+from headrace.lake.ingest.plan import declaration
 from headrace.lake.ingest.table_look import TableLook
 from headrace.lake.source_tables.change_feed import ChangeFeed
 from headrace.lake.source_tables.snapshot import FileSnapshot, Snapshot
@@ -31,7 +31,7 @@ class TableCheck:
         """`version`: of the stage ingest."""
         self.seen, self.ctx, self.source, self.table = seen, seen.ctx, seen.source, seen.ctx.table
         self.declared = declaration(self.source, self.table, version)
-        self.judged = fingerprint(declared_table(self.table))
+        self.judged = fingerprint(self.table.model_dump(mode="json"))
         #: Oldest first.
         self.days = self._to_check()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.config import Evaluation, Spec, Trees
+from headrace.config import Spec, Trees
+from headrace.config.effects import Effect, keys_with
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import damaged_model
@@ -13,17 +14,17 @@ from headrace.stage import Context
 
 
 def trees_part(spec: Spec, name: str, conf: Trees | None) -> dict[str, Any]:
-    """The section, the seed and what is measured. `workers` is part of it: each sketches its own rows, so others cut
-    elsewhere. The device is not, as which trees grow on it differs no more than by rounding."""
-    train = spec.train
-    part: dict[str, Any] = {name: conf.model_dump(mode="json") if conf else None, "seed": train.seed}
-    if train.evaluation != Evaluation():  # keys of runs from before these were looked at stay as they are
-        part["evaluation"] = train.evaluation.model_dump(mode="json")
-    if is_weighted(spec, conf):
-        part["sample_weight"] = train.sample_weight
-    if train.rank_group is not None or (conf is not None and conf.objective == "ranking"):
-        part |= {"rank_group": train.rank_group, "rank_k": train.rank_k}
-    return part
+    """Return the section, the seed, the weights of rows and what is measured.
+
+    `workers` is part of it: each sketches its own rows, so others cut elsewhere. The device is not: the trees that
+    grow on it differ by rounding alone.
+    """
+    return {
+        name: conf.model_dump(mode="json") if conf else None,
+        "seed": spec.train.seed,
+        "sample_weight": spec.train.sample_weight if is_weighted(spec, conf) else None,
+        **keys_with(spec.train, {Effect.METRICS}),
+    }
 
 
 def is_weighted(spec: Spec, conf: Trees | None) -> bool:

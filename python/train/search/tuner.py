@@ -30,7 +30,6 @@ from headrace.manifest import Manifest, fingerprint
 from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.train.callbacks.progress import OnProgress, ProgressEvent
-from headrace.train.evaluation.click import BASIC
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
 from headrace.train.result import Diverged
@@ -175,14 +174,13 @@ class Tuner:
         judged, pretrained = self._judged_by(spec), find_pretrained(self._ws, spec, self._ds)
         return fingerprint(
             {
-                # Version 1 knew no other metrics before the end of a trial.
-                "version": 1 if search.metric in BASIC else 2,
+                "version": 2,
                 "search": search.model_dump(mode="json", exclude={"trials", "total_seconds"}),
                 "model": keys_with(spec.model, OF_CHECKPOINTS),
                 "train": keys_with(spec.train, OF_CHECKPOINTS),
                 "lists": [spec.train.rank_group, spec.train.rank_k],
-                **({} if judged == Evaluation() else {"evaluation": judged.model_dump(mode="json")}),
-                **({"pretrained": [i.version for i in pretrained]} if pretrained else {}),
+                "evaluation": judged.model_dump(mode="json"),
+                "pretrained": [i.version for i in pretrained],
                 "dataset": self._features.output("dataset").version,
                 "warm": warm.version if warm else None,
             }

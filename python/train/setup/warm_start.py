@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config import Model, Spec
+from headrace.config.effects import OF_CHECKPOINTS, keys_with
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
@@ -122,12 +123,11 @@ def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
 
 def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
     """Why a saved model (its model.json) cannot be a start for this spec and dataset; None where it can."""
-    ours = spec.model.model_dump(mode="json", by_alias=True)
-    # Settings that an older version did not have are at their defaults.
-    theirs = Model.model_validate(meta.get("model", {})).model_dump(mode="json", by_alias=True)
-    for key in ours.keys() | theirs.keys():
-        if ours.get(key) != theirs.get(key):
-            return f"its model.{key} is {theirs.get(key)}, now {ours.get(key)}"
+    now = keys_with(spec.model, OF_CHECKPOINTS)
+    saved = keys_with(Model.model_validate(meta.get("model", {})), OF_CHECKPOINTS)
+    for key in now | saved:
+        if now.get(key) != saved.get(key):
+            return f"its model.{key} is {saved.get(key)}, now {now.get(key)}"
     tasks = [list(given) for given in (meta.get("tasks", {}), spec.train.tasks)]
     if tasks[0] != tasks[1]:
         return f"its tasks are {tasks[0]}, now {tasks[1]}"
@@ -135,10 +135,10 @@ def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | Non
     if [f.name for f in old.of(Kind.CONTINUOUS)] != [f.name for f in schema.of(Kind.CONTINUOUS)]:
         return "its continuous features are others"
     before = {f.name: f for f in old.of(Kind.CATEGORICAL)}
-    now = {f.name: f for f in schema.of(Kind.CATEGORICAL)}
-    if list(before) != list(now):
+    categorical = {f.name: f for f in schema.of(Kind.CATEGORICAL)}
+    if list(before) != list(categorical):
         return "its categorical features are others"
-    for name, f in now.items():
+    for name, f in categorical.items():
         if _form(before[name]) != _form(f):
             return f"its feature '{name}' has another form"
         if (before[name].cardinality or 0) > (f.cardinality or 0):
