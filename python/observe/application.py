@@ -86,7 +86,7 @@ class Observation:
 
     def _write_metrics(self, folder: str) -> None:
         # Reads tables' logs, and with them imports pyarrow: not in each application.
-        from headrace.observe.prometheus.file import write_metrics
+        from headrace.observe.prometheus import write_metrics
 
         write_metrics(self._ws, self._spec, folder)
 

