@@ -15,6 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from headrace.plugins import Seam
+
 #: Python's types as YAML's readers know them.
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}
 #: Bounds as pydantic keeps them, and how they are read.
@@ -100,6 +102,8 @@ def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         text = f"mapping of {_type(inner[1])}"
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         text = f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    elif (seam := next((entry for entry in metadata if isinstance(entry, Seam)), None)) is not None:
+        text = ", ".join(f"`{name}`" for name in (*seam.names, "MODULE:CLASS"))
     else:
         text = _WORDS.get(annotation, str(getattr(annotation, "__name__", annotation)))
     return ", ".join([text, *_constraints(metadata)])

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from headrace.config.model import with_class
 from headrace.config.paths import entry_at, fields_at, section_of, without_tags
-from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.config.source import TableSource
 from headrace.config.spec import Spec
 from headrace.config.train import Sharding
 from headrace.errors import UserError, nearest
@@ -103,7 +103,7 @@ def build_spec(data: Mapping[str, Any], where: str = "spec", argument: str | Non
         for section in (spec.publish.warehouse, spec.publish.online):
             if section is not None and section.password_env:
                 hide_variable(section.password_env)
-    return _with_iceberg(spec)
+    return _with_properties_of_formats(spec)
 
 
 def load_sharding(overrides: Sequence[str]) -> Sharding:
@@ -125,12 +125,14 @@ def load_sharding(overrides: Sequence[str]) -> Sharding:
         raise UserError("\n".join(_explain(fault, "--set") for fault in faults)) from None
 
 
-def _with_iceberg(spec: Spec) -> Spec:
-    """The spec with the catalog that sources need which are Iceberg tables given by their paths."""
+def _with_properties_of_formats(spec: Spec) -> Spec:
+    """Return the spec with the Spark properties that its sources' formats need, such as Iceberg's catalog."""
     sources = [spec.source, *(named.source for named in spec.sources.values())]
-    if not any(source.format == "iceberg" for source in sources):
+    formats = [s.table_format for s in sources if isinstance(s, TableSource) and s.table_format is not None]
+    needed = {key: value for of in formats for key, value in of.properties.items()}
+    if not needed:
         return spec
-    properties = {**ICEBERG_BY_PATH, **spec.spark.properties}
+    properties = {**needed, **spec.spark.properties}
     return spec.model_copy(update={"spark": spec.spark.model_copy(update={"properties": properties})})
 
 

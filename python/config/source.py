@@ -14,16 +14,11 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 
 from headrace.config.complete import Complete
 from headrace.config.day_path import checked_days, names_day, path_of_day
+from headrace.config.formats import FILE_FORMATS, TABLE_FORMATS, FileFormat, TableFormat, check_format, is_table_format
 from headrace.config.section import LocationText, PatternText, Section
 from headrace.errors import nearest
 from headrace.schema import EpochUnit, TimeFormat
 
-#: Formats of landing files (headrace.lake.sources.formats).
-LandingFormat = Literal[
-    "clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf", "lightgcn", "user_items"
-]
-#: Formats of tables, which are read where they are.
-TableFormat = Literal["delta", "parquet", "iceberg", "orc", "avro"]
 #: What may be done about rows that came, changed or went after their day was taken.
 LateChange = Literal["accept", "refuse"]
 RowChange = Literal["accept", "ignore", "refuse"]
@@ -113,7 +108,7 @@ class LandingSource(AnySource):
     """
 
     #: How the files are written.
-    format: LandingFormat
+    format: Annotated[str, FILE_FORMATS]
     #: A glob, as a path or a URI; {ds} in it stands for the day, {ds:%Y/%m/%d} for one that is spelled so (%Y, %m, %d,
     #: without leading zeros %-m, %-d).
     path: PatternText
@@ -141,10 +136,7 @@ class LandingSource(AnySource):
     @field_validator("format", mode="before")
     @classmethod
     def _format_exists(cls, value: Any) -> Any:
-        files, tables = get_args(LandingFormat), get_args(TableFormat)
-        if value not in files:
-            hint = nearest(str(value), [*files, *tables])
-            raise ValueError(f"'{value}' is no format{hint}; files: {', '.join(files)}; tables: {', '.join(tables)}")
+        check_format(value)
         return value
 
     @model_validator(mode="after")
@@ -187,7 +179,7 @@ class LandingSource(AnySource):
 
     @model_validator(mode="after")
     def _multiline_is_for_delimited_text(self) -> LandingSource:
-        if self.multiline and self.format not in ("csv", "clicks"):
+        if self.multiline and not self.file_format.multiline:
             raise ValueError(f"multiline: a row of format '{self.format}' is one line; leave it out")
         return self
 
@@ -204,9 +196,9 @@ class LandingSource(AnySource):
         return self.path
 
     @property
-    def has_own_times(self) -> bool:
-        """Whether the format itself says how times are spelled."""
-        return self.format.startswith("movielens")
+    def file_format(self) -> type[FileFormat]:
+        """What is known of its format."""
+        return FILE_FORMATS.find(self.format, "source.format")
 
 
 class SourceDay(Section):
@@ -266,7 +258,7 @@ class TableSource(AnySource):
     """
 
     #: With `path`: how the table is written.
-    format: TableFormat | None = None
+    format: Annotated[str, TABLE_FORMATS] | None = None
     #: The folder of a table: a path, relative to `lake` unless absolute, or a URI (`s3://BUCKET/FOLDER`, `gs:`,
     #: `abfss:`, `hdfs:`, `file:`).
     path: LocationText | None = None
@@ -280,6 +272,15 @@ class TableSource(AnySource):
     as_of: str | None = None
     #: What is done about days that changed after they were taken.
     changed_days: ChangedDays = ChangedDays()
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _format_exists(cls, value: Any) -> Any:
+        if value is not None:
+            check_format(value)
+            if not is_table_format(value):
+                raise ValueError(f"'{value}' is a format of landing files; tables: {', '.join(TABLE_FORMATS.known())}")
+        return value
 
     @field_validator("table")
     @classmethod
@@ -305,7 +306,7 @@ class TableSource(AnySource):
         if (self.path is None) == (self.table is None):
             raise ValueError("give path and format, or table")
         if self.path is not None and self.format is None:
-            raise ValueError(f"key 'format' is missing: of {self.path}; tables: {', '.join(get_args(TableFormat))}")
+            raise ValueError(f"key 'format' is missing: of {self.path}; tables: {', '.join(TABLE_FORMATS.known())}")
         if self.path is not None and names_day(self.path):
             raise ValueError("path of a table has no {ds}: say what its days are by day: {partition: COLUMN}")
         if self.day is not None and self.day.path is not None and not self.is_files:
@@ -316,7 +317,8 @@ class TableSource(AnySource):
             raise ValueError("complete.success_file is of files in folders; use complete.marker")
         if self.is_files and (self.version is not None or self.as_of is not None):
             raise ValueError(f"format {self.format} has no versions; leave version and as_of out")
-        if self.day is not None and self.day.changes and self.format not in (None, "delta"):
+        of_path = self.table_format
+        if self.day is not None and self.day.changes and of_path is not None and not of_path.has_changes:
             raise ValueError("day.changes is of Delta tables; name a partition or a time column")
         if "ignore" in (self.changed_days.updates, self.changed_days.deletes) and not (self.day and self.day.changes):
             raise ValueError("changed_days: ignore is of day.changes; other days have the rows that the table has")
@@ -333,7 +335,12 @@ class TableSource(AnySource):
     @property
     def is_files(self) -> bool:
         """Whether the table is a folder of files without a log of its own."""
-        return self.format in ("parquet", "orc", "avro")
+        return self.table_format is not None and self.table_format.is_files
+
+    @property
+    def table_format(self) -> type[TableFormat] | None:
+        """What is known of its format; None: its catalog says which it has."""
+        return None if self.format is None else TABLE_FORMATS.find(self.format, "source.format")
 
     @property
     def shown(self) -> str:
@@ -344,7 +351,7 @@ class TableSource(AnySource):
 def _kind(value: Any) -> str:
     if isinstance(value, TableSource):
         return "table"
-    if isinstance(value, Mapping) and ("table" in value or value.get("format") in get_args(TableFormat)):
+    if isinstance(value, Mapping) and ("table" in value or is_table_format(value.get("format"))):
         return "table"
     return "landing"
 

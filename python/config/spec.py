@@ -387,5 +387,5 @@ def _check_timestamps(source: Source, table: Table, where: str) -> None:
             raise ValueError(f"{key}: '{form.text}' has a zone, and timestamp_ntz has none; declare it timestamp")
     if source.complete is not None and source.complete.watermark is not None:
         check("source.complete.watermark", source.complete.watermark.column, ["timestamp", "date"])
-    if isinstance(source, LandingSource) and source.timestamps and source.has_own_times:
+    if isinstance(source, LandingSource) and source.timestamps and source.file_format.own_times:
         raise ValueError(f"{where}source.timestamps: format '{source.format}' has times of its own; leave it out")

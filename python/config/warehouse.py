@@ -1,49 +1,178 @@
-"""The section `publish.warehouse`: where scores are published, and how it is reached."""
+"""The section `publish.warehouse`: where scores are published, how it is reached, and which kinds there are."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from headrace.config.section import PathText, Section
+from headrace.errors import UserError
+from headrace.plugins import Seam
 from headrace.redaction import holds_secret, is_secret
 
-#: By kind: arguments that headrace gives to the client itself, by the client's names -> the key that says their value;
-#: None: no key does. (Secrets are refused by their names, below.)
-_OWN_ARGUMENTS: Mapping[str, Mapping[str, str | None]] = {
+
+class WarehouseKind:
+    """One kind of warehouse, as the checks of a spec see it.
+
+    A package of another warehouse extends this and offers it under a name in the group `headrace.warehouses`. The
+    module must not import the warehouse's client library: that is for the module of `opens`, which is imported when
+    the warehouse is opened.
+    """
+
+    #: `module:function` that opens it. Takes (Spec, Workspace, RunLock | None) and returns a context manager of a
+    #: `headrace.publish.target.Target`.
+    opens: ClassVar[str]
+    #: Keys of the section that must be given, such as `stage`.
+    needs: ClassVar[tuple[str, ...]] = ()
+    #: How `stage` must begin; empty: anything.
+    stage_prefix: ClassVar[str] = ""
+    #: Arguments that headrace gives to the client library itself, by the library's names -> the key with their value;
+    #: None: no key has it. `options` must not repeat them.
+    own_arguments: ClassVar[Mapping[str, str | None]] = {}
+
+    @classmethod
+    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str] | None:
+        """Return OpenLineage's namespace and name of the table `label`; None: made of the kind and the address."""
+        return None
+
+
+class Postgres(WarehouseKind):
+    """The PostgreSQL of the workspace, and a server of the user's."""
+
+    opens = "headrace.publish.postgres.target:open_postgres"
+
+
+class DuckDb(WarehouseKind):
+    """A file of DuckDB."""
+
+    opens = "headrace.publish.sql.duckdb:open_duckdb"
+
+
+class Delta(WarehouseKind):
+    """A Delta table."""
+
+    opens = "headrace.publish.tables.delta:open_delta"
+
+
+class Iceberg(WarehouseKind):
+    """An Iceberg table of a catalog of the Spark session."""
+
+    opens = "headrace.publish.tables.iceberg:open_iceberg"
+    needs = ("catalog",)
+
+
+class Parquet(WarehouseKind):
+    """A folder of Parquet files by day."""
+
+    opens = "headrace.publish.tables.parquet:open_parquet"
+
+
+class SqlAlchemy(WarehouseKind):
+    """A database that SQLAlchemy has a dialect for."""
+
+    opens = "headrace.publish.sql.sqlalchemy:open_sqlalchemy"
+    needs = ("url",)
+
+
+class ClickHouse(WarehouseKind):
+    """A ClickHouse server."""
+
+    opens = "headrace.publish.sql.clickhouse:open_clickhouse"
     # `user` and `user_name` are other names of `username`.
-    "clickhouse": dict.fromkeys(("username", "user", "user_name"), "user")
-    | {"host": "host", "port": "port", "database": "database"},
-    "snowflake": {"user": "user", "database": "database", "schema": "schema", "autocommit": None},
-    "bigquery": {"project": "catalog"},
-    "redshift": {"host": "host", "port": "port", "database": "database", "user": "user"},
-    "databricks": {"server_hostname": "host", "staging_allowed_local_path": None},
-}
+    own_arguments: ClassVar = {
+        **dict.fromkeys(("username", "user", "user_name"), "user"),
+        "host": "host",
+        "port": "port",
+        "database": "database",
+    }
+
+
+class Snowflake(WarehouseKind):
+    """Snowflake."""
+
+    opens = "headrace.publish.sql.snowflake:open_snowflake"
+    own_arguments: ClassVar = {"user": "user", "database": "database", "schema": "schema", "autocommit": None}
+
+    @classmethod
+    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
+        name = label if label.count(".") > 1 else f"{warehouse.database}.{label}"
+        return f"snowflake://{warehouse.options.get('account', warehouse.host)}", name
+
+
+class BigQuery(WarehouseKind):
+    """BigQuery."""
+
+    opens = "headrace.publish.sql.bigquery:open_bigquery"
+    stage_prefix = "gs://"
+    own_arguments: ClassVar = {"project": "catalog"}
+
+    @classmethod
+    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
+        return "bigquery", f"{warehouse.catalog}.{label}" if warehouse.catalog else label
+
+
+class Redshift(WarehouseKind):
+    """Redshift."""
+
+    opens = "headrace.publish.sql.redshift:open_redshift"
+    needs = ("stage",)
+    stage_prefix = "s3://"
+    own_arguments: ClassVar = {"host": "host", "port": "port", "database": "database", "user": "user"}
+
+    @classmethod
+    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
+        # CLUSTER.ACCOUNT.REGION.redshift.amazonaws.com
+        parts = warehouse.host.split(".")
+        is_aws = warehouse.host.endswith(".redshift.amazonaws.com")
+        cluster = f"{parts[0]}.{parts[2]}" if is_aws else warehouse.host
+        return f"redshift://{cluster}:{warehouse.port or 5439}", f"{warehouse.database}.{label}"
+
+
+class Databricks(WarehouseKind):
+    """Databricks."""
+
+    opens = "headrace.publish.sql.databricks:open_databricks"
+    needs = ("stage",)
+    own_arguments: ClassVar = {"server_hostname": "host", "staging_allowed_local_path": None}
+
+    @classmethod
+    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
+        return f"databricks://{warehouse.host}", label
+
+
+_HERE = "headrace.config.warehouse"
+#: `publish.warehouse.kind`.
+WAREHOUSES = Seam(
+    "headrace.warehouses",
+    "warehouse",
+    WarehouseKind,
+    {
+        "embedded": f"{_HERE}:Postgres",
+        "postgres": f"{_HERE}:Postgres",
+        "duckdb": f"{_HERE}:DuckDb",
+        "delta": f"{_HERE}:Delta",
+        "iceberg": f"{_HERE}:Iceberg",
+        "parquet": f"{_HERE}:Parquet",
+        "sqlalchemy": f"{_HERE}:SqlAlchemy",
+        "clickhouse": f"{_HERE}:ClickHouse",
+        "snowflake": f"{_HERE}:Snowflake",
+        "bigquery": f"{_HERE}:BigQuery",
+        "redshift": f"{_HERE}:Redshift",
+        "databricks": f"{_HERE}:Databricks",
+    },
+)
 
 
 class Warehouse(Section):
     """Where scores are published. `embedded` starts the PostgreSQL that comes as a wheel, on loopback."""
 
     #: embedded: a PostgreSQL of the workspace's own. postgres: a server of yours. Others: see docs/warehouse.md.
-    kind: Literal[
-        "embedded",
-        "postgres",
-        "duckdb",
-        "delta",
-        "iceberg",
-        "parquet",
-        "sqlalchemy",
-        "clickhouse",
-        "snowflake",
-        "bigquery",
-        "redshift",
-        "databricks",
-    ] = "embedded"
+    kind: Annotated[str, WAREHOUSES] = "embedded"
     #: duckdb: the file. delta, parquet: the folder in which the table's folder is. Default: below `HOME/warehouse`.
     path: PathText | None = None
     #: sqlalchemy: the database's URL without a password, such as `sqlite:////data/scores.db`.
@@ -82,6 +211,15 @@ class Warehouse(Section):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
 
+    @field_validator("kind")
+    @classmethod
+    def _kind_exists(cls, value: str) -> str:
+        try:
+            WAREHOUSES.find(value, "kind")
+        except UserError as e:
+            raise ValueError(str(e).removeprefix("kind: ")) from None
+        return value
+
     @model_validator(mode="after")
     def _key_with_certificate(self) -> Warehouse:
         if (self.sslcert is None) != (self.sslkey is None):
@@ -90,10 +228,11 @@ class Warehouse(Section):
 
     @model_validator(mode="after")
     def _names_its_place(self) -> Warehouse:
-        needed = {"sqlalchemy": "url", "iceberg": "catalog", "redshift": "stage", "databricks": "stage"}.get(self.kind)
-        if needed is not None and getattr(self, needed) is None:
-            raise ValueError(f"kind {self.kind} needs the key '{needed}'")
-        begin = {"redshift": "s3://", "bigquery": "gs://"}.get(self.kind, "")
+        known = self.known
+        for needed in known.needs:
+            if getattr(self, needed) is None:
+                raise ValueError(f"kind {self.kind} needs the key '{needed}'")
+        begin = known.stage_prefix
         if self.stage is not None and not self.stage.startswith(begin):
             raise ValueError(f"stage: kind {self.kind} loads files from {begin}BUCKET/FOLDER, not from '{self.stage}'")
         if self.url is not None and _has_secret(self.url):
@@ -113,11 +252,16 @@ class Warehouse(Section):
 
     @model_validator(mode="after")
     def _repeats_no_argument(self) -> Warehouse:
-        for name, key in _OWN_ARGUMENTS.get(self.kind, {}).items():
+        for name, key in self.known.own_arguments.items():
             if name in self.options:
                 instead = "leave it out" if key is None else f"set publish.warehouse.{key} instead"
                 raise ValueError(f"options.{name}: headrace gives this to the client of {self.kind} itself: {instead}")
         return self
+
+    @property
+    def known(self) -> type[WarehouseKind]:
+        """What is known of its kind."""
+        return WAREHOUSES.find(self.kind, "publish.warehouse.kind")
 
     @property
     def ssl(self) -> dict[str, str]:

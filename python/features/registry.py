@@ -10,14 +10,12 @@ an entry point, by which an installed package offers one (group `headrace.operat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from headrace.errors import UserError, nearest
-from headrace.plugins import faults_of, import_class
+from headrace.plugins import faults_of, import_class, offered
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -48,17 +46,12 @@ def build(
 
 
 def _plugin(registry: Mapping[str, type[T]], name: str, where: str, what: str, base: type[T]) -> type[T]:
-    offered = _offered(f"headrace.{what.replace(' ', '_')}s")
-    reference = offered[name].value if name in offered else name
+    others = offered(f"headrace.{what.replace(' ', '_')}s")
+    reference = others.get(name, name)
     if ":" not in reference:
-        known = sorted({*registry, *offered})
+        known = sorted({*registry, *others})
         raise UserError(
             f"{where}: no {what} '{name}'{nearest(name, known)} (known: {', '.join(known)}; one of your own: "
             f"MODULE:CLASS)"
         )
     return import_class(reference, base, where, what)
-
-
-@cache
-def _offered(group: str) -> Mapping[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=group)}

@@ -1,15 +1,33 @@
-"""What a warehouse must do to take a day's scores: stage, audit, swap, the current view, retention, grants.
+"""The contract of a warehouse: stage, audit, swap, the current view, retention, grants, erasure.
 
-with open_target(spec, ws) as target:
-    target.create(df.dtypes)
-    with target.stage(df, ds, key) as staged:
-        checks = audit(staged, limits)
-        if all(check.ok for check in checks):
-            target.swap(staged, source, checks)
-        else:
-            target.keep(staged)
-    target.grant(spec.publish.grants)
-    target.retain(spec.publish.retain_days)
+A day is published by these calls, in this order:
+
+    with open_target(spec, ws, lock) as target:
+        target.create(df.dtypes)
+        if target.missing(ds, key) is not None:
+            with target.stage(df, ds, key) as staged:
+                checks = day_checks(staged, limits, spec.publish.audit)
+                if all(check.ok for check in checks):
+                    target.swap(staged, source, checks)
+                else:
+                    target.keep(staged)
+        target.grant(spec.publish.grants)
+        target.drop_days(beyond_retention(target.days(), spec.publish.retain_days))
+
+What every warehouse promises:
+
+- **One step.** Readers see a day as it was before `swap` or as it is after it, whenever the process dies. Where a
+  warehouse has no transactions, `published` is the last thing that `swap` changes.
+- **Reruns heal.** `stage` removes what a killed run left of the same day. `swap` of a day that is published replaces
+  its rows. `create`, `grant` and `drop_days` may be called again.
+- **One writer.** `create` and whatever changes the table write the token of the run's lease (`RunLock.fence`) and
+  refuse a run that a later holder has overtaken: `lease_lost`. The `lock` is None where nothing is changed.
+- **Errors.** Faults of the client library become UserErrors (`headrace.publish.opening.failures`), with one line that
+  says what the table holds now. Values go into SQL as parameters and names as quoted identifiers.
+
+A package adds a warehouse by a `headrace.config.warehouse.WarehouseKind`, whose `opens` names a function
+`(Spec, Workspace, RunLock | None) -> context manager of a Target`; examples/own_package has all of it. `SqlTarget`
+(`publish/sql`) has the methods for databases in SQL, `FilesTarget` (`publish/files`) for those that load Parquet files.
 """
 
 from __future__ import annotations
@@ -67,14 +85,14 @@ class PublishedDay:
 
 
 class StagedDay(Protocol):
-    """A day's scores in staging: nobody reads them, and queries of an audit do.
+    """A day's scores in staging: readers do not see them, the queries of an audit do.
 
     The SQL of an audit is what all warehouses understand: it names columns by `quote`, the day by `day`, and aliases
     each derived table.
     """
 
     ds: str
-    #: Of the run.
+    #: The key of the run that staged it.
     key: str
     #: Rows that were written to staging.
     rows: int
@@ -83,25 +101,25 @@ class StagedDay(Protocol):
 
     @property
     def label(self) -> str:
-        """Where it is, for people."""
+        """Return where it is, for people."""
         ...
 
     @property
     def relation(self) -> str:
-        """The staged rows as `FROM` takes them."""
+        """Return the staged rows as `FROM` takes them: a quoted table, or a query with an alias."""
         ...
 
     @property
     def day(self) -> str:
-        """`ds` as a literal of the type that the warehouse's column `ds` has."""
+        """Return `ds` as a literal of the type that the warehouse's column `ds` has."""
         ...
 
     def quote(self, name: str) -> str:
-        """A column's name as an identifier of the warehouse's SQL."""
+        """Return a column's name as an identifier of the warehouse's SQL."""
         ...
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows of one SELECT statement, which may read `relation` and `previous.relation`."""
+        """Return the rows of one SELECT statement, which may read `relation` and `previous.relation`."""
         ...
 
 
@@ -112,14 +130,19 @@ class Target(Protocol):
     there: docs/storage.md says how far each warehouse can hold to that.
     """
 
-    #: As people write the table, and its kind in manifests.
+    #: The table as people write it, such as `schema.table` or a path.
     label: str
+    #: The kind of the output in manifests: the value of `publish.warehouse.kind`.
     kind: str
     #: The server and the account on it, for people; `embedded` for our own.
     address: str
 
     def claim(self) -> None:
-        """Have changes of earlier runs that stand still refused from now on, as far as the warehouse can."""
+        """Have changes of earlier runs that stand still refused from now on, as far as the warehouse can.
+
+        Raises:
+            LeaseLost: a later holder of the lease has been here.
+        """
         return
 
     def key_limits(self, column: str) -> KeyLimits:
@@ -128,6 +151,9 @@ class Target(Protocol):
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         """Make the table and its current view where there are none; add columns that the scores have gained.
+
+        The columns and their order are those of `headrace.publish.columns.published_columns`. The view `TABLE_current`
+        has the rows of the newest published day.
 
         Args:
             spark_types: (column, Spark's `simpleString` of its type).
@@ -157,35 +183,39 @@ class Target(Protocol):
             staged: of `stage`, in its block.
             source: where the rows come from, recorded.
             checks: what the audit found, recorded.
+
+        Raises:
+            LeaseLost: a later holder of the lease has been here; nothing is changed.
+            UserError: the warehouse failed; the day is as it was.
         """
         ...
 
     def keep(self, staged: StagedDay) -> None:
-        """Leave the staged rows for a look, until the day is staged again or `drop_kept` is called."""
+        """Leave the staged rows when the block of `stage` ends, until the day is staged again or `drop_kept`."""
         ...
 
     def kept(self, days: Sequence[str] | None = None) -> list[str]:
-        """The labels of what `keep` left (of these days alone)."""
+        """Return the labels of what `keep` left, of all runs (of these days alone)."""
         ...
 
     def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
-        """Drop what `keep` left (of these days alone). Returns the labels."""
+        """Drop what `keep` left (of these days alone). Return the labels."""
         ...
 
     def published(self, ds: str) -> Publication | None:
-        """The record of a day; None where it has not been published."""
+        """Return the record of a day; None where it has not been published, or where there is no table."""
         ...
 
     def days(self) -> list[str]:
-        """The days that have been published and not dropped, oldest first."""
+        """Return the days that have been published and not dropped, oldest first; empty where there is no table."""
         ...
 
     def count(self, ds: str) -> int:
-        """The day's rows in the table."""
+        """Return the number of the day's rows in the table; 0 for a day that is not published."""
         ...
 
     def missing(self, ds: str, key: str) -> str | None:
-        """Why the day's rows are not those of the run `key`, or None."""
+        """Return why the day's rows are not those of the run `key`, or None."""
         found = self.published(ds)
         if found is None:
             return f"{self.label} has no publication for {ds}"
@@ -197,34 +227,45 @@ class Target(Protocol):
         return None
 
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
-        """The first rows of a day, by key: column -> value. Raises UserError where there is no table."""
+        """Return the first rows of a day, by user and rank: column -> value.
+
+        Raises:
+            UserError: there is no table.
+        """
         ...
 
     def drop_days(self, days: Sequence[str]) -> None:
-        """Drop days and their records: first the rows disappear, whole, then their space."""
+        """Drop days and their records: readers lose a day whole, then its space is freed. Unknown days are no error."""
         ...
 
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
-        """By day, the published rows with one of these keys in a column; days without any are left out."""
+        """Count the published rows with one of these keys in a column, by day; days without any are left out."""
         ...
 
     def leftovers(self, column: str, keys: Sequence[Key]) -> int:
-        """Files that have such rows, or such values in statistics, though it be of no published day; 0 in a database.
+        """Count files beside the published days that have such rows, or such values in statistics; 0 in a database.
 
-        Of days that were dropped or published again, and of processes that were killed.
+        They are of days that were dropped or published again, and of processes that were killed.
         """
         return 0
 
     @property
     def not_reached(self) -> str:
-        """What of a server that headrace does not run may still have erased rows, for the proof; empty: nothing."""
+        """Return what of a foreign server may still have erased rows, for the proof; empty: nothing."""
         return ""
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         """Remove these rows of all days, and the leftovers; days stay published, by the same runs, with fewer rows.
 
+        Args:
+            column: the user's key or the item's.
+            keys: the values of the rows to remove.
+
         Returns:
-            what is left to be done by hand; nothing, most often.
+            what is left to be done by hand; empty: nothing.
+
+        Raises:
+            LeaseLost: a later holder of the lease has been here.
         """
         ...
 
@@ -241,7 +282,7 @@ class Target(Protocol):
 
 
 def lease_lost(label: str) -> LeaseLost:
-    """What is raised where a later holder has been at work on a table."""
+    """Return the error for a run that a later holder of its lease has overtaken at a table."""
     return LeaseLost(
         f"{label}: a later run of the pipeline has been at work there since this one began; nothing of this one was "
         f"published. See what that one does, and run this again if it is still wanted"
@@ -249,7 +290,7 @@ def lease_lost(label: str) -> LeaseLost:
 
 
 def beyond_retention(days: Sequence[str], retain_days: int | None) -> list[str]:
-    """Those of the published `days` that lie `retain_days` or more before the newest."""
+    """Return those of the published `days` that lie `retain_days` or more before the newest."""
     if retain_days is None or not days:
         return []
     first = (date.fromisoformat(max(days)) - timedelta(days=retain_days - 1)).isoformat()
@@ -257,6 +298,6 @@ def beyond_retention(days: Sequence[str], retain_days: int | None) -> list[str]:
 
 
 def table_name(spec: Spec) -> str:
-    """The table of a pipeline's scores."""
+    """Return the name of the table of a pipeline's scores."""
     assert spec.publish is not None, "asked for pipelines that publish"
     return spec.publish.table or f"{spec.pipeline}_scores"

@@ -23,7 +23,7 @@ from headrace.lake.blocks.spellings import spellings_of
 from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.landing import LandingDay, LandingFile
 from headrace.lake.sources.compression import without_ending
-from headrace.lake.sources.delimited import declared_names, header_of, read_csv
+from headrace.lake.sources.delimited import CsvReader, declared_names, header_of
 from headrace.lake.sources.frame import BAD, GOOD, with_plain_texts
 from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named
 from headrace.models.predictor import Predictor
@@ -169,7 +169,7 @@ def csv_rows(ctx: Context, spark: SparkSession, file: Location) -> DataFrame:
     epochs = {name: unit for name, unit in own.timestamps.items() if name in names}
     source = source.model_copy(update={"timestamps": epochs})
     batch = LandingBatch(spark, source, table, (LandingDay(ctx.ds, (landing_file,)),))
-    (frame,) = read_csv(batch)
+    (frame,) = CsvReader().read(batch)
     rows = typed(with_plain_texts(frame, table, spellings_of(source, table)), source, table, ())
     with damaged_file_named(batch):
         try:

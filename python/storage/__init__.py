@@ -9,10 +9,12 @@
     once       folders that many processes want and one makes; host_scratch: folders of each host's own
     uri        which place `--home`, paths and URIs in a spec mean
 
-A store is added by a class beside `local.py` and a line in `location.STORES`. Callers hold a `Location` and know of no
-renames: they put files whole (`put_text`, `new_file`), folders whole (`new_folder`), read what is published, and give a
-reader or writer that needs a real file `local_path()`, or a URI (`uri`) to Spark. A store without renames writes below
-the final key and its list of files last; the calls stay the same.
+A store is added by a class beside `local.py` and a line in `location.STORES`, or by a package (`store.STORE_KINDS`).
+
+Callers hold a `Location` and know of no renames: they put files whole (`put_text`, `new_file`), folders whole
+(`new_folder`), read what is published, and give a reader or writer that needs a real file `local_path()`, or a URI
+(`uri`) to Spark. A store without renames writes below the final key and its list of files last; the calls stay the
+same.
 
 What is private to one process or one host does not come here, and uses pathlib: the checkout's own `conf/` and
 libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's local folders.

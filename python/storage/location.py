@@ -18,17 +18,25 @@ from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
 from headrace.storage.objects.calls import ChangedInPlace
 from headrace.storage.objects.store import ObjectStore
-from headrace.storage.store import Info, Store, Unfinished
+from headrace.storage.store import STORE_KINDS, Info, Store, Unfinished
 from headrace.storage.uri import parse_uri, stored_name
 
 #: Files that are looked for at once.
 _AT_ONCE = 16
-#: By the scheme of their URIs.
+#: By the scheme of their URIs; those of packages are added when they are first asked for.
 STORES: dict[str, Store] = {
     "file": LocalStore(),
     "hdfs": HdfsStore(),
     **{scheme: ObjectStore(scheme) for scheme in ("s3", "gs", "abfss")},
 }
+
+
+def _store_of(scheme: str) -> Store:
+    """Return the store of a scheme. Raises UserError where its package is not installed, as on an executor."""
+    store = STORES.get(scheme)
+    if store is None:
+        store = STORES.setdefault(scheme, STORE_KINDS.find(scheme, f"{scheme}:")())
+    return store
 
 
 @dataclass(frozen=True, order=True)
@@ -48,7 +56,8 @@ class Location:
 
     @property
     def _store(self) -> Store:
-        return STORES[self.scheme].plain() if self.plain else STORES[self.scheme]
+        store = _store_of(self.scheme)
+        return store.plain() if self.plain else store
 
     def as_plain(self) -> Location:
         """The same place for reading what others keep there: no folder is one that headrace has published."""
@@ -332,7 +341,7 @@ def sync_files(files: Sequence[Location], root: Location) -> None:
 def sync_all(places: Sequence[Location]) -> None:
     """Return when all that anybody has written to the file systems of these places survives a power cut."""
     for scheme in dict.fromkeys(place.scheme for place in places):
-        STORES[scheme].sync_all([place.path for place in places if place.scheme == scheme])
+        _store_of(scheme).sync_all([place.path for place in places if place.scheme == scheme])
 
 
 def location_of(text: str, where: str = "path", glob: bool = False) -> Location:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
+from headrace.plugins import Seam
 from headrace.storage.lease import Holder, Lease
 
 
@@ -37,8 +38,13 @@ class Info:
     tag: str = ""
 
 
+@runtime_checkable
 class Store(Protocol):
-    """Files and folders at paths. One writer of a path at a time is ensured by a lease, readers may be many."""
+    """Files and folders at paths. One writer of a path at a time is ensured by a lease, readers may be many.
+
+    A package of another store has a class with these methods, which is made without arguments, and offers it under the
+    scheme of its URIs in the group `headrace.stores`. A path in it is /AUTHORITY/PATH.
+    """
 
     def plain(self) -> Store:
         """The same for reading what others write: a folder has the files that are in it, and none is published.
@@ -201,3 +207,7 @@ class Store(Protocol):
     def holder(self, path: PurePosixPath) -> Holder | None:
         """Who holds the lease now; None: nobody."""
         ...
+
+
+#: Stores of packages, by the scheme of their URIs.
+STORE_KINDS: Seam[Store] = Seam("headrace.stores", "store", Store, {})  # type: ignore[type-abstract]

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from headrace.errors import UserError
+from headrace.storage.store import STORE_KINDS
 
 #: One letter is no scheme but a drive; pathlib makes one slash of two, so one is enough.
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -19,6 +20,7 @@ _TAKE_URIS = (
 
 #: Other names of a store's scheme.
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+#: Stores that headrace has itself, besides file systems.
 SCHEMES = ("s3", "gs", "abfss", "hdfs")
 
 
@@ -36,9 +38,11 @@ def parse_uri(text: str, where: str, glob: bool = False) -> tuple[str, PurePosix
     found = _URI.match(text)
     if found is None or found[1].lower() == "file":
         return "file", PurePosixPath(os.path.abspath(local_folder(text, where, glob)))
-    scheme = _ALIASES.get(found[1].lower(), found[1].lower())
+    scheme = _scheme_of(found[1])
+    if not _is_known(scheme):
+        raise UserError(f"{where}: headrace knows no store of {found[1]}: (known: {_known()})")
     if scheme not in SCHEMES:
-        raise UserError(f"{where}: headrace knows no store of {found[1]}: (known: file, {', '.join(SCHEMES)})")
+        STORE_KINDS.find(scheme, where)
     parts = _split(f"{scheme}://{text.partition(':')[2].lstrip('/')}", glob)
     before, at, host = parts.netloc.rpartition("@")
     # Of Azure, the container stands there, and nothing else.
@@ -65,7 +69,20 @@ def is_uri(text: str) -> bool:
 def names_store(text: str) -> bool:
     """Whether a text is a URI of a store that is known."""
     found = _URI.match(text)
-    return found is not None and _ALIASES.get(found[1].lower(), found[1].lower()) in (*SCHEMES, "file")
+    return found is not None and (found[1].lower() == "file" or _is_known(_scheme_of(found[1])))
+
+
+def _scheme_of(text: str) -> str:
+    """Return a store's scheme, of which `text` is a spelling or another name."""
+    return _ALIASES.get(text.lower(), text.lower())
+
+
+def _is_known(scheme: str) -> bool:
+    return scheme in SCHEMES or STORE_KINDS.is_name(scheme)
+
+
+def _known() -> str:
+    return ", ".join(("file", *SCHEMES, *STORE_KINDS.known()))
 
 
 def stored_name(uri: str, where: str) -> tuple[str, PurePosixPath]:
@@ -79,9 +96,9 @@ def stored_name(uri: str, where: str) -> tuple[str, PurePosixPath]:
         UserError: it is in a store that is not known, or at a place that headrace's paths cannot name.
     """
     if not names_store(uri):
-        raise UserError(f"{where}: headrace knows no store of {uri} (known: file, {', '.join(SCHEMES)})")
+        raise UserError(f"{where}: headrace knows no store of {uri} (known: {_known()})")
     given, _, rest = uri.partition(":")
-    scheme = _ALIASES.get(given.lower(), given.lower())
+    scheme = _scheme_of(given)
     authority, *parts = rest.removeprefix("//").rstrip("/").split("/")
     if not authority:
         raise UserError(f"{where}: {uri} names no {'NameNode' if scheme == 'hdfs' else 'bucket'}")

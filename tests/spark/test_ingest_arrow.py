@@ -23,7 +23,7 @@ from headrace.config import LandingSource, Table
 from headrace.lake import landing
 from headrace.lake.ingest.arrow_plan import arrow_plan, why_spark
 from headrace.lake.ingest.arrow_rows import ArrowRows, read_by_arrow
-from headrace.lake.ingest.batch_rows import rows_by_spark, source_format_of
+from headrace.lake.ingest.batch_rows import checked_reader, rows_by_spark
 from headrace.lake.ingest.profile import profiles
 from headrace.lake.sources.criteo import CRITEO
 from headrace.lake.sources.frame import GOOD, SKIPPED
@@ -68,7 +68,7 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     assert not isinstance(plan, str), plan
     read = read_by_arrow(batch, plan, scratch / "table", scratch / "arrow", "snappy")
     assert isinstance(read, ArrowRows), read
-    typed, where = rows_by_spark(batch, source_format_of(batch), scratch / "typed")
+    typed, where = rows_by_spark(batch, checked_reader(batch), scratch / "typed")
     every = pq.read_table(where.local_path(), partitioning=None)
     names = [c.name for c in batch.table.columns]
     taken = 0
@@ -98,7 +98,7 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
     left = None
     if read.left:
         rest = LandingBatch(spark, batch.source, batch.table, batch.days, read.left_files)
-        left, _ = rows_by_spark(rest, source_format_of(batch), scratch / "left-typed")
+        left, _ = rows_by_spark(rest, checked_reader(batch), scratch / "left-typed")
     found = read.profile(0, profiles(left, batch.table, batch, read.left)[0])
     (whole,) = profiles(typed, batch.table, batch)
     assert found == whole

@@ -24,10 +24,10 @@ from headrace.lake import landing
 from headrace.lake.ingest.stage import Ingest
 from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.sources.criteo import CRITEO
-from headrace.lake.sources.formats import FORMATS
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.movielens import RANK_NEGATIVES, VALID_NEGATIVES
+from headrace.lake.sources.reader import reader_of
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 
@@ -41,12 +41,12 @@ def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     source = spec.source.model_copy(update={"path": "in/*"})
     batch = LandingBatch(spark, source, spec.table, (landing.find(source, ws, str(spec.ds)),))
-    chosen = FORMATS[source.format]
+    reader = reader_of(source)
     staged = ws.home / "staged"
-    frames = [typed(frame, source, spec.table, ()) for frame in chosen.read(batch)]
+    frames = [typed(frame, source, spec.table, ()) for frame in reader.read(batch)]
     reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
     rows = spark.read.parquet(str(staged))
-    found = (rows if chosen.finish is None else chosen.finish(rows, batch)).collect()
+    found = reader.finish(rows, batch).collect()
     return sorted((r.asDict() for r in found), key=lambda r: (r["_file"], r["_line"], r["_copy"]))
 
 

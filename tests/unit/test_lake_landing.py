@@ -6,14 +6,14 @@ import hashlib
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from headrace.config import LandingSource
+from headrace.config.formats import FILE_FORMATS
 from headrace.errors import UserError
 from headrace.lake import landing
-from headrace.lake.sources.formats import FORMATS
+from headrace.lake.sources.reader import LandingReader, reader_of
 from headrace.storage import local
 from headrace.workspace import Workspace, checkout
 
@@ -122,7 +122,8 @@ def test_landing_days_of_a_time_zone(zone: str, ds: str, begin: str, hours: int)
 
 
 def test_every_format_has_a_reader() -> None:
-    assert set(FORMATS) == set(get_args(LandingSource.model_fields["format"].annotation))
+    for name in FILE_FORMATS.names:
+        assert isinstance(reader_of(source("in/{ds}/*", format=name)), LandingReader)
 
 
 def test_links_give_each_file_once(ws: Workspace) -> None:

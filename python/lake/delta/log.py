@@ -18,12 +18,10 @@ from headrace.lake.delta import erased as erased_files
 from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.damage import COMMIT, commit_file, read_commit, torn_commits
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable
-from headrace.storage import Location, local, location_named, not_as_written
+from headrace.storage import Location, local, location_named, names_store, not_as_written
 
 #: For tables whose old versions are read again: their log is kept.
 LOG_RETENTION = "interval 3650 days"
-#: Of other stores than this machine's file system.
-_STORES = ("s3", "s3a", "gs", "abfss", "hdfs")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 
 #: Identifies a data file in a log: its path, and its deletion vector's id (empty without one).
@@ -366,7 +364,7 @@ def file_path(folder: Location, encoded: str) -> Location:
     scheme = _SCHEME.match(path)
     if scheme is None:
         return folder / path
-    if scheme.group(1) in _STORES:
+    if scheme.group(1) != "file" and names_store(path):
         found = location_named(path, f"{folder}: a data file")
         return found.as_plain() if folder.plain else found
     if scheme.group(1) != "file":

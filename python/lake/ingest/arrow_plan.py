@@ -9,18 +9,13 @@ from itertools import pairwise
 
 from headrace.config import LandingSource, Table
 from headrace.lake.blocks.convert import ARROW_TYPES, element_type
-from headrace.lake.blocks.delimited import DelimitedForm
 from headrace.lake.blocks.lines import COMPRESSIONS, Part
-from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.blocks.reader import Declaration, TimeRange
 from headrace.lake.blocks.spellings import spellings_of
 from headrace.lake.ingest.read_lines import SourceFile
-from headrace.lake.sources.clicks import is_json
 from headrace.lake.sources.compression import ending
-from headrace.lake.sources.criteo import CRITEO
-from headrace.lake.sources.delimited import LIST_SEPARATOR, declared_names, header_of
 from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.talkingdata import TIMES, TWO_DIGIT_HOUR
+from headrace.lake.sources.reader import reader_of
 
 #: Keys of `source` that are known here; another one that is not at its default is left to Spark.
 _KNOWN = {
@@ -28,7 +23,6 @@ _KNOWN = {
     "catch_up_days", "timezone", "timestamps", "complete",
 }  # fmt: skip
 _KNOWN_OF_COLUMNS = {"name", "type", "required"}
-_FORMATS = ("clicks", "criteo", "csv", "jsonl", "talkingdata")
 #: Uncompressed files are split into parts of so many bytes: at least, and at most.
 PART_BYTES, _MOST_PART_BYTES = 64 << 20, 256 << 20
 #: Files are left whole where the busiest core then has at most so many times its share: one that is split is read
@@ -53,7 +47,8 @@ class ArrowPlan:
 
 def why_spark(source: LandingSource, table: Table) -> str | None:
     """Why rows by this declaration are read by Spark alone; None where Arrow may read them."""
-    if source.format not in _FORMATS:
+    reader = reader_of(source)
+    if not reader.by_arrow:
         return f"format '{source.format}'"
     if len(source.separator) != 1 or not source.separator.isascii() or source.separator in '"\n\r\\':
         return f"separator {source.separator!r}"
@@ -67,7 +62,7 @@ def why_spark(source: LandingSource, table: Table) -> str | None:
     for c in table.columns:
         if (element_type(c.type) or c.type) not in ARROW_TYPES:
             return f"column '{c.name}', type {c.type}"
-        if element_type(c.type) is not None and (c.name in table.keys or source.format == "criteo"):
+        if element_type(c.type) is not None and (c.name in table.keys or not reader.lists_by_arrow):
             return f"column '{c.name}', a list"
     if source.complete is not None and source.complete.watermark is not None:
         return "source.complete.watermark"
@@ -98,7 +93,8 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         if kind and not file.size:
             return f"{file.name}: an empty {kind}"
     accept = table.new_columns == "accept"
-    forms = [_form(batch, i) for i in range(len(batch.files))]
+    reader = reader_of(source)
+    forms = [reader.form(batch, i) for i in range(len(batch.files))]
     kept = dict.fromkeys(extra)
     if accept:
         declared = {c.name for c in table.columns}
@@ -178,30 +174,6 @@ def grouped_by_day(batch: LandingBatch, parts: Sequence[Part], cores: int) -> li
         else:
             groups[-1] = (filled + size(part), [*group, part])
     return [tuple(g) for _, g in sorted(groups, key=lambda pair: -pair[0])]
-
-
-def _form(batch: LandingBatch, i: int) -> DelimitedForm | None:
-    """How a file is written; None: JSON lines."""
-    source, file = batch.source, batch.files[i][1]
-    if source.format == "jsonl" or (source.format == "clicks" and is_json(file)):
-        return None
-    if source.format == "criteo":
-        return DelimitedForm(CRITEO, "\t", quotes=False)
-    declared = tuple(c.name for c in batch.table.columns)
-    if source.format == "csv":
-        fields = QuotedFields(source.separator, escape=source.escape)
-        names = declared_names(file, header_of(file, fields), declared) if source.header else declared
-        return DelimitedForm(
-            names,
-            source.separator,
-            header=source.header,
-            escape=source.escape,
-            nulls=source.null_texts,
-            lists=LIST_SEPARATOR,
-        )
-    rewrites = dict.fromkeys(TIMES, TWO_DIGIT_HOUR) if source.format == "talkingdata" else {}
-    names = declared_names(file, header_of(file, QuotedFields(",")), declared)
-    return DelimitedForm(names, ",", header=True, lists=LIST_SEPARATOR, rewrites=rewrites)
 
 
 def _micros(moment: datetime) -> int:

@@ -30,9 +30,9 @@ from headrace.lake.ingest.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.landing import LandingDay, following
 from headrace.lake.session import spark_settings
 from headrace.lake.sources.compression import COMPRESSIONS, UNREADABLE
-from headrace.lake.sources.formats import FORMATS, SourceFormat
 from headrace.lake.sources.frame import GOOD, quoted, with_plain_texts
 from headrace.lake.sources.lines import POSITION, LandingBatch, damaged_file_named
+from headrace.lake.sources.reader import LandingReader, reader_of
 from headrace.lake.tasks import run_tasks
 from headrace.schema import is_of_list
 from headrace.storage import Location
@@ -178,18 +178,18 @@ def read_batch(
         FileDamaged: one cannot be read to its end.
         UserError: a header or a name that is refused, a declaration that does not suit the format.
     """
-    form = source_format_of(batch)
+    reader = checked_reader(batch)
     folder = staging / "rows"
     arrow = _by_arrow(ctx, plan, batch, days, staging / "arrow")
     if isinstance(arrow, str):
         _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
         few = sum(d.day.size for d in days) <= DRIVER_BYTES
-        rows, where = rows_by_spark(batch, form, folder, ctx.forgotten)
+        rows, where = rows_by_spark(batch, reader, folder, ctx.forgotten)
         return BatchRows(ctx, plan, batch, rows, where, None, few)
     left = sum(arrow.left.values())
     if not left:
         return BatchRows(ctx, plan, batch, None, folder, arrow, True)
-    rows, where = rows_by_spark(replace(batch, left=arrow.left_files), form, folder, ctx.forgotten)
+    rows, where = rows_by_spark(replace(batch, left=arrow.left_files), reader, folder, ctx.forgotten)
     return BatchRows(ctx, plan, batch, rows, where, arrow, left <= _FEW)
 
 
@@ -245,7 +245,7 @@ def _by_arrow(
 
 
 def rows_by_spark(
-    batch: LandingBatch, form: SourceFormat, folder: Location, forgotten: ForgottenValues | None = None
+    batch: LandingBatch, reader: LandingReader, folder: Location, forgotten: ForgottenValues | None = None
 ) -> tuple[DataFrame, Location]:
     """The typed rows of a batch, and their Parquet files: one a landing file.
 
@@ -253,19 +253,19 @@ def rows_by_spark(
     """
     with damaged_file_named(batch):
         spellings = spellings_of(batch.source, batch.table)
-        plain = [with_plain_texts(frame, batch.table, spellings) for frame in form.read(batch)]
+        plain = [with_plain_texts(frame, batch.table, spellings) for frame in reader.read(batch)]
         frames = [typed(frame, batch.source, batch.table, batch.ids, forgotten) for frame in plain]
         rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
-    if form.finish is None:
+    if not reader.remakes_rows:
         return rows, folder / "lines"
-    return _stage(form.finish(rows, batch), folder / "finished"), folder / "finished"
+    return _stage(reader.finish(rows, batch), folder / "finished"), folder / "finished"
 
 
-def source_format_of(batch: LandingBatch) -> SourceFormat:
-    """The form of the batch's landing files, checked against the declared columns.
+def checked_reader(batch: LandingBatch) -> LandingReader:
+    """Return the reader of the batch's landing files, whose format is checked against the declared columns.
 
     Raises:
-        UserError: a column that the form needs is not declared, or a declared one is not among its own; a file is
+        UserError: a column that the format needs is not declared, or one is declared as the format has none; a file is
             compressed in a way that cannot be read.
     """
     for _, file in batch.files:
@@ -274,22 +274,22 @@ def source_format_of(batch: LandingBatch) -> SourceFormat:
                 f"landing file {file.name}: files that end in {suffix} cannot be read; deliver it plain, or compressed "
                 f"as one of {', '.join(COMPRESSIONS)}"
             )
-    found = FORMATS[batch.source.format]
+    known = batch.source.file_format
     declared = {c.name for c in batch.table.columns}
-    for name in found.columns:
+    for name in known.columns:
         if name not in declared:
             raise UserError(f"source.format '{batch.source.format}' needs column '{name}' in table.columns")
     for c in batch.table.columns:
-        if c.path is not None and not found.paths:
+        if c.path is not None and not known.paths:
             raise UserError(
                 f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
             )
-        if batch.source.format != "jsonl" and any(map(is_of_list, c.steps)):
+        if not known.list_paths and any(map(is_of_list, c.steps)):
             raise UserError(
                 f"table.columns: '{c.name}': path {c.path} leads into a list, which is read of tables and of "
                 f"'jsonl', and not of '{batch.source.format}': have the writer flatten it, or declare the list itself"
             )
-    return found
+    return reader_of(batch.source)
 
 
 def _stage(frame: DataFrame, folder: Location) -> DataFrame:

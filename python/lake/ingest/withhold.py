@@ -14,8 +14,8 @@ from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import row_counts
 from headrace.lake.ingest.plan import LoadPlan
 from headrace.lake.ingest.source_context import SourceContext
-from headrace.lake.sources.formats import FORMATS
 from headrace.lake.sources.frame import GOOD
+from headrace.lake.sources.reader import reader_of
 from headrace.storage import Location
 
 
@@ -41,7 +41,7 @@ def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: lis
     mine = [d for d in days if d.ds in plan.withhold]
     if not mine:
         return None
-    if FORMATS[ctx.landing_source.format].finish is not None:
+    if reader_of(ctx.landing_source).remakes_rows:
         raise UserError(
             f"rows of {mine[0].ds} were deleted from {ctx.events}, and format "
             f"'{ctx.landing_source.format}' draws rows anew when it is loaded again: deleted ones could come back. "

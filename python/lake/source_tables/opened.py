@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from headrace.config import Table, TableSource
-from headrace.config.source import TableFormat
+from headrace.config.formats import TABLE_FORMATS
 from headrace.errors import UserError
 from headrace.lake.iceberg.metadata import named_place
 from headrace.lake.object_stores import S3_FILES, S3A
@@ -20,6 +20,7 @@ from headrace.lake.source_tables.folder import FolderSnapshot
 from headrace.lake.source_tables.iceberg import IcebergSnapshot, pinned_snapshot
 from headrace.lake.source_tables.snapshot import Snapshot
 from headrace.lake.sources.frame import quoted
+from headrace.plugins import resolve
 from headrace.storage import location_of
 from headrace.workspace import Workspace
 
@@ -28,7 +29,7 @@ from headrace.workspace import Workspace
 class TablePlace:
     """What a catalog says of a table; goes into manifests."""
 
-    #: delta, iceberg, parquet, orc, avro.
+    #: A name of `headrace.config.formats.TABLE_FORMATS`.
     format: str
     #: Its folder: an absolute path or a URI.
     path: str
@@ -78,18 +79,38 @@ def open_table(
     Raises:
         UserError: it is not there, or is not read.
     """
-    folder = location_of(place.path).as_plain()
-    if place.format == "delta":
-        at = pinned_version(source, folder) if version is None else int(version)
-        if source.day is not None and source.day.changes:
-            return ChangeFeed(source, table, folder, at, days)
-        return DeltaSnapshot(source, folder, at)
-    if source.day is not None and source.day.changes:
+    known = TABLE_FORMATS.find(place.format, "source.format")
+    if source.day is not None and source.day.changes and not known.has_changes:
         raise UserError(f"source.day.changes: {source.shown} is {place.format}, and Delta tables alone record changes")
-    if place.format == "iceberg":
-        pinned = None if version is None else int(version)
-        return IcebergSnapshot(source, *pinned_snapshot(source, folder, place.metadata, pinned))
-    return FolderSnapshot(source, folder, place.format)
+    opens = resolve(known.opens, f"source.format {place.format}", "format of tables")
+    return cast(Snapshot, opens(source, table, place, days, version))
+
+
+def open_delta(
+    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
+) -> Snapshot:
+    """Open a Delta table; arguments as of `open_table`."""
+    folder = location_of(place.path).as_plain()
+    number = pinned_version(source, folder) if version is None else int(version)
+    if source.day is not None and source.day.changes:
+        return ChangeFeed(source, table, folder, number, days)
+    return DeltaSnapshot(source, folder, number)
+
+
+def open_iceberg(
+    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
+) -> Snapshot:
+    """Open an Iceberg table; arguments as of `open_table`."""
+    pinned = None if version is None else int(version)
+    folder = location_of(place.path).as_plain()
+    return IcebergSnapshot(source, *pinned_snapshot(source, folder, place.metadata, pinned))
+
+
+def open_folder(
+    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None
+) -> Snapshot:
+    """Open a folder of files without a log; arguments as of `open_table`."""
+    return FolderSnapshot(source, location_of(place.path).as_plain(), place.format)
 
 
 def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
@@ -104,7 +125,7 @@ def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
         ) from None
     said: Mapping[str, str] = {r["col_name"].lower(): str(r["data_type"]) for r in rows}
     format_, location = said.get("provider", "").lower(), said.get("location", "")
-    if format_ not in get_args(TableFormat):
+    if not TABLE_FORMATS.is_name(format_):
         what = f"of format {format_}" if format_ else "a view"
         raise UserError(f"source.table: {source.table} is {what}, which headrace does not read as a source")
     found = named_place(location, f"source.table: the files of {source.table} are at {location}")

@@ -79,7 +79,7 @@ class Snapshot(Protocol):
 
     @property
     def format(self) -> str:
-        """One of headrace.config.source.TableFormat."""
+        """Return the name of its format (`headrace.config.formats.TABLE_FORMATS`)."""
         ...
 
     @property

@@ -1,4 +1,5 @@
-"""Formats of landing files. To add one: a module here whose function reads a `LandingBatch` into frames
-(headrace.lake.sources.frame says which columns they have), a line in `formats.FORMATS`, and the name in
-`headrace.config.source.LandingFormat`.
+"""Readers of landing files, one for each format.
+
+To add one: a `reader.LandingReader` in a module here, and its `FileFormat` with a line of `FILE_FORMATS` in
+`headrace.config.formats`. A format of another package needs neither: docs/lake.md has an example.
 """

@@ -13,12 +13,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.blocks.delimited import DelimitedForm
 from headrace.lake.blocks.quotes import QuotedFields, QuotesTask
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.compression import DamagedError, open_plain
 from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, schema_of, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
+from headrace.lake.sources.reader import LandingReader
 from headrace.lake.sources.text_lines import lines_of, whole_records
 from headrace.schema import match_names
 from headrace.storage import StoreError
@@ -32,20 +34,54 @@ _RECORD_BLOCK = 64 << 10
 LIST_SEPARATOR = "|"
 
 
-def read_csv(batch: LandingBatch) -> list[DataFrame]:
-    """The format `csv`: delimited text by `source.separator`, `source.header`, texts that mean null and `source.trim`;
-    lists joined by `|`.
+class CsvReader(LandingReader):
+    """The format `csv`."""
+
+    by_arrow = True
+
+    def read(self, batch: LandingBatch) -> list[DataFrame]:
+        """Read delimited text by the keys of `source`; lists are joined by `|`."""
+        source = batch.source
+        return delimited(
+            batch,
+            range(len(batch.files)),
+            separator=source.separator,
+            header=source.header,
+            escape=source.escape,
+            nulls=source.null_texts,
+            trim=source.trim,
+        )
+
+    def form(self, batch: LandingBatch, number: int) -> DelimitedForm:
+        source, file = batch.source, batch.files[number][1]
+        declared = tuple(c.name for c in batch.table.columns)
+        fields = QuotedFields(source.separator, escape=source.escape)
+        names = declared_names(file, header_of(file, fields), declared) if source.header else declared
+        return DelimitedForm(
+            names,
+            source.separator,
+            header=source.header,
+            escape=source.escape,
+            nulls=source.null_texts,
+            lists=LIST_SEPARATOR,
+        )
+
+
+def with_header(
+    batch: LandingBatch, file: LandingFile, rewrites: Mapping[str, tuple[str, str]] | None = None
+) -> DelimitedForm:
+    """Return the form of a comma-separated file whose header names its columns.
+
+    Args:
+        batch: the batch that the file is of.
+        file: the file.
+        rewrites: by column: a regular expression and what replaces it, in Arrow's spelling.
+
+    Raises:
+        UserError: a header that is refused.
     """
-    source = batch.source
-    return delimited(
-        batch,
-        range(len(batch.files)),
-        separator=source.separator,
-        header=source.header,
-        escape=source.escape,
-        nulls=source.null_texts,
-        trim=source.trim,
-    )
+    names = declared_names(file, header_of(file, QuotedFields(",")), tuple(c.name for c in batch.table.columns))
+    return DelimitedForm(names, ",", header=True, lists=LIST_SEPARATOR, rewrites=rewrites or {})
 
 
 def delimited(

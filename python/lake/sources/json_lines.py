@@ -12,12 +12,21 @@ from headrace.lake.blocks.surrogates import SurrogatesTask
 from headrace.lake.sources.frame import NOT_JSON, mask_names, presence_masks, schema_of, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
+from headrace.lake.sources.reader import LandingReader
 from headrace.lake.sources.values import ambiguous_member, declared_members, only_object, parse_object
 
 
-def read_jsonl(batch: LandingBatch) -> list[DataFrame]:
-    """The format `jsonl`: all files are JSON lines."""
-    return [json_lines(batch, range(len(batch.files)))]
+class JsonLinesReader(LandingReader):
+    """The format `jsonl`."""
+
+    by_arrow = True
+
+    def read(self, batch: LandingBatch) -> list[DataFrame]:
+        """Read all files as JSON lines."""
+        return [json_lines(batch, range(len(batch.files)))]
+
+    def form(self, batch: LandingBatch, number: int) -> None:
+        return None
 
 
 def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:

@@ -14,33 +14,55 @@ from headrace.errors import UserError
 from headrace.lake.sources.frame import GOOD, fixed_fields
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.movielens import VALID_NEGATIVES, with_negatives
+from headrace.lake.sources.reader import LandingReader
 
-COLUMNS = ("user_id", "item_id", "label", "split")
 #: One of so many users has a row in `valid`.
 VALID_USERS = 10
 _SPLITS = ("train", "test")
 _SEED = 20_200_725
 
 
-def read_lists(batch: LandingBatch) -> list[DataFrame]:
-    """Each item of a line is a row; a user without items has none.
+class ListsReader(LandingReader):
+    """Two files of lists, one of each split."""
 
-    Raises:
-        UserError: one of the two files is missing, or there is another one.
-    """
-    by_split: dict[str, list[int]] = {split: [] for split in _SPLITS}
-    for i, (_, file) in enumerate(batch.files):
-        split = next((s for s in _SPLITS if file.name.endswith(f"{s}.txt")), None)
-        if split is None:
-            raise UserError(f"landing file {file.name} is none of *train.txt, *test.txt; narrow source.path")
-        by_split[split].append(i)
-    for split, found in by_split.items():
-        if not found:
-            raise UserError(
-                f"no landing file ends in '{split}.txt' (source.path {batch.source.path}); format lightgcn needs both "
-                f"of *train.txt, *test.txt"
-            )
-    return [_rows(batch, split, files) for split, files in by_split.items()]
+    remakes_rows = True
+
+    def read(self, batch: LandingBatch) -> list[DataFrame]:
+        """Make each item of a line a row; a user without items has none.
+
+        Raises:
+            UserError: one of the two files is missing, or there is another one.
+        """
+        by_split: dict[str, list[int]] = {split: [] for split in _SPLITS}
+        for i, (_, file) in enumerate(batch.files):
+            split = next((s for s in _SPLITS if file.name.endswith(f"{s}.txt")), None)
+            if split is None:
+                raise UserError(f"landing file {file.name} is none of *train.txt, *test.txt; narrow source.path")
+            by_split[split].append(i)
+        for split, found in by_split.items():
+            if not found:
+                raise UserError(
+                    f"no landing file ends in '{split}.txt' (source.path {batch.source.path}); format lightgcn needs "
+                    f"both of *train.txt, *test.txt"
+                )
+        return [_rows(batch, split, files) for split, files in by_split.items()]
+
+    def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
+        """Move one training row of every `VALID_USERS`th user to `valid`, beside items that the user lacks there.
+
+        Users with a single row keep it. The test items are not looked at: a drawn negative may be one.
+        """
+        order = Window.partitionBy("user_id").orderBy(F.xxhash64("user_id", "item_id", F.lit(_SEED)), "_file", "_line")
+        is_train = (F.col("_state") == GOOD) & (F.col("split") == "train")
+        chosen = F.pmod(F.xxhash64("user_id", F.lit(_SEED)), F.lit(VALID_USERS)) == 0
+        train = rows.where(is_train).select(
+            "*", F.row_number().over(order).alias("_rank"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
+        )
+        held = chosen & (F.col("_rank") == 1) & (F.col("_n") > 1)
+        train = train.withColumn("split", F.when(held, F.lit("valid")).otherwise(F.lit("train"))).drop("_rank", "_n")
+        seen = train.select("user_id", "item_id")
+        drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES)
+        return rows.where(~is_train).unionByName(train).unionByName(drawn)
 
 
 def _rows(batch: LandingBatch, split: str, files: list[int]) -> DataFrame:
@@ -55,21 +77,3 @@ def _rows(batch: LandingBatch, split: str, files: list[int]) -> DataFrame:
     texts = {"user_id": F.col("_f_user"), "item_id": F.col("_f_item"), "label": F.lit("1"), "split": F.lit(split)}
     made = fixed_fields(batch, lines, texts, F.lit(False))
     return made.withColumn("_skip", F.col("_skip") | F.col("_lonely")).drop("_lonely")
-
-
-def hold_some_out(rows: DataFrame, batch: LandingBatch) -> DataFrame:
-    """One training row of every `VALID_USERS`th user becomes `valid`, beside rows of items that the user lacks there.
-
-    Users with a single row keep it. The test items are not looked at: a drawn negative may be one.
-    """
-    order = Window.partitionBy("user_id").orderBy(F.xxhash64("user_id", "item_id", F.lit(_SEED)), "_file", "_line")
-    is_train = (F.col("_state") == GOOD) & (F.col("split") == "train")
-    chosen = F.pmod(F.xxhash64("user_id", F.lit(_SEED)), F.lit(VALID_USERS)) == 0
-    train = rows.where(is_train).select(
-        "*", F.row_number().over(order).alias("_rank"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
-    )
-    held = chosen & (F.col("_rank") == 1) & (F.col("_n") > 1)
-    train = train.withColumn("split", F.when(held, F.lit("valid")).otherwise(F.lit("train"))).drop("_rank", "_n")
-    seen = train.select("user_id", "item_id")
-    drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES)
-    return rows.where(~is_train).unionByName(train).unionByName(drawn)

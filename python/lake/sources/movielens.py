@@ -20,81 +20,98 @@ from pyspark.sql import functions as F
 from headrace.errors import UserError
 from headrace.lake.sources.frame import GOOD, fixed_fields
 from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.reader import LandingReader
 
-#: What both formats give; `ts` and `rating` besides, where declared.
-COLUMNS = ("user_id", "item_id", "label", "split")
 VALID_NEGATIVES = 4
 RANK_NEGATIVES = 99
 _SEED = 20_170_403
 _KINDS = (".train.rating", ".test.rating", ".test.negative")
 
 
-def read_ratings(batch: LandingBatch) -> list[DataFrame]:
-    """`user::movie::rating::seconds since 1970`, the `ratings.dat` of ml-1m and ml-10m."""
-    lines = batch.lines(range(len(batch.files)))
-    return [_parsed(batch, lines, r"::", "train", 4)]
+class RatingsReader(LandingReader):
+    """The original `ratings.dat`, split by time."""
 
+    remakes_rows = True
 
-def leave_last_out(rows: DataFrame, batch: LandingBatch) -> DataFrame:
-    """Each user's last rating by `ts` (of equal times the later line) becomes `rank`, the one before it `valid`.
+    def read(self, batch: LandingBatch) -> list[DataFrame]:
+        """Read `user::movie::rating::seconds since 1970`, the `ratings.dat` of ml-1m and ml-10m."""
+        lines = batch.lines(range(len(batch.files)))
+        return [_parsed(batch, lines, r"::", "train", 4)]
 
-    Users with fewer than three ratings stay in `train`. Raises UserError where `ts` is not declared.
-    """
-    if "ts" not in {c.name for c in batch.table.columns}:
-        raise UserError("source.format 'movielens' needs column 'ts' in table.columns: it says which rating is last")
-    newest = Window.partitionBy("user_id").orderBy(F.desc("ts"), F.desc("_file"), F.desc("_line"))
-    good = rows.where(F.col("_state") == GOOD).select(
-        "*", F.row_number().over(newest).alias("_rank"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
-    )
-    split = F.when(F.col("_n") < 3, F.lit("train")).when(F.col("_rank") == 1, F.lit("rank"))
-    good = good.withColumn("split", split.when(F.col("_rank") == 2, F.lit("valid")).otherwise(F.lit("train")))
-    good = good.drop("_rank", "_n")
-    seen = good.select("user_id", "item_id")
-    drawn = [
-        with_negatives(good.where(F.col("split") == split), seen, seen, count)
-        for split, count in (("valid", VALID_NEGATIVES), ("rank", RANK_NEGATIVES))
-    ]
-    return _union([rows.where(F.col("_state") != GOOD), good, *drawn])
+    def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
+        """Make each user's last rating by `ts` (of equal times the later line) `rank`, the one before it `valid`.
 
-
-def read_ncf(batch: LandingBatch) -> list[DataFrame]:
-    """The files of He et al.'s repository: `*.train.rating` and `*.test.rating` (user, item, rating, seconds; tabs) and
-    `*.test.negative` (`(user,positive)`, then 99 items).
-
-    Raises:
-        UserError: one of the three is missing, or there is another file.
-    """
-    by_kind: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-    for i, (_, file) in enumerate(batch.files):
-        kind = next((k for k in _KINDS if file.name.endswith(k)), None)
-        if kind is None:
-            raise UserError(f"landing file {file.name} is none of *{', *'.join(_KINDS)}; narrow source.path")
-        by_kind[kind].append(i)
-    for kind, found in by_kind.items():
-        if not found:
+        Users with fewer than three ratings stay in `train`. Raises UserError where `ts` is not declared.
+        """
+        if "ts" not in {c.name for c in batch.table.columns}:
             raise UserError(
-                f"no landing file ends in '{kind}' (source.path {batch.source.path}); "
-                f"format movielens_ncf needs all of *{', *'.join(_KINDS)}"
+                "source.format 'movielens' needs column 'ts' in table.columns: it says which rating is last"
             )
-    train, test, negative = (batch.lines(by_kind[kind]) for kind in _KINDS)
-    return [_parsed(batch, train, "\t", "train", 3), _parsed(batch, test, "\t", "rank", 3), _listed(batch, negative)]
+        newest = Window.partitionBy("user_id").orderBy(F.desc("ts"), F.desc("_file"), F.desc("_line"))
+        good = rows.where(F.col("_state") == GOOD).select(
+            "*",
+            F.row_number().over(newest).alias("_rank"),
+            F.count("*").over(Window.partitionBy("user_id")).alias("_n"),
+        )
+        split = F.when(F.col("_n") < 3, F.lit("train")).when(F.col("_rank") == 1, F.lit("rank"))
+        good = good.withColumn("split", split.when(F.col("_rank") == 2, F.lit("valid")).otherwise(F.lit("train")))
+        good = good.drop("_rank", "_n")
+        seen = good.select("user_id", "item_id")
+        drawn = [
+            with_negatives(good.where(F.col("split") == split), seen, seen, count)
+            for split, count in (("valid", VALID_NEGATIVES), ("rank", RANK_NEGATIVES))
+        ]
+        return _union([rows.where(F.col("_state") != GOOD), good, *drawn])
 
 
-def hold_one_out(rows: DataFrame, batch: LandingBatch) -> DataFrame:
-    """One training interaction a user, chosen by hash, becomes `valid`, as in section 4.1 of the paper; users with a
-    single one keep it. Its negatives are items that the user has in none of the training rows.
+class NcfReader(LandingReader):
+    """The files of He et al."""
 
-    The test items are not looked at: a drawn negative may be one, which costs a little AUC and leaks nothing.
-    """
-    order = Window.partitionBy("user_id").orderBy(F.xxhash64("user_id", "item_id", F.lit(_SEED)), "_file", "_line")
-    train = rows.where((F.col("_state") == GOOD) & (F.col("split") == "train")).select(
-        "*", F.row_number().over(order).alias("_rank"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
-    )
-    held = (F.col("_rank") == 1) & (F.col("_n") > 1)
-    train = train.withColumn("split", F.when(held, F.lit("valid")).otherwise(F.lit("train"))).drop("_rank", "_n")
-    seen = train.select("user_id", "item_id")
-    drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES)
-    return _union([rows.where((F.col("_state") != GOOD) | (F.col("split") != "train")), train, drawn])
+    remakes_rows = True
+
+    def read(self, batch: LandingBatch) -> list[DataFrame]:
+        """Read the files of He et al.'s repository.
+
+        `*.train.rating` and `*.test.rating` have user, item, rating and seconds between tabs; `*.test.negative` has
+        `(user,positive)`, then 99 items.
+
+        Raises:
+            UserError: one of the three is missing, or there is another file.
+        """
+        by_kind: dict[str, list[int]] = {kind: [] for kind in _KINDS}
+        for i, (_, file) in enumerate(batch.files):
+            kind = next((k for k in _KINDS if file.name.endswith(k)), None)
+            if kind is None:
+                raise UserError(f"landing file {file.name} is none of *{', *'.join(_KINDS)}; narrow source.path")
+            by_kind[kind].append(i)
+        for kind, found in by_kind.items():
+            if not found:
+                raise UserError(
+                    f"no landing file ends in '{kind}' (source.path {batch.source.path}); "
+                    f"format movielens_ncf needs all of *{', *'.join(_KINDS)}"
+                )
+        train, test, negative = (batch.lines(by_kind[kind]) for kind in _KINDS)
+        return [
+            _parsed(batch, train, "\t", "train", 3),
+            _parsed(batch, test, "\t", "rank", 3),
+            _listed(batch, negative),
+        ]
+
+    def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
+        """Move one training interaction a user, chosen by hash, to `valid`, as in section 4.1 of the paper.
+
+        Users with a single one keep it. Its negatives are items that the user has in none of the training rows.
+        The test items are not looked at: a drawn negative may be one, which costs a little AUC and leaks nothing.
+        """
+        order = Window.partitionBy("user_id").orderBy(F.xxhash64("user_id", "item_id", F.lit(_SEED)), "_file", "_line")
+        train = rows.where((F.col("_state") == GOOD) & (F.col("split") == "train")).select(
+            "*", F.row_number().over(order).alias("_rank"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
+        )
+        held = (F.col("_rank") == 1) & (F.col("_n") > 1)
+        train = train.withColumn("split", F.when(held, F.lit("valid")).otherwise(F.lit("train"))).drop("_rank", "_n")
+        seen = train.select("user_id", "item_id")
+        drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES)
+        return _union([rows.where((F.col("_state") != GOOD) | (F.col("split") != "train")), train, drawn])
 
 
 def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, count: int) -> DataFrame:

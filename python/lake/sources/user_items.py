@@ -18,48 +18,52 @@ from pyspark.sql import functions as F
 
 from headrace.lake.sources.frame import GOOD, SKIPPED, fixed_fields
 from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.reader import LandingReader
 
-COLUMNS = ("user_id", "item_id", "history", "label", "split")
 #: By how many of the user's items come behind.
 _SPLITS = ("test", "valid", "train")
 
 
-def read_user_items(batch: LandingBatch) -> list[DataFrame]:
-    """A user and an item, with blanks or a tab between them."""
-    lines = batch.lines(range(len(batch.files)))
-    lines = lines.select("*", F.split(F.trim("_text"), r"\s+").alias("_f_parts"))
+class UserItemsReader(LandingReader):
+    """Lines of a user and an item."""
 
-    def part(k: int) -> Column:
-        return F.get("_f_parts", F.lit(k))
+    remakes_rows = True
 
-    texts = {"user_id": part(0), "item_id": part(1), "label": F.lit("1"), "split": F.lit("train")}
-    texts["history"] = F.lit(None).cast("string")  # made below, of other lines
-    history = {"history": F.lit(None).cast("array<string>")}
-    return [fixed_fields(batch, lines, texts, F.size("_f_parts") != 2, history)]
+    def read(self, batch: LandingBatch) -> list[DataFrame]:
+        """Read a user and an item, with blanks or a tab between them."""
+        lines = batch.lines(range(len(batch.files)))
+        lines = lines.select("*", F.split(F.trim("_text"), r"\s+").alias("_f_parts"))
 
+        def part(k: int) -> Column:
+            return F.get("_f_parts", F.lit(k))
 
-def hold_last_two_out(rows: DataFrame, batch: LandingBatch) -> DataFrame:
-    """The last three items of each user as rows, with their histories.
+        texts = {"user_id": part(0), "item_id": part(1), "label": F.lit("1"), "split": F.lit("train")}
+        texts["history"] = F.lit(None).cast("string")  # made below, of other lines
+        history = {"history": F.lit(None).cast("array<string>")}
+        return [fixed_fields(batch, lines, texts, F.size("_f_parts") != 2, history)]
 
-    A user of fewer than three items has one row, of the last, in `train`: there is nothing to hold out. The other lines
-    are no rows of their own, and skipped.
-    """
-    of_user = Window.partitionBy("user_id").orderBy("_file", "_line")
-    whole = of_user.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    good = rows.where(F.col("_state") == GOOD).select(
-        "*", F.row_number().over(of_user).alias("_place"), F.collect_list("item_id").over(whole).alias("_items")
-    )
-    behind = F.size("_items") - F.col("_place")
-    few = F.size("_items") < len(_SPLITS)
-    kept = behind < F.when(few, 1).otherwise(len(_SPLITS))
-    split = F.when(few, F.lit("train")).otherwise(F.get(F.array(*map(F.lit, _SPLITS)), behind))
-    history = F.slice("_items", F.lit(1), F.col("_place") - 1).cast(dict(rows.dtypes)["history"])
-    good = good.withColumns(
-        {
-            "_state": F.when(kept, F.lit(GOOD)).otherwise(SKIPPED),
-            "split": F.when(kept, split).otherwise(F.col("split")),
-            "history": F.when(kept, history),
-        }
-    )
-    good = good.drop("_place", "_items")
-    return rows.where(F.col("_state") != GOOD).unionByName(good)
+    def finish(self, rows: DataFrame, batch: LandingBatch) -> DataFrame:
+        """Make the last three items of each user rows, with their histories.
+
+        A user of fewer than three items has one row, of the last, in `train`: there is nothing to hold out. The other
+        lines are no rows of their own, and skipped.
+        """
+        of_user = Window.partitionBy("user_id").orderBy("_file", "_line")
+        whole = of_user.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+        good = rows.where(F.col("_state") == GOOD).select(
+            "*", F.row_number().over(of_user).alias("_place"), F.collect_list("item_id").over(whole).alias("_items")
+        )
+        behind = F.size("_items") - F.col("_place")
+        few = F.size("_items") < len(_SPLITS)
+        kept = behind < F.when(few, 1).otherwise(len(_SPLITS))
+        split = F.when(few, F.lit("train")).otherwise(F.get(F.array(*map(F.lit, _SPLITS)), behind))
+        history = F.slice("_items", F.lit(1), F.col("_place") - 1).cast(dict(rows.dtypes)["history"])
+        good = good.withColumns(
+            {
+                "_state": F.when(kept, F.lit(GOOD)).otherwise(SKIPPED),
+                "split": F.when(kept, split).otherwise(F.col("split")),
+                "history": F.when(kept, history),
+            }
+        )
+        good = good.drop("_place", "_items")
+        return rows.where(F.col("_state") != GOOD).unionByName(good)

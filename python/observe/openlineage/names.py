@@ -24,7 +24,7 @@ _OBJECT_STORES = ("s3", "gs", "wasb", "wasbs")
 _CONTAINERS = ("abfss", "wasb", "wasbs")
 #: Schemes by which Hadoop's connectors call a store.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss"}
-_PORTS = {"postgres": 5432, "redshift": 5439, "clickhouse": 8443}
+_PORTS = {"postgres": 5432, "clickhouse": 8443}
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ def of_warehouse(spec: Spec, ws: Workspace, manifest: Manifest) -> DatasetName:
     found = _WAREHOUSES.get(conf.kind)
     if found is not None:
         return found(conf, label)
+    if (name := conf.known.dataset_name(conf, label)) is not None:
+        return DatasetName(*name)
     if conf.kind == "embedded":
         return _postgres(conf.model_copy(update={"host": "localhost", "port": _embedded_port(ws)}), label)
     where = str(manifest.facts.get("warehouse"))
@@ -101,18 +103,6 @@ def _postgres(conf: Warehouse, label: str) -> DatasetName:
     return DatasetName(_address("postgres", conf), f"{conf.database}.{label}")
 
 
-def _redshift(conf: Warehouse, label: str) -> DatasetName:
-    # CLUSTER.ACCOUNT.REGION.redshift.amazonaws.com
-    parts = conf.host.split(".")
-    cluster = f"{parts[0]}.{parts[2]}" if conf.host.endswith(".redshift.amazonaws.com") else conf.host
-    return DatasetName(f"redshift://{cluster}:{conf.port or _PORTS['redshift']}", f"{conf.database}.{label}")
-
-
-def _snowflake(conf: Warehouse, label: str) -> DatasetName:
-    name = label if label.count(".") > 1 else f"{conf.database}.{label}"
-    return DatasetName(f"snowflake://{conf.options.get('account', conf.host)}", name)
-
-
 def _sqlalchemy(conf: Warehouse, label: str) -> DatasetName:
     parts = urlsplit(conf.url or "")
     dialect = {"postgresql": "postgres", "mariadb": "mysql"}.get(d := parts.scheme.partition("+")[0], d)
@@ -124,10 +114,6 @@ def _sqlalchemy(conf: Warehouse, label: str) -> DatasetName:
 
 _WAREHOUSES: Mapping[str, Callable[[Warehouse, str], DatasetName]] = {
     "postgres": _postgres,
-    "redshift": _redshift,
-    "snowflake": _snowflake,
     "sqlalchemy": _sqlalchemy,
     "clickhouse": lambda conf, label: DatasetName(_address("clickhouse", conf), label),
-    "bigquery": lambda conf, label: DatasetName("bigquery", f"{conf.catalog}.{label}" if conf.catalog else label),
-    "databricks": lambda conf, label: DatasetName(f"databricks://{conf.host}", label),
 }

@@ -1,0 +1,1 @@
+"""An example of a package that adds a warehouse and a format of landing files."""

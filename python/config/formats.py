@@ -1,0 +1,200 @@
+"""Formats of sources: what the section `source` may say of each, and what reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import ClassVar
+
+from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.errors import UserError, nearest
+from headrace.plugins import Seam, resolve
+
+
+class FileFormat:
+    """A format of landing files, as the checks of a spec see it.
+
+    A package of another format extends this and offers it under a name in the group `headrace.sources`. The module
+    must not import Spark: that is for the module of `reader`, which is imported when a day is loaded.
+    """
+
+    #: `module:Class` of the `headrace.lake.sources.reader.LandingReader` that reads it.
+    reader: ClassVar[str]
+    #: Columns that the spec must declare.
+    columns: ClassVar[tuple[str, ...]] = ()
+    #: Whether columns may be declared by `path`.
+    paths: ClassVar[bool] = False
+    #: Whether such a path may lead into a list.
+    list_paths: ClassVar[bool] = False
+    #: Whether a row may go over several lines (`source.multiline`).
+    multiline: ClassVar[bool] = False
+    #: Whether the format itself says how times are spelled.
+    own_times: ClassVar[bool] = False
+
+
+class TableFormat:
+    """A format of tables that are read where they are, as the checks of a spec see it.
+
+    A package of another format extends this and offers it under a name in the group `headrace.table_sources`; the name
+    is also the provider that Spark's catalogs give for such tables.
+    """
+
+    #: `module:function` that opens a table at a version. Its arguments and result: see
+    #: `headrace.lake.source_tables.opened.open_table`.
+    opens: ClassVar[str]
+    #: Whether the table is a folder of files without a log of its own, and so has no versions.
+    is_files: ClassVar[bool] = False
+    #: Whether the table records its changes (`source.day.changes`).
+    has_changes: ClassVar[bool] = False
+    #: Properties of the Spark session that reads it.
+    properties: ClassVar[Mapping[str, str]] = {}
+
+
+class Clicks(FileFormat):
+    """Click logs as `headrace generate` writes them: JSON lines and CSV side by side."""
+
+    reader = "headrace.lake.sources.clicks:ClicksReader"
+    paths = multiline = True
+
+
+class Csv(FileFormat):
+    """Delimited text."""
+
+    reader = "headrace.lake.sources.delimited:CsvReader"
+    paths = multiline = True
+
+
+class JsonLines(FileFormat):
+    """JSON objects, one a line."""
+
+    reader = "headrace.lake.sources.json_lines:JsonLinesReader"
+    paths = list_paths = True
+
+
+class Criteo(FileFormat):
+    """Criteo's click logs."""
+
+    reader = "headrace.lake.sources.criteo:CriteoReader"
+
+
+class TalkingData(FileFormat):
+    """The TalkingData AdTracking Fraud Detection log."""
+
+    reader = "headrace.lake.sources.talkingdata:TalkingDataReader"
+
+
+class MovieLens(FileFormat):
+    """The original `ratings.dat` of MovieLens."""
+
+    reader = "headrace.lake.sources.movielens:RatingsReader"
+    columns = ("user_id", "item_id", "label", "split")
+    own_times = True
+
+
+class MovieLensNcf(FileFormat):
+    """The split of He et al. (2017) of MovieLens."""
+
+    reader = "headrace.lake.sources.movielens:NcfReader"
+    columns = ("user_id", "item_id", "label", "split")
+    own_times = True
+
+
+class LightGcn(FileFormat):
+    """The split of He et al. (2020): two files of lists."""
+
+    reader = "headrace.lake.sources.lightgcn:ListsReader"
+    columns = ("user_id", "item_id", "label", "split")
+
+
+class UserItems(FileFormat):
+    """Lines of a user and an item, in the order of time."""
+
+    reader = "headrace.lake.sources.user_items:UserItemsReader"
+    columns = ("user_id", "item_id", "history", "label", "split")
+
+
+class Delta(TableFormat):
+    """Delta tables."""
+
+    opens = "headrace.lake.source_tables.opened:open_delta"
+    has_changes = True
+
+
+class Iceberg(TableFormat):
+    """Iceberg tables."""
+
+    opens = "headrace.lake.source_tables.opened:open_iceberg"
+    properties = ICEBERG_BY_PATH
+
+
+class Folder(TableFormat):
+    """Folders of Parquet, ORC or Avro files."""
+
+    opens = "headrace.lake.source_tables.opened:open_folder"
+    is_files = True
+
+
+_HERE = "headrace.config.formats"
+#: `source.format` of landing files.
+FILE_FORMATS = Seam(
+    "headrace.sources",
+    "format of landing files",
+    FileFormat,
+    {
+        "clicks": f"{_HERE}:Clicks",
+        "csv": f"{_HERE}:Csv",
+        "jsonl": f"{_HERE}:JsonLines",
+        "criteo": f"{_HERE}:Criteo",
+        "talkingdata": f"{_HERE}:TalkingData",
+        "movielens": f"{_HERE}:MovieLens",
+        "movielens_ncf": f"{_HERE}:MovieLensNcf",
+        "lightgcn": f"{_HERE}:LightGcn",
+        "user_items": f"{_HERE}:UserItems",
+    },
+)
+#: `source.format` of tables.
+TABLE_FORMATS = Seam(
+    "headrace.table_sources",
+    "format of tables",
+    TableFormat,
+    {
+        "delta": f"{_HERE}:Delta",
+        "parquet": f"{_HERE}:Folder",
+        "iceberg": f"{_HERE}:Iceberg",
+        "orc": f"{_HERE}:Folder",
+        "avro": f"{_HERE}:Folder",
+    },
+)
+
+
+def is_table_format(name: object) -> bool:
+    """Return whether a format is one of tables: by its name, or as the class `module:Class`."""
+    if not isinstance(name, str) or name in FILE_FORMATS.own:
+        return False
+    if ":" not in name:
+        return TABLE_FORMATS.is_name(name)
+    with suppress(UserError):  # told by `check_format`
+        kind = resolve(name, "source.format", "format")
+        return isinstance(kind, type) and issubclass(kind, TableFormat)
+    return False
+
+
+def check_format(name: object) -> None:
+    """Check that a format is one of landing files, or of tables.
+
+    Raises:
+        ValueError: it is none, or cannot be imported.
+    """
+    text = str(name)
+    if text in FILE_FORMATS.own or text in TABLE_FORMATS.own:
+        return
+    seam = TABLE_FORMATS if is_table_format(name) else FILE_FORMATS
+    if ":" in text or seam.is_name(text):
+        try:
+            seam.find(text, "format")
+        except UserError as e:
+            raise ValueError(str(e).removeprefix("format: ")) from None
+        return
+    files, tables = FILE_FORMATS.known(), TABLE_FORMATS.known()
+    hint = nearest(text, [*files, *tables])
+    raise ValueError(f"'{name}' is no format{hint}; files: {', '.join(files)}; tables: {', '.join(tables)}")
