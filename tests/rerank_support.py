@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.score.rerank.lists import RankedLists, Reranked
 
 DS = "2026-01-05"

@@ -6,42 +6,52 @@ Every field says its unit. Unknown keys and wrong types are refused with the fil
 valid name. Nothing below the command line reads the environment: what a stage obeys is in here.
 """
 
-from headrace.config.baseline import Baseline, Trees
-from headrace.config.candidate_source import CandidateSource, PairEvents
-from headrace.config.candidates import Candidates, CandidateTable, Covisitation, NewItems, Popular, Recent
-from headrace.config.compare import Compare, ModelVariant
-from headrace.config.complete import Complete, ControlFile, Watermark, parse_duration
-from headrace.config.drift import Drift, DriftColumn
+from headrace.config.baseline import Baseline, SecondStage, Trees
+from headrace.config.candidates import (
+    BlockedFilter,
+    Candidates,
+    CandidateSource,
+    CandidateTable,
+    Covisitation,
+    NewItems,
+    PairEvents,
+    Popular,
+    Recent,
+    SeenFilter,
+    VectorSource,
+    WhereFilter,
+)
 from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
-from headrace.config.experiments import Experiment, ExperimentArm
+from headrace.config.experiments import Experiment, ExperimentArm, OutcomeAlert, OutcomeLabel, Outcomes
 from headrace.config.features import Chain, Features, OpSpec, Split
-from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
 from headrace.config.gate import Gate
 from headrace.config.generate import Generate, Site
 from headrace.config.housekeeping import Housekeeping
-from headrace.config.id_columns import id_columns
 from headrace.config.load import build_spec, load_overlay, load_sharding, load_spec
-from headrace.config.loss import Loss
-from headrace.config.model import Model
-from headrace.config.named_source import NamedSource
-from headrace.config.observe import Observe, OpenLineage
-from headrace.config.online import Online
-from headrace.config.outcomes import OutcomeAlert, OutcomeLabel, Outcomes
-from headrace.config.publish import Publish
+from headrace.config.model import Loss, Model
+from headrace.config.monitor import Drift, DriftColumn, Observe, OpenLineage
+from headrace.config.publish import Online, Publish
 from headrace.config.retrain import Challenger, Replay, Retrain
 from headrace.config.score import Entity, Score
-from headrace.config.search import Parameter, Search
-from headrace.config.second_stage import SecondStage
 from headrace.config.section import Section, parse_ds
-from headrace.config.source import AnySource, LandingSource, Source, TableSource
+from headrace.config.source import (
+    AnySource,
+    Complete,
+    ControlFile,
+    LandingSource,
+    Source,
+    TableSource,
+    Watermark,
+    parse_duration,
+)
 from headrace.config.spark import LOOPBACK, Spark, spark_profile
-from headrace.config.spec import Spec
-from headrace.config.table import Expectations, Ids, Table
-from headrace.config.tasks import KnownAfter, Task
+from headrace.config.spec import Spec, id_columns
+from headrace.config.table import Expectations, Ids, NamedSource, Table
 from headrace.config.train import (
     DynamicTable,
     EmbeddingOptimizer,
     EmbeddingOptimizerKind,
+    KnownAfter,
     Negatives,
     Optimizer,
     Schedule,
@@ -49,9 +59,10 @@ from headrace.config.train import (
     ShardingKind,
     TableOptimizer,
     TableSharding,
+    Task,
     Train,
 )
-from headrace.config.vector_source import VectorSource
+from headrace.config.variants import Compare, ModelVariant, Parameter, Search
 from headrace.config.warehouse import Warehouse
 
 __all__ = [

@@ -1,16 +1,62 @@
-"""The section `score.candidates`: which items are ranked for a user."""
+"""The sections `score.candidates` and `score.filters`: which items are ranked for a user."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from headrace.config.candidate_source import CandidateSource, PairEvents
 from headrace.config.section import NAME, LocationText, Section
-from headrace.config.vector_source import VectorSource
 from headrace.errors import nearest
+
+
+class CandidateSource(Section):
+    """A source of candidates: a ranking of items for each user."""
+
+    #: The most candidates that it gives a user, after the filters.
+    k: int = Field(default=100, ge=1)
+    #: The share of `candidates.limit` whose places are kept for its best candidates; sources that come before it in the
+    #: spec fill the others.
+    share: float = Field(default=0.0, ge=0, le=1)
+    #: Whom it serves: all users, those with events in the training window, or those without (`score.user.from`).
+    users: Literal["all", "active", "new"] = "all"
+
+
+class PairEvents(Section):
+    """Events of a user and an item: the pipeline's own of the training window, or those of a named source."""
+
+    #: A named source of the pipeline in place of its own events: all that it has up to ds, whatever
+    #: `features.history_days` is.
+    from_: str | None = Field(default=None, alias="from")
+    #: A Spark SQL expression over the events' columns; those count for which it is true. Null: of the pipeline's own
+    #: events those with a label of 1, of a named source all.
+    where: str | None = None
+    #: Only events of so many days up to ds count (by the events' time, else by their landing day).
+    days: int | None = Field(default=None, ge=1)
+    #: The events' column that is `score.user.key`; null: the one of that name.
+    user: str | None = None
+    #: The events' column that is `score.item.key`; null: the one of that name.
+    item: str | None = None
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
+
+
+class VectorSource(CandidateSource):
+    """The items whose vectors have the greatest dot products with the user's, by the model that scores.
+
+    Of a model that learned nothing of a user there are none, nor are items among them of which it learned nothing.
+    """
+
+    #: Which kind it is.
+    kind: Literal["vectors"] = "vectors"
+    #: exact: all items are compared. ivf: those of the cells of an index that are nearest to the user. auto: the index
+    #: from 1 million items on.
+    index: Literal["auto", "exact", "ivf"] = "auto"
+    #: With the index: the share of the `k` best items that are found, of some users of the run, in the mean; so many
+    #: cells are looked at.
+    min_recall: float = Field(default=0.95, gt=0, le=1)
+
 
 #: Bits of a source mask: `__sources` is an array of Spark's int.
 _MOST_SOURCES = 31
@@ -164,3 +210,59 @@ class Candidates(Section):
     def places(self) -> dict[str, int]:
         """The places of `limit` that are kept for each source, by its name."""
         return {name: min(s.k, int(s.share * self.limit + 1e-9)) for name, s in self.sources.items()}
+
+
+class SeenFilter(PairEvents):
+    """Leaves out the items of a user's events: those with label 1, all (`where: "true"`), or purchases (`from`)."""
+
+    #: Which kind it is.
+    kind: Literal["seen"] = "seen"
+
+
+class BlockedFilter(Section):
+    """Leaves out what a table lists: pairs of a user and an item, items for all users, or users."""
+
+    #: Which kind it is.
+    kind: Literal["table"] = "table"
+    #: A folder (or file): a path, relative to the workspace's home unless absolute, or a URI (`s3://BUCKET/FOLDER`).
+    path: LocationText | None = None
+    #: How it is written.
+    format: Literal["delta", "parquet"] = "delta"
+    #: A named source of the pipeline in place of `path`: the rows of its newest landing day up to ds.
+    from_: str | None = Field(default=None, alias="from")
+    #: The column with the user's key; null: the rows are items, for all users.
+    user: str | None = None
+    #: The column with the item's key; null: the rows are users, who get nothing.
+    item: str | None = None
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> BlockedFilter:
+        if (self.path is None) == (self.from_ is None):
+            raise ValueError("give path (a Delta or Parquet table), or from: a named source")
+        if self.from_ is not None and "format" in self.model_fields_set:
+            raise ValueError("format goes with path")
+        if self.user is None and self.item is None:
+            raise ValueError("name the table's columns: user, item, or both")
+        return self
+
+
+class WhereFilter(Section):
+    """Keeps the pairs for which a Spark SQL expression is true: not those where it is false, or null."""
+
+    #: Which kind it is.
+    kind: Literal["where"] = "where"
+    #: Over the columns of `score.user`, `score.item` and `score.context`, such as
+    #: `array_contains(item_countries, user_country)`.
+    where: str
+
+
+_FILTER_KINDS = {"seen": SeenFilter, "table": BlockedFilter, "where": WhereFilter}
+
+#: An entry of `score.filters`, by its `kind`.
+AnyFilter = Annotated[
+    Annotated[SeenFilter, Tag("seen")] | Annotated[BlockedFilter, Tag("table")] | Annotated[WhereFilter, Tag("where")],
+    Discriminator(kind_of),
+    BeforeValidator(lambda value: check_kind(value, _FILTER_KINDS, "filter")),
+]

@@ -1,14 +1,236 @@
-"""The section `experiments`: models beside each other for parts of the users, and when a losing one is taken away."""
+"""The sections `outcomes` and `experiments`: what users did with lists, and which models their lists are of."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from headrace.config.score import ModelChoice, version_as_text
+from headrace.config.evaluation import Bootstrap
+from headrace.config.score import ModelChoice, Score, version_as_text
 from headrace.config.section import NAME, Section, parse_ds
+from headrace.config.table import NamedSource, Table
+from headrace.config.train import Task
+from headrace.errors import nearest
+
+#: Columns of the outcomes table that no label may be called like.
+_TAKEN = ("ds", "served_ds", "rank", "score", "model_version", "arms", "propensity", "shown_landed")
+
+
+class OutcomeLabel(Section):
+    """Something that a user may do with an item of the list: an event of both within a window."""
+
+    #: A column of numbers or booleans: events above 0 count. Null: `features.label`; of a named source: all its events.
+    column: str | None = None
+    #: A named source that the events are in; null: the main one.
+    from_: str | None = Field(default=None, alias="from")
+    #: Days, from when the list is first shown, within which the event counts.
+    within_days: int = Field(default=1, ge=1)
+    #: Days after its own on which an event may land for the label to be waited for; null: `table.late_days` of its
+    #: source.
+    late_days: int | None = Field(default=None, ge=0)
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
+
+
+class OutcomeAlert(Section):
+    """A limit of a metric of the last day whose label is ripe."""
+
+    #: rate, auc, log_loss, calibration or hr_at_K.
+    metric: str
+    #: One of `labels`; null: the first.
+    label: str | None = None
+    #: What it is checked for, value by value: all rows, each model, each `arm:EXPERIMENT` or `slice:NAME`.
+    by: str = Field(default="all", pattern=r"^(all|model|arm:.+|slice:.+)$")
+    #: Below it, there is an alert.
+    min: float | None = None
+    #: Above it, there is one.
+    max: float | None = None
+    #: The largest fall below the mean of the ripe days before it, as a share of that mean.
+    max_drop: float | None = Field(default=None, gt=0, le=1)
+    #: With fewer rows it is not checked; fewer of the whole day are an alert.
+    min_rows: int = Field(default=100, ge=1)
+    #: warn: a line in the log, in the report and in the manifest. stop: the day ends there, with exit code 3.
+    action: Literal["warn", "stop"] = "warn"
+
+    @model_validator(mode="after")
+    def _limits(self) -> OutcomeAlert:
+        if self.min is None and self.max is None and self.max_drop is None:
+            raise ValueError("an alert has a limit: min, max or max_drop")
+        return self
+
+
+class Outcomes(Section):
+    """Lists of earlier days and the events that followed, as far as they have landed; metrics of them by day.
+
+    A day's lists are shown from the end of that day (UTC) on. A label is ripe when every event that counts has had time
+    to land, and provisional before.
+    """
+
+    #: By name; the first is the one whose probability the scores are.
+    labels: Mapping[str, OutcomeLabel] = Field(default={"click": OutcomeLabel()}, min_length=1)
+    #: Which rows of a list count. logged: those with an event of the main source while the list was shown, such as an
+    #: impression; all: every row, where the log has no impressions.
+    shown: Literal["logged", "all"] = "logged"
+    #: Days for which a day's lists are shown.
+    live_days: int = Field(default=1, ge=1)
+    #: Hours from the end of the day until its lists are shown.
+    starts_after_hours: float = Field(default=0.0, ge=0)
+    #: Served days with ripe labels that are looked at besides those with provisional ones: how late events land is
+    #: learned from them.
+    history_days: int = Field(default=7, ge=1)
+    #: Lists are measured by their first so many items (`hr_at_K`).
+    k: tuple[int, ...] = Field(default=(1, 10), min_length=1)
+    #: Slices by name: expressions of Spark's SQL over columns of the main source's events; a value is a slice.
+    slices: Mapping[str, str] = Field(default_factory=dict)
+    #: Values of an expression that become slices at most, the most frequent; the others are one slice.
+    max_slices: int = Field(default=20, ge=1)
+    #: Intervals of all metrics, over users; null: none.
+    bootstrap: Bootstrap | None = Bootstrap()
+    #: Limits.
+    alerts: tuple[OutcomeAlert, ...] = ()
+
+    @field_validator("labels", "slices")
+    @classmethod
+    def _names(cls, value: Mapping[str, object]) -> Mapping[str, object]:
+        for name in value:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"'{name}' must match {NAME.pattern}")
+        return value
+
+    @field_validator("k")
+    @classmethod
+    def _lengths(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if min(value) < 1:
+            raise ValueError("lengths of lists are at least 1")
+        return tuple(sorted(set(value)))
+
+    @model_validator(mode="after")
+    def _fits(self) -> Outcomes:
+        columns = [c for name in self.labels for c in (name, f"{name}_ripe", f"{name}_landed")]
+        for name in columns:
+            if name in _TAKEN or name.startswith("slice_") or columns.count(name) > 1:
+                raise ValueError(f"labels: '{name}' is the name of a column of the outcomes table; rename the label")
+        for name, label in self.labels.items():
+            if label.within_days < self.live_days:
+                raise ValueError(
+                    f"labels.{name}.within_days is {label.within_days}, and lists are shown for {self.live_days} days "
+                    f"(live_days): a window is at least as long"
+                )
+        for i, alert in enumerate(self.alerts):
+            if alert.label is not None and alert.label not in self.labels:
+                raise ValueError(f"alerts[{i}].label: '{alert.label}' is none of labels ({', '.join(self.labels)})")
+            if alert.metric not in self.metrics:
+                raise ValueError(f"alerts[{i}].metric: '{alert.metric}' is none of {', '.join(self.metrics)}")
+            kind, _, name = alert.by.partition(":")
+            if kind == "slice" and name not in self.slices:
+                raise ValueError(f"alerts[{i}].by: '{name}' is none of slices ({', '.join(self.slices) or 'none'})")
+        return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of what is measured."""
+        return ("rate", "auc", "log_loss", "calibration", *(f"hr_at_{k}" for k in self.k))
+
+
+#: Tables of the stage.
+TABLES = ("outcomes", "outcome_metrics")
+
+
+def days_until_ripe(outcomes: Outcomes, name: str, main: NamedSource, sources: Mapping[str, NamedSource]) -> int:
+    """Days from a served day to the landing day with which the last event that counts has had time to land.
+
+    Args:
+        outcomes: the section.
+        name: of the label.
+        main: the main source and its table.
+        sources: the named ones.
+    """
+    label = outcomes.labels[name]
+    of_label = main if label.from_ is None else sources[label.from_]
+    late = of_label.table.late_days if label.late_days is None else label.late_days
+    days = label.within_days + late + (of_label.source.timezone != "UTC")
+    if outcomes.shown == "logged":  # what was shown is to be known, too
+        days = max(days, outcomes.live_days + main.table.late_days + (main.source.timezone != "UTC"))
+    # Of a list that is shown from noon on, windows end at noon, a day later.
+    return days + math.ceil(outcomes.starts_after_hours / 24)
+
+
+def check_outcomes(
+    outcomes: Outcomes,
+    score: Score | None,
+    main: NamedSource,
+    sources: Mapping[str, NamedSource],
+    label_column: str,
+    tasks: Mapping[str, Task],
+) -> None:
+    """See that sources and columns are there, and that training waits for labels as long as they take.
+
+    Args:
+        outcomes: the section.
+        score: that makes the lists.
+        main: the main source and its table.
+        sources: the named ones.
+        label_column: `features.label`.
+        tasks: `train.tasks`.
+
+    Raises:
+        ValueError: with the key and what is wrong.
+    """
+    if score is None:
+        raise ValueError("outcomes are of lists: add a score section")
+    for name in TABLES:
+        if name in sources:
+            raise ValueError(f"sources: '{name}' is the name of a table of the section outcomes; take another one")
+    read = {"main": main} | {
+        f"sources.{label.from_}": _named(name, label, sources)
+        for name, label in outcomes.labels.items()
+        if label.from_ is not None
+    }
+    for where, source in read.items():
+        table = "table" if where == "main" else f"{where}.table"
+        if source.table.event_time is None:
+            raise ValueError(f"outcomes are of events with a time, and {table}.event_time is not set")
+        if not source.source.daily:
+            raise ValueError(f"outcomes are of events that land by day, and the source of {table} is one snapshot")
+        for key in (score.user.key, score.item.key):
+            _check_column("score", key, source.table, table)
+    for name, label in outcomes.labels.items():
+        source = main if label.from_ is None else sources[label.from_]
+        column = label.column or (label_column if label.from_ is None else None)
+        if column is not None:
+            where = "table" if label.from_ is None else f"sources.{label.from_}.table"
+            _check_column(f"outcomes.labels.{name}", column, source.table, where)
+        if label.from_ is None:
+            _check_tasks(name, column, days_until_ripe(outcomes, name, main, sources), tasks)
+
+
+def _named(name: str, label: OutcomeLabel, sources: Mapping[str, NamedSource]) -> NamedSource:
+    assert label.from_ is not None
+    if label.from_ not in sources:
+        raise ValueError(
+            f"outcomes.labels.{name}.from: '{label.from_}' is no source of `sources`{nearest(label.from_, sources)}"
+        )
+    return sources[label.from_]
+
+
+def _check_column(where: str, column: str, table: Table, place: str) -> None:
+    names = [c.name for c in table.columns]
+    if column not in names:
+        raise ValueError(f"{where}: column '{column}' is not declared in {place}.columns{nearest(column, names)}")
+
+
+def _check_tasks(name: str, column: str | None, days: int, tasks: Mapping[str, Task]) -> None:
+    """A task that waits for a label waits until it is ripe."""
+    for task_name, task in tasks.items():
+        if task.label == column and task.known_after is not None and task.known_after.days < days:
+            raise ValueError(
+                f"train.tasks.{task_name}.known_after.days is {task.known_after.days:g}, and outcomes.labels.{name} is "
+                f"of the same column and ripe after {days} days (within_days and late_days): set it to {days}"
+            )
+
 
 #: Shares are kept to so many parts of all users.
 PARTS = 10_000
@@ -124,3 +346,34 @@ class Experiment(Section):
     def live(self, ds: str) -> bool:
         """Whether lists of a day have its arms."""
         return (self.start is None or self.start <= ds) and (self.end is None or ds <= self.end)
+
+
+def check_experiments(experiments: Mapping[str, Experiment], score: Score | None, outcomes: Outcomes | None) -> None:
+    """See that there are lists to have arms, outcomes to tell them apart, and the labels that are asked for.
+
+    Raises:
+        ValueError: with the key and what is wrong.
+    """
+    if score is None:
+        raise ValueError("experiments are on lists: add a score section")
+    if outcomes is None:
+        raise ValueError("experiments are told by what followed the lists: add the section `outcomes` ({} is a start)")
+    if "arms" in (score.user.key, score.item.key):
+        raise ValueError("experiments: 'arms' is the name of a column that they make; rename the key of score")
+    salts: dict[str, str] = {}
+    for name, experiment in experiments.items():
+        where = f"experiments.{name}"
+        if not NAME.fullmatch(name):
+            raise ValueError(f"experiments: '{name}' must match {NAME.pattern}")
+        other = salts.setdefault(experiment.salt or name, name)
+        if other != name:
+            raise ValueError(
+                f"{where}.salt: '{experiment.salt or name}' is the salt of '{other}', so that their arms "
+                f"were the same; give each its own"
+            )
+        if experiment.label is not None and experiment.label not in outcomes.labels:
+            known = ", ".join(outcomes.labels)
+            raise ValueError(
+                f"{where}.label: '{experiment.label}' is none of outcomes.labels ({known})"
+                f"{nearest(experiment.label, outcomes.labels)}"
+            )

@@ -1,15 +1,181 @@
-"""The section `gate`: what a new model must be, beside the champion, to become it."""
+"""The section `gate`: what a day's model must be to become the champion."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from headrace.config.evaluation import HIGHER_IS_BETTER, Bootstrap
-from headrace.config.metric_expression import MetricExpression
+from headrace.config.baseline import Trees
+from headrace.config.evaluation import HIGHER_IS_BETTER, Bootstrap, CatalogueMetric, RankingMetric, UserMetric
+from headrace.config.features import Features
+from headrace.config.score import Score
 from headrace.config.section import NAME, Section
+from headrace.config.train import Train
+from headrace.errors import nearest
+
+#: The other model, in front of a metric's name.
+CHAMPION = "champion"
+_MOST_LETTERS = 1_000
+
+_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max, "abs": abs}
+
+
+class UndefinedMetric(Exception):
+    """A metric that an expression names has no value; `args[0]` is its name as it is written."""
+
+
+@dataclass(frozen=True)
+class MetricExpression:
+    """A condition that was checked. `names`: the metrics of the model, `champion_names`: of the champion."""
+
+    text: str
+    tree: ast.expr
+    names: tuple[str, ...]
+    champion_names: tuple[str, ...]
+
+    @staticmethod
+    def parse(text: str) -> MetricExpression:
+        """Check a condition.
+
+        Raises:
+            ValueError: it is none; says what it has that is not taken.
+        """
+        if len(text) > _MOST_LETTERS:
+            raise ValueError(f"the expression has {len(text):,} letters, more than {_MOST_LETTERS:,}")
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ValueError(f"'{text}' is no expression: write such as `auc >= champion.auc - 0.001`") from None
+        names: dict[str, None] = {}
+        of_champion: dict[str, None] = {}
+        if not _is_condition(tree):
+            raise ValueError(f"'{text}' is no condition: compare something, such as `auc >= 0.7`")
+        _check(tree, text, names, of_champion)
+        return MetricExpression(text, tree, tuple(names), tuple(of_champion))
+
+    def holds(self, metrics: Mapping[str, float | None], champion: Mapping[str, float | None]) -> bool:
+        """Whether it holds.
+
+        Args:
+            metrics: of the model, by name.
+            champion: of the champion.
+
+        Raises:
+            UndefinedMetric: one that it names is not there, or None. A comparison that decides without it does not ask.
+            ZeroDivisionError: it divides by 0.
+        """
+        return bool(_value(self.tree, metrics, champion))
+
+
+def _is_condition(node: ast.expr) -> bool:
+    if isinstance(node, ast.BoolOp):
+        return all(_is_condition(v) for v in node.values)
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not) and _is_condition(node.operand)
+    return isinstance(node, ast.Compare)
+
+
+def _check(node: ast.expr, text: str, names: dict[str, None], of_champion: dict[str, None]) -> None:
+    match node:
+        case ast.BoolOp(values=inner):
+            pass
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = [operand]
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(o) in _COMPARE for o in ops):
+            inner = [left, *others]
+            if any(_is_condition(n) for n in inner):
+                raise ValueError(f"'{text}' compares a condition: compare numbers")
+        case _:
+            _check_number(node, text, names, of_champion)
+            return
+    for n in inner:
+        _check(n, text, names, of_champion)
+
+
+def _check_number(node: ast.expr, text: str, names: dict[str, None], of_champion: dict[str, None]) -> None:
+    inner: list[ast.expr] = []
+    match node:
+        case ast.Constant(value=bool()):
+            raise ValueError(f"'{text}': {ast.unparse(node)} is no number")
+        case ast.Constant(value=int() | float()):
+            pass
+        case ast.Name(id=name):
+            names[name] = None
+        case ast.Attribute(value=ast.Name(id=model), attr=name) if model == CHAMPION:
+            of_champion[name] = None
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            inner = [operand]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            inner = [left, right]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS and _fits(name, args):
+            inner = args
+        case _:
+            raise ValueError(
+                f"'{text}': `{ast.unparse(node)}` is not taken here; there are numbers, names of metrics, "
+                f"champion.NAME, + - * /, comparisons, and, or, not, min, max, abs"
+            )
+    for n in inner:
+        _check_number(n, text, names, of_champion)
+
+
+def _fits(name: str, args: list[ast.expr]) -> bool:
+    return len(args) == 1 if name == "abs" else len(args) >= 2
+
+
+def _value(node: ast.expr, metrics: Mapping[str, float | None], champion: Mapping[str, float | None]) -> float:
+    def of(inner: ast.expr) -> float:
+        return _value(inner, metrics, champion)
+
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(of(v) for v in values)
+        case ast.BoolOp(values=values):
+            return any(of(v) for v in values)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            numbers = [of(n) for n in (left, *others)]
+            return all(_COMPARE[type(o)](a, b) for o, a, b in zip(ops, numbers, numbers[1:], strict=False))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not of(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -of(operand)
+        case ast.UnaryOp(operand=operand):
+            return of(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _BINARY[type(op)](of(left), of(right))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return _FUNCTIONS[name](*(of(a) for a in args))
+        case ast.Constant(value=value):
+            assert isinstance(value, (int, float))
+            return value
+        case ast.Name(id=name):
+            found = metrics.get(name)
+        case ast.Attribute(attr=name):
+            found, name = champion.get(name), f"{CHAMPION}.{name}"
+        case _:
+            raise AssertionError("parse has refused it")
+    if found is None:
+        raise UndefinedMetric(name)
+    return found
+
 
 #: Which number of a paired difference is held against its limit.
 Bound = Literal["low", "value", "high"]
@@ -186,3 +352,101 @@ class Gate(Section):
         for rule in self.expressions().values():
             named += [*rule.names, *rule.champion_names]
         return list(dict.fromkeys(named))
+
+
+#: Of candidate lists, those that are always there among them.
+_OF_LISTS = ("hr_at_k", "ndcg_at_k", *get_args(RankingMetric), *get_args(CatalogueMetric))
+
+
+def check_gate(
+    gate: Gate,
+    trees: Mapping[str, Trees | None],
+    score: Score | None,
+    train: Train,
+    features: Features,
+    *,
+    has_drift: bool,
+    has_challenger: bool,
+    predicts_numbers: bool,
+) -> None:
+    """See that the gate can judge.
+
+    Args:
+        gate: the section.
+        trees: the sections `baseline` and `second_stage`.
+        score: the section.
+        train: the section.
+        features: the section.
+        has_drift: whether there is the section `drift`.
+        has_challenger: whether there is the section `challenger`.
+        predicts_numbers: whether the neural model's predictions are no probabilities.
+
+    Raises:
+        ValueError: it asks for something that there is not.
+    """
+    if gate.model != "neural" and trees[gate.model] is None:
+        raise ValueError(f"gate.model is '{gate.model}', and there is no such section")
+    _check_scored(gate, score)
+    if gate.challenger == "promote" and not (has_challenger and gate.model == "neural"):
+        lacks = "there is no section `challenger`" if not has_challenger else f"gate.model is '{gate.model}'"
+        raise ValueError(f"gate.challenger is 'promote', of the neural model's challenger, and {lacks}")
+    if gate.challenger == "promote" and not predicts_numbers:
+        _check_monitor(train)
+    split = features.split
+    has_test = split.by == "column" or (split.by == "time" and bool(split.test_days))
+    if gate.split == "test" and not has_test:
+        raise ValueError("gate.split is 'test', of which there is none: see features.split")
+    if gate.model == "second_stage" and gate.split == "valid":
+        raise ValueError("gate.split is 'valid', from which the second stage learns: leave it out")
+    _check_metrics(gate, train)
+    if not has_drift and (gate.drift.max_psi is not None or gate.drift.max_columns is not None):
+        raise ValueError("gate.drift is of what the stage drift counts: add the section `drift`")
+    judged = trees.get(gate.model)
+    of_numbers = predicts_numbers if judged is None else judged.objective != "classification"
+    if of_numbers and (gate.calibration.ratio is not None or gate.calibration.max_error is not None):
+        raise ValueError("gate.calibration is of probabilities, and the model predicts none")
+
+
+def _check_monitor(train: Train) -> None:
+    """A challenger is better by what the stage evaluate measures: neither tasks nor full rankings are."""
+    full = train.evaluation.full_ranking
+    if "." in train.monitor or (full is not None and train.monitor in full.metrics()):
+        raise ValueError(
+            f"gate.challenger is 'promote', of a challenger that is better by train.monitor, and the stage evaluate "
+            f"does not measure '{train.monitor}': set train.monitor to another metric, or gate.challenger to 'report'"
+        )
+
+
+def _check_scored(gate: Gate, score: Score | None) -> None:
+    """What scores by default is what is judged."""
+    if score is None or score.of_registry or score.model in ("today", gate.model):
+        return
+    if score.model == "best":
+        raise ValueError(
+            "score.model is 'best', and a gate has one champion: set it to 'neural' or 'baseline', and gate.model, too"
+        )
+    raise ValueError(
+        f"score.model is '{score.model}', and gate.model '{gate.model}': a model that is not judged would score; set "
+        f"gate.model to '{score.model}'"
+    )
+
+
+def _check_metrics(gate: Gate, train: Train) -> None:
+    for key, entries in (("champion", gate.champion), ("slices", gate.slices)):
+        for metric in entries:
+            if metric in _OF_LISTS and train.rank_group is None:
+                raise ValueError(f"gate.{key}.{metric} is of lists: set train.rank_group")
+            if metric in get_args(UserMetric) and train.evaluation.user is None:
+                raise ValueError(f"gate.{key}.{metric} is of users: set train.evaluation.user")
+            if entries[metric].bound != "value" and train.evaluation.user is None:
+                raise ValueError(
+                    f"gate.{key}.{metric}: an interval draws users: set train.evaluation.user, a carried column, or "
+                    f"take the difference itself, bound: value"
+                )
+    slices = train.evaluation.slices
+    for metric, limit in gate.slices.items():
+        if not slices:
+            raise ValueError(f"gate.slices.{metric}: there are no slices: set train.evaluation.slices")
+        for name in limit.of:
+            if name not in slices:
+                raise ValueError(f"gate.slices.{metric}.of: no slice '{name}'{nearest(name, slices)}")

@@ -1,22 +1,216 @@
-"""What `model.args` may hold, by the model's name in `model.class`."""
+"""Settings of each model class, `model.args`: ranking, several tasks, histories, retrieval, collaborative."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from headrace.config.collaborative_args import (
-    LightGCNArgs,
-    MatrixFactorizationArgs,
-    MultVAEArgs,
-    NeuMFArgs,
-    SimpleXArgs,
-)
-from headrace.config.retrieval_args import TwoTowerArgs
 from headrace.config.section import Section
-from headrace.config.sequence_args import DINArgs, HSTUArgs, SASRecArgs
+
+
+class NextItemArgs(Section):
+    """What models of the next item have in common (headrace.models.sequence.next_item)."""
+
+    #: The feature that is a row's item.
+    item: str
+    #: The list feature with the items before it.
+    history: str
+    #: Which end of the history is the newest event; see `history` of features.prepare.
+    newest: Literal["last", "first"] = "last"
+    #: Items of a history that are looked at, the newest.
+    length: int = Field(default=50, ge=1)
+    #: all: each item of a history is a target, and the row's own; last: the row's own alone.
+    positions: Literal["all", "last"] = "all"
+    #: bce: cross-entropy of a target and of drawn items; sampled_softmax: among a target and drawn items; softmax:
+    #: among all items. Items are drawn by `train.negatives` with `as: candidates`, and uniformly.
+    loss: Literal["bce", "sampled_softmax", "softmax"] = "sampled_softmax"
+    #: A target is compared with all drawn items of the step, with those of its row, or with one of its row's, the next
+    #: at each place (`per_positive` as large as `length` gives each place one of its own).
+    negatives: Literal["batch", "row", "position"] = "batch"
+    #: Logits are cosines over this; null: dot products.
+    temperature: float | None = Field(default=None, gt=0)
+    #: Layers.
+    blocks: int = Field(default=2, ge=1)
+    #: Heads of the attention, which share `embedding_dim`.
+    heads: int = Field(default=1, ge=1)
+    #: Share of the inputs and hidden units that a training step leaves out.
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+
+
+class SASRecArgs(NextItemArgs):
+    """Causal self-attention over a history (Kang and McAuley, SASRec, 2018)."""
+
+    #: Hidden width of a block's MLP; null: `embedding_dim`.
+    mlp: int | None = Field(default=None, ge=1)
+
+
+class HSTUArgs(NextItemArgs):
+    """Gated pointwise attention over a history (Zhai et al., Actions Speak Louder than Words, 2024)."""
+
+    #: Width of queries and keys of a head; null: `embedding_dim` / heads.
+    attention_dim: int | None = Field(default=None, ge=1)
+    #: Width of values and gates of a head; null: `embedding_dim` / heads.
+    linear_dim: int | None = Field(default=None, ge=1)
+    #: A padded feature of numbers with the times of the history's items, in its order, in any unit.
+    times: str | None = None
+    #: Learned weights of distances in time, by the logarithm of the distance.
+    time_buckets: int = Field(default=64, ge=1)
+
+
+class DINArgs(Section):
+    """Attention of a row's item over a history (Zhou et al., Deep Interest Network, 2018)."""
+
+    #: List features by the feature that looks at them, which has the same values: `{item: viewed_items}`.
+    histories: Mapping[str, str] = Field(min_length=1)
+    #: Hidden widths of the MLP that weighs an item of the history.
+    attention_mlp: tuple[int, ...] = Field(default=(36,), min_length=1)
+    #: Hidden widths of the MLP over all features.
+    mlp: tuple[int, ...] = Field(default=(64, 32), min_length=1)
+    #: Of both MLPs.
+    activation: Literal["dice", "prelu"] = "dice"
+    #: Whether the weights of a history sum to 1, by a softmax; the paper's keep the strength of an interest.
+    softmax: bool = False
+    #: Share of the hidden units that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class TwoTowerArgs(Section):
+    """A tower over a user's features and one over an item's, by in-batch softmax (Yi et al., 2019).
+
+    Monitor a metric of rankings (`train.monitor`): logits are no probabilities.
+    """
+
+    #: The feature of items.
+    item: str = "item_id"
+    #: Features of users; none: those with the tag `user`.
+    user_features: tuple[str, ...] = ()
+    #: Features of items besides `item`; none: those with the tag `item`.
+    item_features: tuple[str, ...] = ()
+    #: Hidden widths of the user's tower.
+    user_mlp: tuple[int, ...] = (128, 64)
+    #: Hidden widths of the item's tower.
+    item_mlp: tuple[int, ...] = (128, 64)
+    #: Width of the vectors; null: embedding_dim.
+    dim: int | None = Field(default=None, ge=1)
+    #: Whether vectors have length 1.
+    normalize: bool = True
+    #: Dot products are divided by it.
+    temperature: float = Field(default=0.1, gt=0)
+    #: Whether a row is compared with the items of the step's other positive rows, those of all ranks.
+    in_batch: bool = True
+    #: Whether it is compared with drawn items, those of `train.negatives` with `as: candidates` (Yang et al., 2020:
+    #: `shared: true`). Then items have no further features.
+    drawn: bool = False
+    #: Of a row's drawn items only so many count, those of the greatest logits now (Zhang et al., 2013); null: all.
+    hard: int | None = Field(default=None, ge=1)
+    #: Whether logits are corrected for how often items are met or drawn.
+    log_q: bool = True
+    #: Share of the hidden units that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _compares(self) -> TwoTowerArgs:
+        if not (self.in_batch or self.drawn):
+            raise ValueError("without `in_batch` and `drawn` there is nothing to compare a row's item with")
+        if self.hard is not None and not self.drawn:
+            raise ValueError("`hard` is of drawn items: set `drawn`")
+        return self
+
+
+class MatrixFactorizationArgs(Section):
+    """A vector of each user and item (Koren et al., 2009), by BPR (Rendle et al., 2009), softmax or cross-entropy."""
+
+    #: The feature of users.
+    user: str = "user_id"
+    #: The feature of items.
+    item: str = "item_id"
+    #: bpr and softmax are of positive rows beside `train.negatives` with `as: candidates`.
+    loss: Literal["bce", "bpr", "softmax"] = "bpr"
+    #: What a user and an item have in common: dot product, or cosine.
+    similarity: Literal["dot", "cosine"] = "dot"
+    #: It is divided by this.
+    temperature: float = Field(default=1.0, gt=0)
+    #: With `similarity: dot`: whether an item has a bias.
+    item_bias: bool = True
+
+
+class NeuMFArgs(Section):
+    """A generalised matrix factorisation (GMF) beside an MLP (He et al., Neural Collaborative Filtering, 2017)."""
+
+    #: The feature of users.
+    user: str = "user_id"
+    #: The feature of items.
+    item: str = "item_id"
+    #: Both, or one of them alone.
+    part: Literal["neumf", "gmf", "mlp"] = "neumf"
+    #: Width of the MLP's embeddings; null: embedding_dim, which is the GMF's.
+    mlp_dim: int | None = Field(default=None, ge=1)
+    #: Hidden widths of the MLP.
+    mlp: tuple[int, ...] = (64, 32, 16)
+    #: Share of the hidden units that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    #: Share of the numbers of the embeddings that a training step leaves out.
+    embedding_dropout: float = Field(default=0.0, ge=0, lt=1)
+    #: With `train.pretrained`: what the GMF's weights count in the fused layer, the MLP's being the rest.
+    alpha: float = Field(default=0.5, ge=0, le=1)
+
+
+class MultVAEArgs(Section):
+    """A variational autoencoder of lists of items (Liang et al., 2018)."""
+
+    #: The feature that is a row's list of items.
+    history: str
+    #: The feature of single items, of the list's vocabulary: what is scored.
+    item: str = "item_id"
+    #: Widths of the encoder, and from the last to the first of the decoder; the latent vector between them is
+    #: embedding_dim wide.
+    hidden: tuple[int, ...] = Field(default=(600,), min_length=1)
+    #: Share of a list's items that a training step leaves out.
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    #: False: the latent vector is its mean (Mult-DAE).
+    variational: bool = True
+    #: What the divergence counts beside the likelihood.
+    kl_weight: float = Field(default=0.2, ge=0)
+    #: Steps in which it rises to that from 0.
+    anneal_steps: int = Field(default=20_000, ge=0)
+
+
+class LightGCNArgs(Section):
+    """Vectors propagated over the graph of the training rows (He et al., LightGCN, 2020)."""
+
+    #: The feature of users.
+    user: str = "user_id"
+    #: The feature of items.
+    item: str = "item_id"
+    #: Steps of propagation.
+    layers: int = Field(default=3, ge=1)
+    #: bpr and softmax are of positive rows beside `train.negatives` with `as: candidates`.
+    loss: Literal["bce", "bpr", "softmax"] = "bpr"
+    #: What a user and an item have in common: dot product, or cosine.
+    similarity: Literal["dot", "cosine"] = "dot"
+    #: It is divided by this.
+    temperature: float = Field(default=1.0, gt=0)
+
+
+class SimpleXArgs(Section):
+    """Cosines of items and users with their histories, by the cosine contrastive loss (Mao et al., SimpleX, 2021)."""
+
+    #: The feature of users.
+    user: str = "user_id"
+    #: The feature of items.
+    item: str = "item_id"
+    #: The feature that is a row's list of items; null: there is none.
+    history: str | None = None
+    #: What the user's own vector counts; the mean of the history is the rest.
+    user_share: float = Field(default=0.5, ge=0, le=1)
+    #: Negatives whose cosine is below add nothing to the loss.
+    margin: float = Field(default=0.8, ge=-1, le=1)
+    #: What a row's negatives count together.
+    negative_weight: float = Field(default=100.0, ge=0)
+    #: Share of the numbers of a user's vector that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
 class WideDeepArgs(Section):

@@ -1,18 +1,111 @@
-"""What all sections of a spec share."""
+"""The base of all sections of a spec, and the kinds of text that several have: names, days, places, addresses.
+
+Days in paths: `{ds}` stands for a day as 2026-01-08, `{ds:%Y/%m/%d}` for one as its folders or names spell it.
+Formats know %Y, %m and %d, which have leading zeros, and %-m and %-d, which have none; all else stands for itself. A
+path may have several: `year={ds:%Y}/month={ds:%-m}/day={ds:%-d}`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import date
 from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from headrace.config.day_path import checked_days, path_of_day
 from headrace.errors import UserError
 from headrace.storage import uri_fault
 from headrace.storage.uri import parse_uri, server_fault
+
+_PLACE = re.compile(r"\{ds(?::([^{}]*))?\}")
+_DIRECTIVE = re.compile(r"%(-?[A-Za-z%])")
+_SPELLED: dict[str, Callable[[date], str]] = {
+    "Y": lambda day: f"{day.year:04d}",
+    "m": lambda day: f"{day.month:02d}",
+    "d": lambda day: f"{day.day:02d}",
+    "-m": lambda day: str(day.month),
+    "-d": lambda day: str(day.day),
+}
+_PARTS = {"Y": "year", "m": "month", "d": "day"}
+_DEFAULT = "%Y-%m-%d"
+
+
+def names_day(path: str) -> bool:
+    """Return whether a path has a day in it."""
+    return _PLACE.search(path) is not None
+
+
+def checked_days(path: str) -> str:
+    """Return a path whose days can be spelled.
+
+    Raises:
+        ValueError: a format has another directive, or the path's formats leave the day open.
+    """
+    directives = [name for place in _PLACE.finditer(path) for name in _DIRECTIVE.findall(place[1] or _DEFAULT)]
+    unknown = [name for name in directives if name not in _SPELLED]
+    if unknown:
+        raise ValueError(f"'{path}': a day's format knows {', '.join('%' + n for n in _SPELLED)}, not %{unknown[0]}")
+    lacking = [part for name, part in _PARTS.items() if name not in {d.removeprefix("-") for d in directives}]
+    if directives and lacking:
+        raise ValueError(f"'{path}' names no {lacking[0]}, so a path is of several days: use %Y, %m and %d")
+    return path
+
+
+def path_of_day(path: str, ds: str) -> str:
+    """Return a path with a day (yyyy-MM-dd) in its places."""
+    day = date.fromisoformat(ds)
+
+    def spelled(place: re.Match[str]) -> str:
+        return _DIRECTIVE.sub(lambda d: _SPELLED[d[1]](day), place[1] or _DEFAULT)
+
+    return _PLACE.sub(spelled, path)
+
+
+def day_regex(path: str, escape: Callable[[str], str]) -> str:
+    """Return a regular expression for the beginning of paths; the same in Python and in Java.
+
+    Its groups are the parts of the day: see `day_groups`. A `*` in the path stands for anything within a folder's or
+    file's name. Months and days may have one digit or two where no digit follows them.
+
+    Args:
+        path: with days in it.
+        escape: spells what stands for itself as the paths do that are matched.
+    """
+    found, end = "", 0
+    for place in _PLACE.finditer(path):
+        found += _literal(path[end : place.start()], escape)
+        found += _format_regex(place[1] or _DEFAULT, path[place.end() :], escape)
+        end = place.end()
+    return f"{found}{_literal(path[end:], escape)}"
+
+
+def day_groups(path: str) -> tuple[int, int, int]:
+    """Return the numbers of the groups of `day_regex` that have year, month and day."""
+    directives = [name for place in _PLACE.finditer(path) for name in _DIRECTIVE.findall(place[1] or _DEFAULT)]
+    parts = [name.removeprefix("-") for name in directives]
+    return parts.index("Y") + 1, parts.index("m") + 1, parts.index("d") + 1
+
+
+def _format_regex(format_: str, behind: str, escape: Callable[[str], str]) -> str:
+    found, end = "", 0
+    for directive in _DIRECTIVE.finditer(format_):
+        found += _literal(format_[end : directive.start()], escape)
+        end = directive.end()
+        following = format_[end:] or behind
+        if directive[1] == "Y":
+            found += r"(\d{4})"
+        elif following.startswith(("%", "{ds")) or following[:1].isdigit():
+            found += r"(\d{2})"
+        else:
+            found += r"(\d{1,2})(?!\d)"
+    return found + _literal(format_[end:], escape)
+
+
+def _literal(text: str, escape: Callable[[str], str]) -> str:
+    return "[^/]*".join(re.escape(escape(part)) for part in text.split("*"))
+
 
 #: Names that become part of paths and table names.
 #: Asked with `fullmatch`: `match` with a `$` lets a newline at the end pass.

@@ -10,35 +10,23 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from headrace.config.baseline import Baseline
-from headrace.config.candidate_checks import check_score_sources
-from headrace.config.compare import Compare, ModelVariant, with_keys
-from headrace.config.drift import Drift
-from headrace.config.experiment_checks import check_experiments
-from headrace.config.experiments import Experiment
-from headrace.config.features import Features
-from headrace.config.gate import Gate
-from headrace.config.gate_checks import check_gate
+from headrace.config.baseline import Baseline, SecondStage, check_baseline, check_second_stage
+from headrace.config.experiments import Experiment, Outcomes, check_experiments, check_outcomes, days_until_ripe
+from headrace.config.features import Features, OpSpec
+from headrace.config.gate import Gate, check_gate
 from headrace.config.generate import Generate
 from headrace.config.housekeeping import Housekeeping, check_table_days
-from headrace.config.label_checks import check_loss, check_tasks
 from headrace.config.model import Model
-from headrace.config.named_source import NamedSource, check_name
-from headrace.config.observe import Observe
-from headrace.config.outcome_checks import check_outcomes, days_until_ripe
-from headrace.config.outcomes import Outcomes
+from headrace.config.monitor import Drift, Observe
 from headrace.config.publish import Publish
-from headrace.config.retrain import Challenger, Retrain
-from headrace.config.retrain_checks import check_retrain
-from headrace.config.score import Score
-from headrace.config.search_checks import check_search
-from headrace.config.second_stage import SecondStage
+from headrace.config.retrain import Challenger, Retrain, check_retrain
+from headrace.config.score import Score, check_score_sources, score_entries, score_keys
 from headrace.config.section import NAME, LocationText, PathText, Section, ServerText, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
-from headrace.config.table import Table
-from headrace.config.train import Train
-from headrace.config.trees_checks import check_baseline, check_second_stage
+from headrace.config.table import NamedSource, Table, check_name
+from headrace.config.train import Train, check_labels_of_tasks, check_loss
+from headrace.config.variants import Compare, ModelVariant, check_search, with_keys
 from headrace.errors import nearest
 from headrace.storage import is_uri, names_store
 
@@ -192,7 +180,7 @@ class Spec(Section):
         for key, asked in carried.items():
             if asked and asked not in self.features.carried:
                 raise ValueError(f"{key}: '{asked}' must be in features.carried")
-        check_tasks(self.train, self.features, self.score, self.publish)
+        check_labels_of_tasks(self.train, self.features, self.score, self.publish)
         check_loss(self.model, self.train, self.features, self.score, self.publish)
         if self.retrain:
             check_retrain(self.retrain, self.table, self.features, self.train, self.train_of_warm_start, self.model)
@@ -225,7 +213,12 @@ class Spec(Section):
             )
         if self.train.search:
             check_search(
-                Spec, self.train.search, self.train, self.model.kind, lambda model: self.with_variant(model).model.kind
+                Spec,
+                self.train.search,
+                self.train.objectives(),
+                self.model.kind,
+                lambda model: self.with_variant(model).model.kind,
+                has_lists=self.train.rank_group is not None,
             )
         if self.outcomes:
             main = NamedSource(source=self.source, table=self.table)
@@ -389,3 +382,41 @@ def _check_timestamps(source: Source, table: Table, where: str) -> None:
         check("source.complete.watermark", source.complete.watermark.column, ["timestamp", "date"])
     if isinstance(source, LandingSource) and source.timestamps and source.file_format.own_times:
         raise ValueError(f"{where}source.timestamps: format '{source.format}' has times of its own; leave it out")
+
+
+def id_columns(spec: Spec) -> dict[str | None, frozenset[str]]:
+    """Return the declared text columns of each source whose values are ids.
+
+    These are the keys of each table (`table.keys`), the columns that become `score.user.key` and `score.item.key`, and
+    those that candidates and filters read as a user's or an item's key.
+
+    Args:
+        spec: the pipeline.
+
+    Returns:
+        names of columns by source; None is the pipeline's own events.
+    """
+    tables: dict[str | None, Table] = {None: spec.table, **{name: s.table for name, s in spec.sources.items()}}
+    ids: dict[str | None, set[str]] = {name: set(table.keys) for name, table in tables.items()}
+    if spec.score is not None:
+        # Labels of `outcomes` are joined by these keys, whichever source they are of.
+        for columns in ids.values():
+            columns |= {spec.score.user.key, spec.score.item.key}
+        for _, entry in score_entries(spec.score):
+            if getattr(entry, "path", None) is not None:
+                continue  # a table of somebody else's, which ingest does not read
+            ids[getattr(entry, "from_", None)] |= {
+                column for key, column in score_keys(entry, spec.score) if key in ("key", "user", "item")
+            }
+        ids[None] = {_before_renames(spec.features.prepare, column) for column in ids[None]} | set(spec.table.keys)
+    texts = {name: {c.name for c in table.columns if c.type == "string"} for name, table in tables.items()}
+    return {name: frozenset(columns & texts[name]) for name, columns in ids.items()}
+
+
+def _before_renames(prepare: Sequence[OpSpec], column: str) -> str:
+    """Return the name that a column has before `features.prepare` renames it."""
+    for op in reversed(prepare):
+        to = op.params.get("to")
+        if op.op == "rename" and isinstance(to, Mapping):
+            column = next((str(old) for old, new in to.items() if new == column), column)
+    return column

@@ -1,4 +1,4 @@
-"""The section `table`: what the rows of a source become in the lake."""
+"""The section `table`, and the section `sources`: further sources with their tables, by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.section import Section
+from headrace.config.section import NAME, Section
+from headrace.config.source import Source
 from headrace.errors import nearest
 from headrace.identifiers import quoted
 from headrace.schema import TableColumn, decimal_digits
@@ -35,7 +36,7 @@ class Expectations(Section):
 
 
 class Ids(Section):
-    """Limits of texts that are ids: keys of the table, of users and of items (headrace.config.id_columns).
+    """Limits of texts that are ids: keys of the table, of users and of items (headrace.config.spec).
 
     Each id becomes a key of a warehouse's index or of a store of keys, which take no key of any length.
     """
@@ -103,3 +104,32 @@ class Table(Section):
     def spark_schema(self) -> str:
         """The declared columns as a Spark DDL string."""
         return ", ".join(f"{quoted(c.name)} {c.stored_type}" for c in self.columns)
+
+
+#: Names of other tables of a pipeline, and the ending of those of bad rows.
+_TAKEN = ("events", "quarantine", "vocabulary", "scores", "statistics", "published")
+_BAD_ROWS = "_quarantine"
+
+
+class NamedSource(Section):
+    """What lands, and what it becomes: the Delta tables `lake/PIPELINE/NAME` and `lake/PIPELINE/NAME_quarantine`.
+
+    It is loaded by `ingest` as the main source is, and read by operators that say `from: NAME`.
+    """
+
+    #: Where its rows come from.
+    source: Source
+    #: What a row of it is.
+    table: Table
+
+
+def check_name(name: str) -> None:
+    """Refuse names that can be no table of a pipeline.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if not NAME.fullmatch(name):
+        raise ValueError(f"sources: '{name}' must match {NAME.pattern}")
+    if name in _TAKEN or name.endswith(_BAD_ROWS):
+        raise ValueError(f"sources: '{name}' is the name of another table of a pipeline; take another one")

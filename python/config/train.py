@@ -1,4 +1,4 @@
-"""The section `train`: the loop, its optimizers and how tables are spread."""
+"""The section `train`: tasks, the loop, its optimizers and how tables are spread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,98 @@ from headrace.config.evaluation import (
     RankingMetric,
     UserMetric,
 )
-from headrace.config.search import Search
-from headrace.config.section import Section
-from headrace.config.tasks import Task, check_tasks
+from headrace.config.features import Features
+from headrace.config.model import Loss, Model
+from headrace.config.publish import Publish
+from headrace.config.score import Score
+from headrace.config.section import NAME, Section
+from headrace.config.variants import Search
 from headrace.errors import nearest
+
+#: What the outputs of a model are called that no task may be.
+_RESERVED = ("logits",)
+
+
+class KnownAfter(Section):
+    """When a label is final: that of a younger row counts as missing."""
+
+    #: Days from the row's event to the end of ds (UTC) for its label to count.
+    days: float = Field(gt=0)
+    #: A carried column of timestamps: when the row's event happened.
+    event_time: str
+
+
+class Task(Section):
+    """A label of a model that learns several. The first task is the pipeline's own label, of all rows: `click: {}`.
+
+    Its output ranks; the others are outputs of the same model. A row without a label is none of a task's rows.
+    """
+
+    #: A carried column of numbers or booleans, null where it is not known. Of the first task: `features.label`.
+    label: str | None = None
+    #: bce or focal, of the probability of a label in [0, 1]; squared_error, of any number.
+    loss: Loss = Loss()
+    #: What its loss, a sum over its rows, is multiplied by. 0: it is measured and not learned.
+    weight: float = Field(default=1.0, ge=0)
+    #: Its rows: those on which the label of an earlier task is 1, by its name; or those for which a condition over
+    #: carried columns is true, in the words of `lambda`. None: all.
+    where: str | None = None
+    #: Labels that others may still change, such as purchases within a week, count when their time is over.
+    known_after: KnownAfter | None = None
+    #: The probability that all of these tasks happen, the product of their outputs; its label is the product of theirs.
+    product: tuple[str, ...] = ()
+    #: Metrics of probabilities besides auc, log_loss, calibration and base_rate; None: those of `evaluation.metrics`.
+    metrics: tuple[ClickMetric | UserMetric, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Task:
+        if self.product:
+            if len(self.product) < 2:
+                raise ValueError("a product is of two tasks or more")
+            if self.label is not None or self.known_after is not None:
+                raise ValueError("a product has the labels of its tasks: leave out label and known_after")
+            if not self.is_probability:
+                raise ValueError("a product is a probability: its loss is bce or focal")
+        if not self.loss.is_of_rows:
+            raise ValueError(f"loss: {self.loss.kind} is no loss of a label alone; write bce, focal or squared_error")
+        if not self.is_probability and self.metrics:
+            raise ValueError(f"{self.metrics[0]} is of probabilities; a task with loss: squared_error has rmse and mae")
+        return self
+
+    @property
+    def is_probability(self) -> bool:
+        """Whether its output is the logit of a probability, not the label's value."""
+        return self.loss.predicts == "probability"
+
+
+def check_tasks(tasks: Mapping[str, Task]) -> None:
+    """Raise ValueError where tasks do not fit each other."""
+    before: set[str] = set()
+    for i, (name, task) in enumerate(tasks.items()):
+        if not NAME.fullmatch(name) or name in _RESERVED:
+            raise ValueError(f"tasks: '{name}' is no name of a task; it must match {NAME.pattern}, and not be logits")
+        if i == 0:
+            for key in ("label", "where", "known_after", "product"):
+                if getattr(task, key):
+                    raise ValueError(
+                        f"tasks.{name}.{key}: the first task is the pipeline's label (features.label) of all rows"
+                    )
+            if not task.is_probability:
+                raise ValueError(f"tasks.{name}.loss: the first task ranks, and is a probability: bce or focal")
+        elif task.label is None and not task.product:
+            raise ValueError(f"tasks.{name}: name its label, a carried column, or the tasks whose product it is")
+        for other in task.product:
+            if other not in tasks or tasks[other].product or not tasks[other].is_probability:
+                known = ", ".join(n for n, t in tasks.items() if t.is_probability and not t.product)
+                raise ValueError(f"tasks.{name}.product: '{other}' is no task of a probability; there are: {known}")
+        if task.where in tasks and (task.where not in before or not tasks[task.where].is_probability):
+            raise ValueError(
+                f"tasks.{name}.where: '{task.where}' is no task with a label in [0, 1] that stands before '{name}'"
+            )
+        before.add(name)
+    if tasks and not any(task.weight for task in tasks.values()):
+        raise ValueError("tasks: all weights are 0: nothing would be learned")
+
 
 #: How embedding rows learn: see headrace.embeddings.optim.rules.
 EmbeddingOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
@@ -364,3 +452,58 @@ class Train(TrainedSection):
             if asked and self.device != "cuda":
                 raise ValueError(f"`{what}` is for `device: cuda`")
         return self
+
+
+def check_loss(model: Model, train: Train, features: Features, score: Score | None, publish: Publish | None) -> None:
+    """See that labels and loss fit each other, and that a list's column is carried.
+
+    Raises:
+        ValueError: they do not.
+    """
+    loss, kind = model.loss, model.kind
+    if loss is not None and loss.group and loss.group not in features.carried:
+        raise ValueError(f"model.loss.group: '{loss.group}' must be in features.carried")
+    is_number = loss is not None and loss.predicts == "number"
+    if features.label_type == "number" and not is_number and (loss is not None or ":" not in kind):
+        raise ValueError(
+            f"features.label_type is 'number', and model.loss is {loss.kind if loss else 'bce'}: set model.loss to "
+            f"squared_error, or take a class of your own with a loss of such labels"
+        )
+    if is_number and train.evaluation.off_policy:
+        raise ValueError(
+            "train.evaluation.off_policy takes probabilities, and model.loss squared_error predicts numbers: leave "
+            "it out"
+        )
+    if publish and is_number and score and score.model != "baseline":
+        raise ValueError("publish takes probabilities, and model.loss squared_error predicts numbers: leave it out")
+
+
+def check_labels_of_tasks(train: Train, features: Features, score: Score | None, publish: Publish | None) -> None:
+    """See that labels of tasks are carried, that no feature is made of one, and that what is scored is one.
+
+    Raises:
+        ValueError: one of it does not hold.
+    """
+    for name, task in train.tasks.items():
+        asked = {"label": task.label}
+        if task.known_after is not None:
+            asked["known_after.event_time"] = task.known_after.event_time
+        for key, column in asked.items():
+            if column is not None and column not in features.carried:
+                raise ValueError(f"train.tasks.{name}.{key}: '{column}' must be in features.carried")
+        for i, chain in enumerate(features.workflow):
+            if task.label in chain.columns:
+                raise ValueError(
+                    f"features.workflow[{i}].columns: '{task.label}' is the label of train.tasks.{name}; a feature "
+                    f"made of it would leak it"
+                )
+
+    if score is None or (output := score.output) is None:
+        return
+    if output not in train.tasks:
+        known = ", ".join(train.tasks) or "there are none"
+        raise ValueError(f"score.output: '{output}' is no task of train.tasks ({known})")
+    if score.model not in ("neural", "today"):
+        raise ValueError(f"score.output is of the neural model, and score.model is '{score.model}'")
+    if publish and not train.tasks[output].is_probability:
+        raise ValueError(f"score.output: publish takes probabilities, and '{output}' has loss: squared_error")

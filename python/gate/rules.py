@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config import Gate
 from headrace.config.evaluation import HIGHER_IS_BETTER
-from headrace.config.metric_expression import MetricExpression, UndefinedMetric
+from headrace.config.gate import MetricExpression, UndefinedMetric
 from headrace.errors import UserError, nearest
 
 #: The verdicts.

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from zoneinfo import ZoneInfo
 
 from headrace.config import AnySource, LandingSource, TableSource
-from headrace.config.day_path import path_of_day
+from headrace.config.section import path_of_day
 from headrace.config.source import SourceDay
 from headrace.errors import UserError
 from headrace.storage import Location, StoreError, is_uri, local, location_of

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.lake.delta.log import DeltaLog
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.source import SourceContext

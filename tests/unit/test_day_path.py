@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import LandingSource, TableSource
-from headrace.config.day_path import day_groups, day_regex, names_day, path_of_day
+from headrace.config.section import day_groups, day_regex, names_day, path_of_day
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.source_tables.folder import FolderSnapshot

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Gate, Loss, Train, load_spec
-from headrace.config.gate_checks import check_gate
+from headrace.config.gate import check_gate
 from headrace.errors import UserError
 from headrace.gate.challenger import BEHIND, better_rule, judge_challenger, verdict_on_challenger
 from headrace.gate.models import JudgedModel, challenger_to_evaluate

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.metric_expression import MetricExpression, UndefinedMetric
+from headrace.config.gate import MetricExpression, UndefinedMetric
 
 _NAMES = ("auc", "log_loss", "ndcg_at_k", "champion.auc", "champion.log_loss")
 _numbers = st.one_of(

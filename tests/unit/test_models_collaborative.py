@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from headrace.comm.base import Collective, run_ranks
 from headrace.config import Model
-from headrace.config.collaborative_args import (
-    LightGCNArgs,
-    MatrixFactorizationArgs,
-    MultVAEArgs,
-    NeuMFArgs,
-    SimpleXArgs,
-)
+from headrace.config.model_args import LightGCNArgs, MatrixFactorizationArgs, MultVAEArgs, NeuMFArgs, SimpleXArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from headrace.config.sequence_args import DINArgs, HSTUArgs, SASRecArgs
+from headrace.config.model_args import DINArgs, HSTUArgs, SASRecArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headrace.comm.base import run_ranks
 from headrace.config import Evaluation, Model, Negatives
-from headrace.config.retrieval_args import TwoTowerArgs
+from headrace.config.model_args import TwoTowerArgs
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.all_gather import all_gather_rows

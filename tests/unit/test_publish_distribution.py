@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.audit import Audit, AuditRule
+from headrace.config.publish import Audit, AuditRule
 from headrace.errors import UserError
 from headrace.publish.audit.counts import Expected, count_day
 from headrace.publish.audit.day import day_checks

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headrace.config.evaluation import OffPolicy
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.score.rerank.lists import RankedLists, Rule
 from headrace.score.rerank.reasons import reasons
 from headrace.score.rerank.rerank import rerank

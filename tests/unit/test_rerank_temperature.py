@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.score.rerank.lists import RankedLists, Rule
 from headrace.score.rerank.rerank import rerank
 from tests.rerank_support import DS, caps, lambdas, make_rules, of_user, only, shares, some_lists

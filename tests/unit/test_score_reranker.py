@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.config import Spec, Split, build_spec
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.errors import UserError
 from headrace.score.items import ItemTable
 from headrace.score.rank.ranked import Ranked

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 
 from headrace.config import Gate, Model, ModelVariant, Retrain, Spec, Train, load_spec
 from headrace.config.effects import Effect, TrainedSection, keys_with
-from headrace.config.search import SEARCHABLE
 from headrace.config.section import Section
+from headrace.config.variants import SEARCHABLE
 from headrace.gate.day_evaluation import measured_part
 from headrace.manifest import Manifest, fingerprint
 from headrace.train.baseline.stage import TrainBaseline

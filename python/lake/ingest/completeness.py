@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from headrace.config import AnySource, ControlFile, parse_duration
-from headrace.config.complete import END_OF_DAY
+from headrace.config.source import END_OF_DAY
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import day_folders, following, midnight, places

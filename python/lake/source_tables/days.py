@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import TableSource
-from headrace.config.day_path import day_groups, day_regex
+from headrace.config.section import day_groups, day_regex
 from headrace.errors import UserError, nearest
 from headrace.lake.landing import following, midnight
 from headrace.lake.source_tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path

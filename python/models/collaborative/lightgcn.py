@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from headrace.config.collaborative_args import LightGCNArgs
+from headrace.config.model_args import LightGCNArgs
 from headrace.models.collaborative.scores import cardinality_of, dots, dots_with_negatives, loss_of, unit
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup

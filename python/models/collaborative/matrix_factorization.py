@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from headrace.config.collaborative_args import MatrixFactorizationArgs
+from headrace.config.model_args import MatrixFactorizationArgs
 from headrace.models.collaborative.scores import dots, dots_with_negatives, loss_of, unit
 from headrace.models.feature_checks import check_feature
 from headrace.models.inputs import InputFeatures, Inputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, pad
 
-from headrace.config.collaborative_args import MultVAEArgs
+from headrace.config.model_args import MultVAEArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.collaborative.scores import cardinality_of, dots

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from headrace.config.collaborative_args import NeuMFArgs
+from headrace.config.model_args import NeuMFArgs
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.ranking.layers import hidden_layers

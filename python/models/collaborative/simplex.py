@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from headrace.config.collaborative_args import SimpleXArgs
+from headrace.config.model_args import SimpleXArgs
 from headrace.models.collaborative.scores import dots, dots_with_negatives, unit, weights_of_positives
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from headrace.config.retrieval_args import TwoTowerArgs
+from headrace.config.model_args import TwoTowerArgs
 from headrace.errors import UserError, nearest
 from headrace.models.collaborative.scores import dots_with_negatives
 from headrace.models.feature_checks import check_feature

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from headrace.config.sequence_args import DINArgs
+from headrace.config.model_args import DINArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.models.feature_checks import check_feature
 from headrace.models.inputs import InputFeatures, Inputs

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from headrace.config.sequence_args import HSTUArgs
+from headrace.config.model_args import HSTUArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad, softplus
 
-from headrace.config.sequence_args import NextItemArgs
+from headrace.config.model_args import NextItemArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.feature_checks import check_feature

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from headrace.config.sequence_args import SASRecArgs
+from headrace.config.model_args import SASRecArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs

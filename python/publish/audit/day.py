@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.config.audit import Audit
+from headrace.config.publish import Audit
 from headrace.publish.audit.counts import count_day
 from headrace.publish.audit.distribution import distribution_checks, score_edges
 from headrace.publish.audit.integrity import Limits, integrity_checks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headrace.config.audit import Audit
+from headrace.config.publish import Audit
 from headrace.psi import psi
 from headrace.publish.audit.counts import DayCounts, ItemCounts, count_items
 from headrace.publish.audit.limits import within

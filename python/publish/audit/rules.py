@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.audit import AuditRule, Reference
+from headrace.config.publish import AuditRule, Reference
 from headrace.errors import UserError, nearest
 from headrace.publish.audit.limits import within
 from headrace.publish.target import Check, StagedDay

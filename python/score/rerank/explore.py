@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config.rerank import Explore
+from headrace.config.score import Explore
 from headrace.score.rerank.draws import draws
 from headrace.score.rerank.lists import F64, I64, Bools, Rectangle, Rule
 from headrace.score.rerank.select import Caps, Selected, Share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.score.rerank.explore import explore, pool_of, protected
 from headrace.score.rerank.lists import RankedLists, Rectangle, Reranked
 from headrace.score.rerank.sample import Softmax

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops.preparation import midnight
 from headrace.score.items import ItemTable

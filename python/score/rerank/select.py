@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config.rerank import Rerank
+from headrace.config.score import Rerank
 from headrace.score.rerank.lists import F64, I64, Bools, RankedLists, Rectangle, Rule
 
 #: Added before a share of a list is rounded down: 0.29 of 100 is 28.999... in floats.

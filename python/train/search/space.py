@@ -11,7 +11,7 @@ from optuna.trial import Trial
 
 from headrace.config import Parameter, Search, Spec
 from headrace.config.load import flatten, flow
-from headrace.config.search import parameter_type
+from headrace.config.variants import parameter_type
 from headrace.errors import UserError
 
 #: Digits that count: a trial's rates are those that its overlay says.
