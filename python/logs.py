@@ -1,5 +1,7 @@
 """Log lines: text for people, or JSON for programs, one object a line (`headrace --log-format json`).
 
+Both are without secrets (`headrace.redaction`): the formatters here are those of all processes of headrace.
+
 Processes that are started below this one log in the same form: the form is a variable of the environment. Fields of a
 line: `time` (UTC), `level`, `logger`, `message`, those of the context (`pipeline`, `ds`, `stage`, `run_id`), those that
 a caller gives as `extra={"fields": {...}}`, and of an exception `exception` (`type`, `message`, `trace`).
@@ -12,11 +14,14 @@ import logging
 import os
 import re
 import sys
+import threading
+import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
-from headrace.redaction import redact
+from headrace.redaction import redact, redact_leaves, redact_sentence
 
 #: text or json.
 VARIABLE = "HEADRACE_LOG_FORMAT"
@@ -46,11 +51,11 @@ def set_context(**fields: str) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """A record as text that a terminal shows and does not obey."""
+    """A record as text without secrets, that a terminal shows and does not obey."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
-        return visible(super().format(record))
+        return visible(redact(super().format(record)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -61,9 +66,8 @@ class JsonFormatter(logging.Formatter):
         own: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info and record.exc_info[0] is not None:
             kind, e, _ = record.exc_info
-            trace = redact(self.formatException(record.exc_info))
-            own["exception"] = {"type": f"{kind.__module__}.{kind.__qualname__}", "message": redact(str(e))}
-            own["exception"]["trace"] = trace
+            trace = self.formatException(record.exc_info)
+            own["exception"] = {"type": f"{kind.__module__}.{kind.__qualname__}", "message": str(e), "trace": trace}
         at = datetime.fromtimestamp(record.created, UTC)
         return json_line(record.getMessage(), record.levelname, record.name, own, at)
 
@@ -74,7 +78,7 @@ def json_line(
     """A line of this process, with its context."""
     when = (at or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     head = {"time": when, "level": level, "logger": logger, "message": redact(message)}
-    return json.dumps({**head, **_context, **(fields or {})}, default=str)
+    return json.dumps({**head, **_context, **redact_leaves(dict(fields or {}))})
 
 
 def as_json_line(text: str, fields: Mapping[str, str]) -> str:
@@ -89,7 +93,8 @@ def as_json_line(text: str, fields: Mapping[str, str]) -> str:
         try:
             told = json.loads(text)
             if isinstance(told, dict):
-                return json.dumps({**told, **{name: value for name, value in fields.items() if name not in told}})
+                ours = {name: value for name, value in fields.items() if name not in told}
+                return json.dumps({**redact_leaves(told), **ours})
         except ValueError:
             pass
     return json_line(text, "INFO", "output", fields)
@@ -102,7 +107,7 @@ def configure(
     level: int = logging.INFO,
     force: bool = False,
 ) -> None:
-    """Set up the root logger.
+    """Set up the root logger, and what is printed of an exception that nobody has caught.
 
     Args:
         handler: where lines go; None: standard error.
@@ -114,6 +119,26 @@ def configure(
     handler = handler or logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if is_json() else TextFormatter(text, datefmt))
     logging.basicConfig(handlers=[handler], level=level, force=force)
+    sys.excepthook = _print_uncaught
+    if threading.excepthook is threading.__excepthook__:  # what others have put in its place stays
+        threading.excepthook = _print_uncaught_of_thread
+
+
+def print_trace(e: BaseException, logger: str = "headrace") -> None:
+    """Print an exception with its trace on standard error, in the form of this process's lines."""
+    if is_json():
+        logging.getLogger(logger).error("failed", exc_info=e)
+    else:
+        print(visible(redact("".join(traceback.format_exception(e)))), end="", file=sys.stderr, flush=True)
+
+
+def _print_uncaught(kind: type[BaseException], e: BaseException, trace: TracebackType | None) -> None:
+    print_trace(e.with_traceback(trace))
+
+
+def _print_uncaught_of_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        print_trace(args.exc_value)
 
 
 def visible(text: str) -> str:
@@ -126,5 +151,5 @@ def visible(text: str) -> str:
 
 def tell_error(message: str, out: TextIO | None = None) -> None:
     """A message for the user: `error: ...` on standard error, or a line of JSON."""
-    shown = json_line(message, "ERROR", "headrace") if is_json() else visible(f"error: {message}")
+    shown = json_line(message, "ERROR", "headrace") if is_json() else visible(redact_sentence(f"error: {message}"))
     print(shown, file=out or sys.stderr, flush=True)

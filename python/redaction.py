@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import lru_cache
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 #: A key that is to hold a secret, wherever in it that is said: the name of an account or of a container may follow.
@@ -29,6 +31,8 @@ _REFERENCE = re.compile(r"secretKeyRef|\.secrets\.", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+@")
 #: The key and what follows it, of `key=value` and `"key": "value"`; a whole word, so that a long one is read once.
 _KEY = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*[=:]\s*""")
+#: The same in a sentence, where a colon may end the name of a key: `publish.warehouse.password: unknown key`.
+_KEY_IN_SENTENCE = re.compile(r"""(?<![\w.-])([\w.-]+)(?:["']?[^\S\n]*=[^\S\n]*|["'][^\S\n]*:[^\S\n]*(?=["'\d]))""")
 #: The same in the value of a property, where `group:artifact:version` is no key and its value.
 _KEY_IN_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)(?:["']?\s*=|["']\s*:)\s*""")
 #: The value; a quotation mark at its end is of a text that it stands in.
@@ -37,8 +41,10 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{6,}")
 #: Shorter values of variables say nothing, and stand in other words.
 _SHORTEST = 6
-#: Of values that are known to be secrets.
+#: Of values that are known to be secrets. A shorter one would be hidden within other words, and so be told by the gaps.
 _SHORTEST_KNOWN = 4
+#: Of a line of a secret that has several. Logs indent lines and begin them with marks, so each is hidden by itself.
+_SHORTEST_LINE = 8
 HIDDEN = "***"
 #: Values that are secrets whatever their variables and keys are called, and the names of variables with such values.
 _values: set[str] = set()
@@ -48,8 +54,7 @@ _variables: set[str] = set()
 def hide(value: str) -> None:
     """Have `redact` hide a value from now on: a secret that this process has read."""
     if len(value) >= _SHORTEST_KNOWN:
-        # As it stands in addresses and in JSON, too.
-        _values.update({value, quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1]})
+        _values.add(value)
 
 
 def hide_variable(name: str) -> None:
@@ -77,16 +82,63 @@ def redact(text: str) -> str:
 
     Hidden are passwords in URLs, values of keys that are named like secrets (`is_secret`), HTTP's credentials, private
     keys, the values of this process's own environment variables that are named so, and all that `hide` and
-    `hide_variable` know of.
+    `hide_variable` know of. Values of fewer than 4 characters (6 of variables) are left: other words have them, too.
     """
-    for name in _variables:
-        hide(os.environ.get(name, ""))
-    for value in sorted(_values, key=len, reverse=True):
-        text = text.replace(value, HIDDEN)
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST and value in text and is_secret(name):
-            text = text.replace(value, HIDDEN)
-    return _without_secrets(text, _KEY)
+    return _without_secrets(_without_known(text), _KEY)
+
+
+def redact_sentence(text: str) -> str:
+    """As `redact`, of a message that may name keys of a spec before a colon."""
+    return _without_secrets(_without_known(text), _KEY_IN_SENTENCE)
+
+
+def redact_leaves(value: Any) -> Any:
+    """A value for JSON, `redact` applied to the texts in its lists and mappings; another type becomes its text."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {_redact_key(key): _redact_item(str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_leaves(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else redact(str(value))
+
+
+def _redact_key(key: Any) -> Any:
+    return _without_known(key) if isinstance(key, str) else key
+
+
+def _redact_item(key: str, value: Any) -> Any:
+    return HIDDEN if isinstance(value, str) and is_secret(key) else redact_leaves(value)
+
+
+def _without_known(text: str) -> str:
+    """A text without the values that are known to be secrets, in each of their forms."""
+    values = _values | {value for name in _variables if len(value := os.environ.get(name, "")) >= _SHORTEST_KNOWN}
+    values |= {v for name, v in os.environ.items() if len(v) >= _SHORTEST and _is_secret_variable(name)}
+    forms = {form for value in values for form in _forms(value)}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, HIDDEN)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def _is_secret_variable(name: str) -> bool:
+    return is_secret(name)
+
+
+@lru_cache(maxsize=1024)
+def _forms(value: str) -> frozenset[str]:
+    """Return a secret as texts have it: as it is, in addresses, in JSON, as `repr` and `ascii` write it, by lines."""
+    data = value.encode("utf-8", errors="surrogatepass")
+    forms = {value, quote(data), quote(data, safe=""), quote_plus(data), repr(data)[2:-1]}
+    forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    for written in (repr, ascii):
+        # Both quotation marks are in it: the text that has the secret decides whether the single one is escaped.
+        body = written(value + "'\"")[1:-4]
+        forms |= {body, body.replace("\\'", "'")}
+    if len(lines := value.splitlines()) > 1:
+        forms |= {line.strip() for line in lines if len(line.strip()) >= _SHORTEST_LINE}
+    return frozenset(form for form in forms if form.strip())
 
 
 def _without_secrets(text: str, keys: re.Pattern[str]) -> str:

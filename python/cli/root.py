@@ -40,8 +40,7 @@ class LogFormat(StrEnum):
 def _log_format(wanted: LogFormat) -> None:
     if wanted.value != logs.log_format():  # what is started from here logs in the same form
         os.environ[logs.VARIABLE] = wanted.value
-    if logs.is_json():
-        logs.configure(level=logging.WARNING)
+    logs.configure(level=logging.WARNING)
 
 
 @app.callback()

@@ -15,9 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from rich.text import Text
-
-from headrace.commands.screen import out, print_json, table
+from headrace.commands.screen import out, plain, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.lake.java import java_program
@@ -52,7 +50,7 @@ def doctor(ws: Workspace, pipeline: str | None = None, as_json: bool = False) ->
         return EXIT_FAILURE if missing else EXIT_DONE
     shown = table("what", "state", "found", "what to do")
     for f in findings:
-        shown.add_row(f.what, Text(f.state, style=_STYLES[f.state]), Text(f.found), Text(f.todo))
+        shown.add_row(f.what, plain(f.state, style=_STYLES[f.state]), plain(f.found), plain(f.todo))
     out.print(shown)
     out.print()
     out.print(f"missing: {', '.join(missing)}" if missing else "everything that is needed is here", markup=False)

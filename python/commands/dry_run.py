@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.text import Text
-
 from headrace.commands.run import between, resolve
-from headrace.commands.screen import out, table
+from headrace.commands.screen import out, plain, table
 from headrace.config import Spec
 from headrace.config.source import LandingSource
 from headrace.manifest import Input, Manifest, Output
@@ -80,9 +78,9 @@ def dry_run(
     out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run\n", markup=False)
     shown = table(*(["day"] if len(days) > 1 else []), "stage", "would run", "why", "reads", "writes")
     for p in planned:
-        state = Text("yes", style="bold") if p.runs else Text("no", style="dim")
-        reads, writes = (Text("\n".join(_some(lines))) for lines in (p.reads, p.writes))
-        shown.add_row(*([p.ds] if len(days) > 1 else []), p.stage, state, Text(p.why), reads, writes)
+        state = plain("yes", style="bold") if p.runs else plain("no", style="dim")
+        reads, writes = (plain("\n".join(_some(lines))) for lines in (p.reads, p.writes))
+        shown.add_row(*([p.ds] if len(days) > 1 else []), p.stage, state, plain(p.why), reads, writes)
     out.print(shown)
     return planned
 

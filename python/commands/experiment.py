@@ -9,8 +9,6 @@ from contextlib import nullcontext, redirect_stdout
 from datetime import date, timedelta
 from typing import Any
 
-from rich.text import Text
-
 from headrace.commands.run import run
 from headrace.commands.screen import out, print_json, table
 from headrace.config import Experiment, Spec, load_spec, parse_ds
@@ -222,7 +220,7 @@ def _show(spec: Spec, told: Mapping[str, Any]) -> None:
             facts.percent(of["variance_ratio"]),
             _range(bounds),
             f"{bounds['p']:.2g}",
-            Text(of["conclusion"], style=_STYLES.get(of["conclusion"], "")),
+            plain(of["conclusion"], style=_STYLES.get(of["conclusion"], "")),
         )
     out.print(both)
     by_day = table(

@@ -6,9 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.text import Text
-
-from headrace.commands.screen import out, table
+from headrace.commands.screen import out, plain, table
 from headrace.config import load_spec
 from headrace.config.section import NAME
 from headrace.errors import UserError
@@ -79,7 +77,9 @@ def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> Non
         style = {"label": "bold green", "-": "dim"}.get(use, "")
         nulls = f"{c.null_rate:.1%}" if c.nulls else ""
         values = "" if c.fault else f"{c.distinct:,}"
-        shown.add_row(Text(c.name), Text("" if c.fault else c.type), nulls, values, Text(use, style=style), Text(why))
+        shown.add_row(
+            plain(c.name), plain("" if c.fault else c.type), nulls, values, plain(use, style=style), plain(why)
+        )
     out.print(shown)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from headrace.commands.screen import out, print_json
+from headrace.commands.screen import out, plain, print_json
 from headrace.config import parse_ds
 from headrace.monitor.lineage import Node, find, load_runs, trace
 from headrace.workspace import Workspace
@@ -42,9 +42,9 @@ def _grown(node: Node) -> Tree:
 
 
 def _label(node: Node) -> Text:
-    label = Text(node.title, style="bold")
+    label = plain(node.title, style="bold")
     if node.detail:
-        label.append(f"  {node.detail}", style="not bold dim")
+        label.append(plain(f"  {node.detail}", "not bold dim"))
     if node.warning:
-        label.append(f"  {node.warning}", style="yellow")
+        label.append(plain(f"  {node.warning}", "yellow"))
     return label

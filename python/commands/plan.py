@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
-from headrace.commands.screen import out, print_json, table
+from headrace.commands.screen import out, plain, print_json, table
 from headrace.config import Spec, load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.features.ops import REGISTRY
@@ -88,11 +86,16 @@ def _by_spark(pipeline: str, sets: Sequence[str]) -> Spec:
 def _print(seen: Sequence[StepPlans]) -> None:
     shown = table("what", "step", ">plans", "on the GPU", "operators", "what leaves, and why")
     for s in seen:
-        state = Text("yes", style="green") if s.green else Text("NO", style="bold red")
+        state = plain("yes", style="green") if s.green else plain("NO", style="bold red")
         if s.step in (LOG, ON_CPUS):
-            state = Text("-", style="dim")
+            state = plain("-", style="dim")
         shown.add_row(
-            Text(s.subject), Text(s.step), str(len(s.plans)), state, Text(_operators(s)), Text("\n".join(s.faults()))
+            plain(s.subject),
+            plain(s.step),
+            str(len(s.plans)),
+            state,
+            plain(_operators(s)),
+            plain("\n".join(s.faults())),
         )
     out.print(shown)
     out.print()

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
-from rich.text import Text
-
 from headrace.commands.run import resolve, run
-from headrace.commands.screen import out, print_json, table
+from headrace.commands.screen import out, plain, print_json, table
 from headrace.commands.verdict import show_verdict
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
@@ -58,7 +56,7 @@ def models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[
         status = t["status"] or "–"
         size = "gone" if t["bytes"] is None else f"{t['bytes'] / 2**20:,.1f} MiB"
         by = f"{t['by']}: {t['reason']}" if t["by"] else ""
-        row = [t["version"], t["ds"] or "–", ", ".join(t["aliases"]), Text(status, style=_STYLES.get(status, ""))]
+        row = [t["version"], t["ds"] or "–", ", ".join(t["aliases"]), plain(status, style=_STYLES.get(status, ""))]
         more = [size, *([rows] if embeddings else []), by]
         shown.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), *more)
     out.print(shown)

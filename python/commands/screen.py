@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -15,11 +18,16 @@ from headrace.logs import visible
 
 
 class _SafeConsole(Console):
-    """A console whose texts and tables show control characters of what they are given (headrace.logs.visible)."""
+    """A console that shows control characters of whatever it is given (headrace.logs.visible)."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """As rich's, of the cells of tables and of texts that are printed."""
         return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's; what rich itself says to the terminal (`control`: moves of the cursor) stays."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
 
 
 #: Results. Output that is not a terminal (a pipe, a log) is not cut at 80 columns: half a name helps nobody.
@@ -35,6 +43,11 @@ def table(*headings: str, title: str | None = None) -> Table:
     for heading in headings:
         made.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
     return made
+
+
+def plain(text: str, style: str | Style = "") -> Text:
+    """A text without markup whose control characters are seen, for a cell or a line: what data or people have named."""
+    return Text(visible(text), style)
 
 
 def print_json(value: Any) -> None:

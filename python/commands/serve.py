@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.commands.screen import out
 from headrace.errors import UserError
+from headrace.redaction import hide
 from headrace.serve.options import ServeOptions
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ def token_of(file: Path | None) -> str | None:
         return None
     if not token or not all("!" <= c <= "~" for c in token):
         raise UserError(f"{where} has no token: one line of printable ASCII without spaces")
+    hide(token)
     return token
 
 

@@ -9,9 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
-from headrace.commands.screen import out, print_json, table
+from headrace.commands.screen import out, plain, print_json, table
 from headrace.commands.summary import main_counts, manifests_of
 from headrace.commands.verdict import broken_rules, of_challenger
 from headrace.config import Spec, load_spec, parse_ds
@@ -133,7 +132,7 @@ def state_table(states: Sequence[StageState]) -> Table:
     shown = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
     for _, day in groupby(states, key=lambda s: (s.pipeline, s.ds)):
         for s in day:
-            cell = Text(s.state, style=_STYLES[s.state])
+            cell = plain(s.state, style=_STYLES[s.state])
             if s.stage == "gate" and s.manifest is not None:
                 verdict = str(s.manifest.facts.get("verdict"))
                 cell.append(f", {verdict}", style="red" if verdict == "refused" else "")

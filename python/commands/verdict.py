@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from headrace.commands.screen import out, table
+from headrace.commands.screen import out, plain, table
 from headrace.config import Spec
 from headrace.errors import EXIT_DONE, EXIT_REFUSED
 from headrace.manifest import Manifest
@@ -38,8 +38,8 @@ def show_verdict(gate: Manifest) -> None:
 def _state(rule: Mapping[str, Any]) -> Text:
     passed = rule.get("passed")
     if passed is None:
-        return Text("not judged", style="dim")
-    return Text("holds", style="green") if passed else Text("broken", style="red")
+        return plain("not judged", style="dim")
+    return plain("holds", style="green") if passed else plain("broken", style="red")
 
 
 def sentence(gate: Manifest) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 
-from headrace.commands.screen import out
+from headrace.commands.screen import out, plain
 from headrace.commands.status import StageState, look, state_table
 from headrace.monitor import facts
 from headrace.observe.running import RunningStage
@@ -42,10 +41,10 @@ def watch(
 
 
 def _screen(ws: Workspace, states: Sequence[StageState], busy: dict[str, str]) -> RenderableType:
-    parts: list[RenderableType] = [state_table(states)] if states else [Text("nothing has run yet", style="dim")]
+    parts: list[RenderableType] = [state_table(states)] if states else [plain("nothing has run yet", style="dim")]
     for name in busy:
-        parts += [Text(f"{name} {stage.ds} {describe(stage)}") for stage in RunningStage.read(ws, name)] or [
-            Text(f"{name}: a stage is at work ({busy[name]})")
+        parts += [plain(f"{name} {stage.ds} {describe(stage)}") for stage in RunningStage.read(ws, name)] or [
+            plain(f"{name}: a stage is at work ({busy[name]})")
         ]
     return Group(*parts)
 

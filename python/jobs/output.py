@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TextIO
 
 from headrace.jobs.events import MARK, StageEvent
-from headrace.logs import as_json_line
+from headrace.logs import as_json_line, visible
+from headrace.redaction import redact_sentence
 
 OnEvent = Callable[[StageEvent], None]
 
@@ -24,8 +25,12 @@ _NOISE = re.compile(
 )
 
 
+#: Bytes that are held back until their line ends.
+_LONGEST_LINE = 1 << 20
+
+
 class Sink(Protocol):
-    """Where output is kept, byte for byte."""
+    """Where output is kept."""
 
     def write(self, data: bytes, /) -> object: ...
 
@@ -41,12 +46,13 @@ def copy_output(source: int, sink: Sink, echo: TextIO, on_event: OnEvent) -> Non
 
     Args:
         source: the read end of a pipe.
-        sink: gets every byte but those of events.
-        echo: gets the lines as they come, without noise. Progress that rewrites its line (carriage returns) is shown
-            only where it is a terminal.
+        sink: gets every byte but those of events and of secrets.
+        echo: gets the lines as they come, without noise, and control characters as `visible` shows them. Progress that
+            rewrites its line (carriage returns) is shown only where it is a terminal.
         on_event: called with each event when all before it is written, and nothing after it.
     """
     screen, held = _Screen(echo), b""
+    lines = _Lines(sink, screen)
     while chunk := os.read(source, 65_536):
         held += chunk
         while held:
@@ -58,19 +64,15 @@ def copy_output(source: int, sink: Sink, echo: TextIO, on_event: OnEvent) -> Non
             else:
                 held = mark + line if mark and not end else rest
             if text:
-                sink.write(text)
-                sink.flush()
-                screen.write(text)
+                lines.write(text)
             if event is not None:
-                screen.end_line()
+                lines.end_line()
                 on_event(event)
             elif mark:
                 break  # the end of its line is still to come
     if held:
-        sink.write(held)
-        sink.flush()
-        screen.write(held)
-    screen.end_line()
+        lines.write(held)
+    lines.end_line()
 
 
 class JsonLines:
@@ -110,6 +112,35 @@ class JsonLines:
                 self._echo.write(told)
 
 
+class _Lines:
+    """Whole lines, without secrets, for a sink and a screen; a sink of JSON lines hides them itself, by value."""
+
+    def __init__(self, sink: Sink, screen: _Screen) -> None:
+        self._sink, self._screen, self._partial = sink, screen, b""
+
+    def write(self, data: bytes) -> None:
+        data = self._partial + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end > _LONGEST_LINE:
+            end = len(data)
+        self._partial = data[end:]
+        self._hand_on(data[:end])
+
+    def end_line(self) -> None:
+        data, self._partial = self._partial, b""
+        self._hand_on(data)
+        self._screen.end_line()
+
+    def _hand_on(self, data: bytes) -> None:
+        if not data:
+            return
+        if not isinstance(self._sink, JsonLines):
+            data = redact_sentence(data.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        self._sink.write(data)
+        self._sink.flush()
+        self._screen.write(data)
+
+
 class _Screen:
     def __init__(self, echo: TextIO) -> None:
         self._echo, self._live = echo, echo.isatty()
@@ -125,13 +156,14 @@ class _Screen:
 
     def _show(self, pieces: list[bytes]) -> None:
         for piece in pieces:
-            text = piece.decode("utf-8", errors="replace")
-            if text in ("\n", "\r") or _NOISE.search(text):
+            line = piece.decode("utf-8", errors="replace")
+            text = visible(line.rstrip("\n\r"))
+            if line in ("\n", "\r") or _NOISE.search(text):
                 continue
-            if text.endswith("\r"):
+            if line.endswith("\r"):
                 if self._live:
-                    self._echo.write("\r\x1b[2K" + text[:-1])
+                    self._echo.write("\r\x1b[2K" + text)
             else:
                 # A line that ends what a progress bar left half-written starts from the left.
-                self._echo.write(("\r\x1b[2K" if self._live else "") + text.rstrip("\n") + "\n")
+                self._echo.write(("\r\x1b[2K" if self._live else "") + text + "\n")
         self._echo.flush()

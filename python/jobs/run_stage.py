@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -108,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
         if (message := told(e, written)) is not None:
             logs.tell_error(message[0])
             return message[1]
-        _tell_trace()
+        logs.print_trace(e, log.name)
         return _killed_jvm() or EXIT_FAILURE
     return EXIT_DONE
 
@@ -140,13 +139,6 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
         check_lock(ws, spec.pipeline, STAGES[args.stages[0]].lease)
     with shared_session(conf, ws, title, begin) as tidy:
         yield tidy
-
-
-def _tell_trace() -> None:
-    if logs.is_json():
-        log.exception("failed")
-    else:
-        traceback.print_exc()
 
 
 def _run_one(

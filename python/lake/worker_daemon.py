@@ -14,10 +14,13 @@ A name for `spark.python.daemon.module` (headrace.lake.session).
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from headrace import logs
 
 #: What nearly every task imports.
 _SHARED = ("numpy", "pandas", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.parquet")
@@ -40,6 +43,8 @@ def main() -> None:
     """Serve workers until Spark ends."""
     sys.path[:] = without_archives(sys.path)
     sys.path_importer_cache.clear()
+    # Lines of all workers; Spark puts them into the executor's log.
+    logs.configure(level=logging.WARNING)
     # Not before: all are found on the path.
     for name in _SHARED:
         import_module(name)

@@ -9,16 +9,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace import logs
 from headrace.jobs.events import MARK
 from headrace.jobs.output import JsonLines, copy_output
-from headrace.redaction import is_secret, redact
+from headrace.redaction import HIDDEN, hide, is_secret, redact
 from headrace.workspace import checkout
 from tests.cli_support import DS, Yard, make_yard
 
@@ -113,6 +114,131 @@ def test_the_variables_of_clouds() -> None:
         "PWD",
     ]
     assert [name for name in [*secret, *other] if is_secret(name)] == secret
+
+
+#: Characters of secrets: those that formats, addresses, JSON, `repr` and lines write otherwise, and any.
+SECRETS = st.text(
+    st.sampled_from("ab%s{}'\"\\\n\r\t/+ @:=é\u2028\x1b\U0001f511") | st.characters(), min_size=4, max_size=24
+)
+
+
+@settings(max_examples=300)
+@given(secret=SECRETS.filter(str.strip), words=st.lists(st.text("xyz %", max_size=4), min_size=2, max_size=2))
+def test_no_line_has_a_secret(secret: str, words: list[str]) -> None:
+    """Of a message, its arguments, fields and a trace, as text and as JSON; the text is searched by another rule."""
+    before, after = words
+    # Lines of tracebacks name files and code of this test, which short texts stand in.
+    assume(all(secret not in text for text in (__file__, "Traceback (most recent call last):", "ValueError", before)))
+
+    class Value:
+        def __repr__(self) -> str:
+            return f"<{secret!r}>"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.redaction._values", set())
+        hide(secret)
+        try:
+            raise ValueError(f"{before}{secret}{after}", "two")
+        except ValueError as e:
+            e.add_note(f"note {secret}")
+            told = record(f"{before.replace('%', '')}{secret.replace('%', '%%')} %s %r %s", secret, secret, Value())
+            told.exc_info = sys.exc_info()
+            told.fields = {"a": [f"{before}{secret}", {"b": secret}], secret: 1, "c": Value()}
+            trace = io.StringIO()
+            with redirect_stderr(trace):
+                logs.print_trace(e)
+        text = logs.TextFormatter().format(told)
+        line = json.loads(logs.JsonFormatter().format(told))
+        foreign = json.loads(logs.as_json_line(json.dumps({"m": f"x {secret}", "n": [secret]}), {"stage": "train"}))
+    written = [secret, repr(secret)[1:-1], ascii(secret)[1:-1], repr(f"{secret}'\"")[1:-4], logs.visible(secret)]
+    for leaf in (text, trace.getvalue(), *leaves(line), *leaves(foreign)):
+        assert not [form for form in written if form in leaf and form.strip(" *")], (leaf, secret)
+    assert HIDDEN in text
+    assert text.startswith(logs.visible(before.replace("%", "")))
+    assert foreign["stage"] == "train"
+
+
+def leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, str):
+        yield value
+
+
+@given(secret=st.text(st.characters(exclude_categories=["Cs"]), max_size=3))
+def test_short_secrets_are_left_alone(secret: str) -> None:
+    """Three characters stand in other words: hidden there, the gaps would tell them and spoil what is said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.redaction._values", set())
+        hide(secret)
+        assert redact(f"it was {secret}, then") == f"it was {secret}, then"
+
+
+@given(
+    secret=st.text(st.sampled_from("ab%é\"'\\ z\U0001f511"), min_size=6, max_size=20).filter(
+        lambda s: len(s.strip()) > 5
+    ),
+    size=st.integers(1, 9),
+)
+def test_no_application_prints_a_secret(secret: str, size: int) -> None:
+    """Whatever cuts its output has: prints, the JVM's lines, half a line before an event."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOME_PASSWORD", secret)
+        data = f"first {secret}\nx\rsecond: {secret}".encode()
+        chunks = iter([*(data[at : at + size] for at in range(0, len(data), size)), b""])
+        patch.setattr(os, "read", lambda *_: next(chunks))
+        kept, shown = io.BytesIO(), io.StringIO()
+        copy_output(0, kept, shown, lambda event: None)
+    assert kept.getvalue().decode() == "first ***\nx\rsecond: ***"
+    assert shown.getvalue() == "first ***\nsecond: ***\n"
+
+
+@pytest.mark.parametrize("form", logs.FORMATS)
+def test_no_process_prints_a_secret(form: str) -> None:
+    """A thread, a log line of another library before any set-up of its own, an exception that nobody catches."""
+    program = """
+import logging, sys, threading
+from headrace import logs
+from headrace.redaction import hide
+logs.configure()
+hide("pass%word\\nof two lines")
+logging.getLogger("their.library").warning("with %s", "pass%word\\nof two lines")
+def work():
+    raise OSError("no access by pass%word\\nof two lines")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+raise KeyError("pass%word\\nof two lines", "second-" + "secret")
+"""
+    env = {**os.environ, logs.VARIABLE: form, "DB_PASS": "second-secret"}
+    env["PUBLISH_PASSWORD"] = "second-secret"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    assert (done.stderr.count("OSError"), done.stderr.count("KeyError")) == ((1, 1) if form == "text" else (2, 2))
+    for part in ("pass%", "of two lines", "second-secret"):
+        assert part not in done.stderr.replace('raise OSError("no access by pass', ""), done.stderr
+    if form == "json":
+        assert [json.loads(line)["level"] for line in done.stderr.splitlines()] == ["WARNING", "ERROR", "ERROR"]
+
+
+def test_errors_name_keys_and_hide_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "hunter-22")
+    said = io.StringIO()
+    logs.tell_error(
+        "a.yaml: publish.warehouse.password: unknown key\n'token': no such column; hunter-22, pwd.x=1", said
+    )
+    assert said.getvalue().splitlines() == [
+        "error: a.yaml: publish.warehouse.password: unknown key",
+        "'token': no such column; ***, pwd.x=1",
+    ]
+    said = io.StringIO()
+    logs.tell_error("Error: token=abc of https://me:hunter23@host, Bearer abcdef123456", said)
+    assert said.getvalue() == "error: Error: token=*** of https://me:***@host, Bearer ***\n"
 
 
 @given(st.lists(st.text(max_size=30), max_size=6), st.integers(1, 7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
@@ -13,16 +14,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Group
+from rich.panel import Panel
+from rich.text import Text
+from rich.tree import Tree
 from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.commands import screen
 from headrace.config import load_spec, parse_ds
 from headrace.errors import UserError
+from headrace.jobs.output import copy_output
 from headrace.logs import TextFormatter, tell_error, visible
 from headrace.publish.psql_text import psql_table
 from headrace.storage.objects import copies
-from headrace.workspace import pipeline_file
+from headrace.workspace import checkout, pipeline_file
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x7f\r\u202e"
 
@@ -64,9 +70,39 @@ def test_every_table_and_line_of_the_console(monkeypatch: pytest.MonkeyPatch) ->
     assert "[bold]" not in file.getvalue()
     file.truncate(0)
     file.seek(0)
+    tree = Tree(HOSTILE)
+    tree.add(Text(HOSTILE))
+    cells = screen.table("a", "b")
+    cells.add_row(screen.plain(HOSTILE), "|")
+    cells.add_row(Text(HOSTILE), "|")
+    screen.out.print(tree, Group(Text(HOSTILE), Panel(HOSTILE)), cells, Text(HOSTILE))
+    assert not is_obeyed(file.getvalue())
+    assert file.getvalue().count("owned") == 7
+    file.truncate(0)
+    file.seek(0)
     screen.print_json({"id": HOSTILE, "n": "é"})
     assert not is_obeyed(file.getvalue())
     assert json.loads(file.getvalue()) == {"id": HOSTILE, "n": "é"}
+
+
+def test_commands_print_by_the_console_alone() -> None:
+    """Rich's own texts in cells pass by `visible` until they are drawn, and would break the columns."""
+    for path in sorted((checkout() / "python" / "commands").glob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        names = {ast.unparse(call.func) for call in calls}
+        forbidden = {"print", "Text", "typer.echo", "sys.stdout.write", "sys.stderr.write", "Console"}
+        assert path.name == "screen.py" or not names & forbidden, (path, names & forbidden)
+
+
+def test_what_an_application_prints_is_shown_and_not_obeyed() -> None:
+    read, write = os.pipe()
+    os.write(write, f"id {HOSTILE}\nnext".encode())
+    os.close(write)
+    kept, screen_file = io.BytesIO(), io.StringIO()
+    copy_output(read, kept, screen_file, lambda event: None)
+    os.close(read)
+    assert not is_obeyed(screen_file.getvalue())
+    assert kept.getvalue() == f"id {HOSTILE}\nnext".encode()
 
 
 def test_log_lines_and_errors() -> None:

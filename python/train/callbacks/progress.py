@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Literal, TextIO
 
+from headrace.redaction import redact
 from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
 from headrace.train.job import Job
@@ -110,7 +111,7 @@ class ProgressWriter(logging.Handler):
         self._write({"progress": asdict(event)})
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._write({"text": record.getMessage(), "level": record.levelno})
+        self._write({"text": redact(record.getMessage()), "level": record.levelno})
 
     def _write(self, message: dict[str, object]) -> None:
         self._path.append((json.dumps(message) + "\n").encode())

@@ -17,6 +17,7 @@ from pathlib import Path
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.lake.told_errors import own_error, store_away
+from headrace.redaction import redact
 from headrace.storage import LeaseLost
 from headrace.storage.file_faults import free_in, is_full, told_of_file
 from headrace.storage.objects import copies
@@ -89,7 +90,7 @@ def rank_main(job_json: str) -> str:
     except (HorovodInternalError, PeerLost) as e:
         # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
         result.lost = str(e)
-        print(f"rank {collective.world.rank}: {e}", file=sys.stderr)
+        print(logs.visible(redact(f"rank {collective.world.rank}: {e}")), file=sys.stderr)
     finally:
         if result.error is not None:
             with suppress(OSError):  # the result has it, too
