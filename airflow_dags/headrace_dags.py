@@ -12,6 +12,6 @@ from headrace_airflow.pipelines import pipelines
 # The process of a task reads this file for one DAG.
 _wanted = get_parsing_context().dag_id
 # Airflow looks for this word in a file before it reads it: dag.
-for _pipeline in pipelines():
+for _pipeline in pipelines(with_specs=_wanted is None):
     for _dag in dags_of(_pipeline, _wanted):
         globals()[_dag.dag_id] = _dag

@@ -18,9 +18,9 @@ from headrace_airflow.ends import RefusedException, end
 from headrace_airflow.here import Here
 from headrace_airflow.lineage import parent_variables
 from headrace_airflow.notify import tell
-from headrace_airflow.outside import PUBLIC, SPARK, Master, command, master, private_variables, run, secrets
+from headrace_airflow.outside import PUBLIC, SPARK, Master, command, master, run, secrets
 from headrace_airflow.pipelines import Pipeline
-from headrace_airflow.settings import ERRORS, HAND_OVER, SETTINGS, STAGES
+from headrace_airflow.settings import ERRORS, HAND_OVER, SETTINGS, STAGES, private_variables
 from headrace_airflow.spark_provider import SparkSubmitHook, SparkSubmitOperator, with_kubernetes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from airflow.sdk.bases.hook import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from headrace_airflow.pipelines import Pipeline
-from headrace_airflow.settings import SETTINGS
+from headrace_airflow.settings import SETTINGS, private_variables
 
 SPARK = "spark_default"
 WAREHOUSE = "headrace_warehouse"
@@ -25,8 +25,6 @@ STORE = "headrace_store"
 _SECONDS = 300
 #: Of `secrets`, what is none, and may stand in a property.
 PUBLIC = ("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
-#: None of the jobs' business.
-_PRIVATE = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
 
 
 def connection(conn_id: str) -> Any:
@@ -145,11 +143,6 @@ def secrets(pipeline: Pipeline) -> dict[str, str]:
         }
         found |= {name: str(value) for name, value in given.items() if value}
     return found
-
-
-def private_variables() -> list[str]:
-    """Names of the variables of this process that no job gets."""
-    return [name for name in os.environ if name.startswith(_PRIVATE)]
 
 
 def environment(pipeline: Pipeline | None = None) -> dict[str, str]:

@@ -1,20 +1,22 @@
 """The pipelines of the folder, as far as their DAGs need to know them: the plain mapping of each YAML file.
 
-The specs are validated where the jobs run. A file that cannot be read gives a pipeline with a fault: its DAG of the
-daily retraining stays, and says so.
+A file that cannot be read, or whose spec headrace refuses (spec_faults.py), gives a pipeline with a fault: its DAG of
+the daily retraining stays, and says so. An import error of Airflow would take the DAGs of all other pipelines with it,
+as they are of the same DAG file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from headrace_airflow.settings import SETTINGS, STAGES, YAML_TEXT
+from headrace_airflow.spec_faults import spec_faults
 
 #: As headrace wants a pipeline's own name.
 _NAME = "[a-z][a-z0-9_]*"
@@ -61,11 +63,20 @@ class Pipeline:
         return GPU_POOL if on_gpu or trains else POOL
 
 
-def pipelines() -> Iterator[Pipeline]:
-    """Those of the folder, each name once."""
+def pipelines(with_specs: bool = True) -> Iterator[Pipeline]:
+    """Those of the folder, each name once.
+
+    Args:
+        with_specs: tell specs that headrace refuses; the process of a task need not, its job does.
+    """
+    contents = {path: _content(path) for path in sorted(SETTINGS.pipelines.glob("*.yaml"))}
+    read = [_read(path, content) for path, content in contents.items()]
+    sound = {p.path: content for p in read if p.fault is None and isinstance(content := contents[p.path], bytes)}
+    faults = spec_faults(sound) if with_specs else {}
     seen: dict[str, Path] = {}
-    for path in sorted(SETTINGS.pipelines.glob("*.yaml")):
-        found = _read(path)
+    for pipeline in read:
+        path = pipeline.path
+        found = replace(pipeline, fault=faults[path]) if path in faults else pipeline
         if found.name in seen:
             found = Pipeline(path.stem, path, fault=f"{path} and {seen[found.name]} are both named '{found.name}'")
             if found.name in seen:
@@ -74,10 +85,19 @@ def pipelines() -> Iterator[Pipeline]:
         yield found
 
 
-def _read(path: Path) -> Pipeline:
+def _content(path: Path) -> bytes | OSError:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        return e
+
+
+def _read(path: Path, content: bytes | OSError) -> Pipeline:
     stem = re.sub("[^a-z0-9_]", "_", path.stem.lower())
     try:
-        data = YAML_TEXT.parse_yaml(path.read_text(encoding="utf-8"))
+        if isinstance(content, OSError):
+            raise content
+        data = YAML_TEXT.parse_yaml(content.decode("utf-8"))
     except YAML_TEXT.YamlFault as e:
         return Pipeline(stem, path, fault=f"{path}: {'; '.join(str(e).splitlines())}")
     except (OSError, yaml.YAMLError, ValueError) as e:

@@ -90,6 +90,15 @@ def _pyspark(python: Path) -> Path:
 SETTINGS = settings()
 
 
+#: None of the jobs' business.
+_PRIVATE = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
+
+
+def private_variables() -> list[str]:
+    """Names of the variables of this process that no job gets."""
+    return [name for name in os.environ if name.startswith(_PRIVATE)]
+
+
 def _by_path(name: str) -> Any:
     """A module of the package `headrace` that imports nothing but the standard library and PyYAML."""
     spec = spec_from_file_location(

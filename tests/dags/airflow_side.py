@@ -73,6 +73,7 @@ def look() -> dict[str, Any]:
         }
         dags[dag_id] = {
             "tasks": tasks,
+            "fault": next((str(t.pipeline.fault) for t in dag.tasks if t.task_id == "pipeline_file"), None),
             "timetable": type(dag.timetable).__name__,
             "catchup": dag.catchup,
             "max_active_runs": dag.max_active_runs,

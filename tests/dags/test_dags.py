@@ -102,24 +102,62 @@ def after(*names: str | list[str]) -> dict[str, list[str]]:
     return {n: sorted(nexts) for step, nexts in zip(steps, [*steps[1:], []], strict=True) for n in step}
 
 
+def refused_specs() -> dict[str, tuple[dict[str, Any], str]]:
+    """By name: what is changed in `clicks`, and what headrace says of it. All of it needs no data to be known."""
+    clicks = yaml.safe_load(pipeline_file("clicks").read_text())
+    features, score = clicks["features"], clicks["score"]
+
+    def with_chain(**chain: Any) -> dict[str, Any]:
+        return {"features": features | {"workflow": [*features["workflow"], chain]}}
+
+    return {
+        "parameter": (with_chain(columns=["item_price"], ops=[{"log": {"bass": 2}}]), "bass"),
+        "column": (with_chain(columns=["prise"], ops=["log"]), "prise"),
+        "double": (with_chain(columns=["user_id"], ops=["categorify"]), "user_id"),
+        "label": (with_chain(columns=[features["label"]], ops=["categorify"]), features["label"]),
+        "rank_key": ({"score": score | {"item": score["item"] | {"key": "rank"}}}, "rank"),
+        "unknown_key": ({"train": clicks["train"] | {"batchsize": 3}}, "batchsize"),
+    }
+
+
 @pytest.fixture(scope="module")
 def seen(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Fifty pipelines, one of them on a GPU, one without a warm start and most sections, and two faulty files."""
+    """Fifty pipelines, one of them on a GPU, one without a warm start and most sections, and two faulty files.
+
+    Also six whose specs are refused. Under "first" is what was seen before any of them was known.
+    """
     gpu = {"spark": {"profile": "gpu"}}
     train = yaml.safe_load(pipeline_file("clicks").read_text())["train"]
     bare = {"baseline": None, "drift": None, "train": train | {"warm_start": False}}
     many: dict[str, dict[str, Any]] = {f"clicks{n}": {} for n in range(48)}
+    many |= {name: changed for name, (changed, _) in refused_specs().items()}
     folder = pipelines_folder(tmp_path_factory.mktemp("many") / "pipelines", **many, gpu=gpu, bare=bare)
     (folder / "torn.yaml").write_text("pipeline: [")
     (folder / "twice.yaml").write_text((folder / "bare.yaml").read_text())
-    return ask("look", env={"HEADRACE_PIPELINES": str(folder)})
+    first = ask("look", env={"HEADRACE_PIPELINES": str(folder)})
+    return ask("look", env={"HEADRACE_PIPELINES": str(folder)}) | {"first": first}
+
+
+def test_refused_specs_are_told_when_dags_are_read(seen: dict[str, Any]) -> None:
+    """By one process for all files that are new, in one line, where the other pipelines keep their DAGs."""
+    first = seen["first"]
+    assert first["begun"].count("subprocess.Popen") == 1
+    assert first["heavy"] == []
+    assert {name: dag["fault"] for name, dag in first["dags"].items()} == {
+        name: dag["fault"] for name, dag in seen["dags"].items()
+    }
+    for name, (_, said) in refused_specs().items():
+        fault = seen["dags"][f"headrace_{name}_retrain"]["fault"]
+        assert said in fault, (name, fault)
+        assert "\n" not in fault
+        assert f"{name}.yaml: " in fault
 
 
 def test_reading_fifty_pipelines_reads_each_file_once_and_starts_nothing(seen: dict[str, Any]) -> None:
     """A DAG file is read every few seconds: what that costs is each pipeline's YAML, and no stack comes with it."""
     assert seen["errors"] == {}
     assert seen["heavy"] == []
-    assert len(seen["opened"]) == 52
+    assert len(seen["opened"]) == 58
     assert set(seen["opened"].values()) == {1}
     assert seen["begun"] == []
 
@@ -132,7 +170,7 @@ def test_the_process_of_a_task_makes_its_own_dag_alone(seen: dict[str, Any]) -> 
 def test_each_pipeline_has_its_dags(seen: dict[str, Any]) -> None:
     names = [*(f"clicks{n}" for n in range(48)), "gpu", "bare"]
     kinds = ("retrain", "score", "backfill", "maintain")
-    faulty = {"headrace_torn_retrain", "headrace_twice_retrain"}
+    faulty = {f"headrace_{name}_retrain" for name in ("torn", "twice", *refused_specs())}
     assert set(seen["dags"]) == {f"headrace_{name}_{kind}" for name in names for kind in kinds} | faulty
     for name in faulty:
         assert list(seen["dags"][name]["tasks"]) == ["pipeline_file"]

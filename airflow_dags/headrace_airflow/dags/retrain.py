@@ -25,13 +25,13 @@ def dag(pipeline: Pipeline) -> DAG:
 
 def faulty(pipeline: Pipeline) -> DAG:
     """In place of a DAG whose stages are not known: each day it says why."""
-    with _empty(pipeline) as made:
+    with _empty(pipeline, str(pipeline.fault)) as made:
         Fault(pipeline=pipeline, ds=DS)
     return made
 
 
-def _empty(pipeline: Pipeline) -> DAG:
+def _empty(pipeline: Pipeline, description: str = __doc__ or "") -> DAG:
     # Not "@daily", which has no data interval: the run that starts after midnight is for the day that has ended.
     cron = SETTINGS.schedule if pipeline.daily else None
     schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
-    return make_dag(pipeline, "retrain", __doc__ or "", _HOURS, schedule=schedule)
+    return make_dag(pipeline, "retrain", description, _HOURS, schedule=schedule)

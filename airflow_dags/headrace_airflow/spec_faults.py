@@ -1,0 +1,105 @@
+"""Why specs are refused, as headrace says when it reads them: asked in a process of the pipelines' environment.
+
+A DAG file is read every few seconds, so answers are kept in a file of AIRFLOW_HOME, by the content of the pipelines'
+files: one process answers for all that are new, and none is started where there are none. Where the pipelines'
+environment is not, as where drivers or pods have it, nothing is known of specs, and the jobs refuse them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headrace_airflow.settings import SETTINGS, private_variables
+
+log = logging.getLogger(__name__)
+
+#: Airflow ends the reading of a DAG file after 30 s (`dagbag_import_timeout`).
+_SECONDS = 20
+#: Files that one reading asks about, so that its time suffices; the next one asks about others.
+_MOST_FILES = 50
+#: How long an answer holds. It may change although the file does not: somebody mends a class that the file names.
+_REFUSED_SECONDS, _TAKEN_SECONDS = 600, 86_400
+
+
+def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
+    """The faults of pipelines' files that have some.
+
+    Args:
+        files: the files with their content.
+    """
+    if not SETTINGS.python.exists():
+        return {}
+    keys = {path: _key(path, content) for path, content in files.items()}
+    now, known = time.time(), _read()
+    held = {key: known[key] for key in keys.values() if key in known and known[key]["until"] > now}
+    if new := dict([(path, key) for path, key in keys.items() if key not in held][:_MOST_FILES]):
+        answers = _asked(list(new))
+        for path, key in new.items():
+            fault = answers.get(str(path))
+            is_taken = str(path) in answers and fault is None
+            held[key] = {"fault": fault, "until": now + (_TAKEN_SECONDS if is_taken else _REFUSED_SECONDS)}
+        # Of files that are gone or have changed nothing is kept; a second reader that writes at once does it again.
+        _write(held)
+    faults = {path: held[key]["fault"] for path, key in keys.items() if key in held and held[key]["fault"]}
+    return {path: fault if str(path) in fault else f"{path}: {fault}" for path, fault in faults.items()}
+
+
+def _key(path: Path, content: bytes) -> str:
+    environment = [SETTINGS.python, SETTINGS.checkout / "python" / "jobs" / "spec_check.py"]
+    stamps = [p.stat().st_mtime_ns for p in environment if p.exists()]
+    return hashlib.sha256(json.dumps([str(path), *map(str, environment), stamps]).encode() + content).hexdigest()
+
+
+def _asked(paths: list[Path]) -> dict[str, str | None]:
+    """The faults of files by their paths, None where there is none; nothing where the process fails."""
+    program = SETTINGS.checkout / "python" / "jobs" / "check_specs.py"
+    private = {*private_variables(), "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in private}
+    try:
+        done = subprocess.run(
+            [SETTINGS.python, program, *paths],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+            timeout=_SECONDS,
+        )
+        answers: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as e:
+        said = (getattr(e, "stderr", None) or str(e)).strip().splitlines()
+        log.warning("specs were not checked, jobs will check them: %s", said[-1] if said else type(e).__name__)
+        return {}
+    return answers
+
+
+def _file() -> Path:
+    return Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser() / "headrace-spec-faults.json"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(held: Mapping[str, Any]) -> None:
+    file = _file()
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(held), encoding="utf-8")
+        part.replace(file)
+    except OSError as e:
+        log.warning("%s cannot be written, so each reading of the DAGs checks specs anew: %s", file, e.strerror)
+        with suppress(OSError):
+            part.unlink()
