@@ -63,6 +63,7 @@ FIXTURES: Mapping[str, tuple[str, ...]] = {
 #: Tests that the quick lane leaves out for their processor time, by the beginning of their node ids. Other tests,
 #: which it keeps, show the same of smaller models, of fewer kills or of one case.
 SLOW: tuple[str, ...] = (
+    "tests/dags/test_dags.py::test_a_worker_that_reaches_neither_store_nor_environment",
     "tests/dist/test_horovod_",
     "tests/unit/test_bench_",
     "tests/unit/test_delta_log_retention.py::test_a_table_that_keeps_more_days_than_a_checkpoint_apart",
@@ -77,6 +78,7 @@ SLOW: tuple[str, ...] = (
     "tests/unit/test_export_triton.py::test_a_server_that_polls_never_sees_a_part",
     "tests/unit/test_features_driver_memory.py::test_what_goes_by_is_held_within_the_least_of_a_spec[long",
     "tests/unit/test_forget.py::test_killed_at_many_calls",
+    "tests/unit/test_forget_uploads.py::test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_named",
     "tests/unit/test_gpu.py::test_by_the_interpreter",
     "tests/unit/test_housekeeping.py::test_killed_at_any_call",
     "tests/unit/test_housekeeping.py::test_the_log_of_a_table_that_keeps_some_days_does_not_grow",

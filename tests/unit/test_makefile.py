@@ -134,12 +134,13 @@ def normal(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def checked_by_mypy() -> set[str]:
+@cache
+def checked_by_mypy() -> frozenset[str]:
     """Return the packages that headrace's modules import and whose types mypy reads."""
     settings = tomllib.loads((checkout() / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
     passed_over = {m.split(".")[0] for o in settings if o.get("ignore_missing_imports") for m in o["module"]}
     names = imported(checkout().joinpath("python").rglob("*.py"))
-    return names - passed_over - set(sys.stdlib_module_names)
+    return frozenset(names - passed_over - set(sys.stdlib_module_names))
 
 
 def read_by(recipe: str) -> set[str]:
