@@ -31,7 +31,7 @@
 #   make airflow   Airflow's own environment (.venv-airflow)
 #   make onnx      what `headrace export` needs: ONNX, onnxruntime
 #   make serve     what `headrace serve` needs besides: gRPC, httptools, uvloop; Triton's client for its tests
-#   make wheel     headrace as a wheel with its conf, jars and native libraries: build/dist (docs/cluster.md)
+#   make wheel     headrace as a wheel with its conf, jars and native libraries, and a wheel of each of plugins/: build/dist (docs/cluster.md)
 #   make export-parity     exports of all models beside torch, by format and precision: docs/export.md
 #   make clean     remove build/, the environments and ./var; keep the caches
 
@@ -86,6 +86,12 @@ $(STAMPS)/horovod.$(HOROVOD): scripts/install-horovod.sh scripts/build-horovod.s
 $(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/venv
 	@$(STEP) "install headrace itself" bash -c '$(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e . && $(PYTHON) -m compileall -q python'
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
+	@touch $@
+
+# The warehouses of vendors, without their client libraries, and HDFS, with its own: found by their entry points.
+PLUGINS := $(wildcard plugins/headrace-*)
+$(STAMPS)/plugins: requirements/hdfs.lock $(addsuffix /pyproject.toml,$(PLUGINS)) $(STAMPS)/package
+	@$(STEP) "install plugins/" bash -c '$(UV) pip install -q --require-hashes --no-deps --python $(PYTHON) -r requirements/hdfs.lock; $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation $(addprefix -e ./,$(PLUGINS)) && $(PYTHON) -m compileall -q $(PLUGINS)'
 	@touch $@
 
 # native/: CMake and javac, by Gradle. Where the CUDA compilers were installed the CUDA library stays part of it.
@@ -160,10 +166,10 @@ $(eval $(call peer-env,duckdb-polars,DuckDB and Polars))
 
 # A changed lock is installed by whichever target needs the environment first. That removes all that the lock does not
 # name, Horovod and this package among it: each such target puts back what had been there.
-INSTALLED := $(wildcard $(addprefix $(STAMPS)/,horovod.$(HOROVOD) package onnx serve clickhouse))
+INSTALLED := $(wildcard $(addprefix $(STAMPS)/,horovod.$(HOROVOD) package plugins onnx serve clickhouse))
 env native native-cuda s3 onnx serve clickhouse lint: $(INSTALLED)
 
-env: $(STAMPS)/horovod.$(HOROVOD) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
+env: $(STAMPS)/horovod.$(HOROVOD) $(STAMPS)/package $(STAMPS)/plugins $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
 jars: $(STAMPS)/jars
 native: $(STAMPS)/native
 native-cuda: $(STAMPS)/native-cuda
@@ -177,7 +183,7 @@ airflow: $(STAMPS)/airflow
 onnx: $(STAMPS)/onnx
 serve: $(STAMPS)/serve
 wheel: env s3
-	@$(STEP) "build the wheel: build/dist" scripts/wheel.sh build/dist
+	@$(STEP) "build the wheels: build/dist" scripts/wheel.sh build/dist
 export-parity: env onnx
 	@$(PYTHON) -m bench.export_parity
 
@@ -205,17 +211,17 @@ doctor: env
 	@$(HEADRACE) doctor
 
 # mypy reads the packages that headrace's modules import: httptools is one of the server's.
-lint: $(STAMPS)/package $(STAMPS)/serve
+lint: $(STAMPS)/package $(STAMPS)/plugins $(STAMPS)/serve
 	@$(STEP) "ruff check" .venv/bin/ruff check -q .
 	@$(STEP) "ruff format" .venv/bin/ruff format -q --check .
-	@$(STEP) "mypy --strict" .venv/bin/mypy -p headrace
+	@$(STEP) "mypy --strict" .venv/bin/mypy -p headrace $(addprefix -p ,$(subst -,_,$(notdir $(PLUGINS))))
 	@$(STEP) "import-linter" .venv/bin/lint-imports
 
 gpu-check: env rapids
 	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu
 
 # What the tests of a lane read (tests/lanes.py: which tests these are).
-TEST_READS := $(STAMPS)/horovod.$(HOROVOD) $(addprefix $(STAMPS)/,package jars classes serve airflow)
+TEST_READS := $(STAMPS)/horovod.$(HOROVOD) $(addprefix $(STAMPS)/,package plugins jars classes serve airflow)
 QUICK_READS := $(TEST_READS) $(STAMPS)/native
 ALL_READS := $(TEST_READS) $(addprefix $(STAMPS)/,native-cuda rapids iceberg s3proxy hadoop clickhouse)
 
@@ -291,6 +297,7 @@ lock: $(STAMPS)/tools
 	@mkdir -p build/tmp; sed 's/ *\\$$//; /--hash/d' requirements/headrace.lock > build/tmp/headrace.constraints && $(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 -c build/tmp/headrace.constraints requirements/onnx.in -o requirements/onnx.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 -c build/tmp/headrace.constraints requirements/serve.in -o requirements/serve.lock
 	@$(UV) pip compile -q --no-header --no-deps --generate-hashes --python-version 3.11 requirements/clickhouse.in -o requirements/clickhouse.lock
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 -c build/tmp/headrace.constraints requirements/hdfs.in -o requirements/hdfs.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/cuda.in -o requirements/cuda.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/nvtabular.overrides requirements/nvtabular.in -o requirements/nvtabular.lock

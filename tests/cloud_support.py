@@ -1,17 +1,30 @@
-"""What stands for the client libraries of warehouses that are not to be had here."""
+"""What stands for the client libraries of warehouses that are not to be had here, and checks that all of them pass."""
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.publish_support import DS, TYPES
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.target import SqlTarget
+from headrace.publish.target import Check
+from headrace.publish.warehouses import open_target
+from headrace.redaction import is_secret
+from headrace.stage import RunLock
+from headrace.storage import LeaseLost
+from headrace.workspace import Workspace
+from tests.fence_support import holding
+from tests.publish_support import DS, TYPES, good_rows, staged
 
 COLUMNS = [name for name, _ in TYPES]
 
@@ -143,8 +156,6 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     "databricks": (),
     "databricks.sql": ("connect", "Error"),
 }
-#: The kinds of warehouses that these are.
-LIBRARY_KINDS = ("snowflake", "bigquery", "clickhouse", "redshift", "databricks")
 
 
 class Connected(Recorded):
@@ -163,7 +174,7 @@ class Connected(Recorded):
 
 
 def client_libraries(monkeypatch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> None:
-    """Have the libraries of LIBRARY_KINDS imported as stand-ins, whose call to connect is `connect`."""
+    """Have the libraries imported as stand-ins, whose call to connect is `connect`."""
     for path, names in _LIBRARIES.items():
         module = ModuleType(path)
         for name in names:
@@ -173,3 +184,222 @@ def client_libraries(monkeypatch: pytest.MonkeyPatch, connect: Callable[..., Any
         above, _, name = path.rpartition(".")
         if above:
             setattr(sys.modules[above], name, module)
+
+
+S = "headrace_staging_X"
+SIX = '"ds", "user_id", "item_id", "rank", "score", "model_version"'
+TICKED = SIX.replace('"', "`")
+NAMES = "`ds`, `table_name`, `run_key`, `row_count`, `model`, `source`, `audit`, `published_at`"
+#: Makes a client of a connection that notes what it is told.
+MakeClient = Callable[[Recorded], SqlClient]
+
+
+def target_of(path: Path, client: MakeClient, told: Recorded, lock: RunLock | None = None) -> SqlTarget:
+    """The table of the shipped pipeline `clicks` in a warehouse whose connection is `told`."""
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        yield client(told)
+
+    return SqlTarget(load_spec("clicks"), Workspace(path), "x", "x", "x", type(client(told)), connect, lock)
+
+
+def record(path: Path, client: MakeClient, told: Recorded | None = None) -> tuple[list[str], list[str]]:
+    """What is told when a table is made, and when a day of 12 rows is published. The publications' text is left out."""
+    told = told or Recorded()
+    target = target_of(path, client, told)
+    target.create(TYPES)
+    made = [c for c in told.calls if c.startswith(("CREATE", "ALTER"))]
+    told.calls.clear()
+    target.swap(staged(path, good_rows(), "k"), "lake/clicks/scores@3", [Check("rows", 12, "1", True)])
+    swapped = [c for c in told.calls if "information_schema.tables" not in c.lower() and "table_name, %s" not in c]
+    return made, swapped
+
+
+def fenced(path: Path, client: MakeClient, *tokens: int | None, told: Recorded | None = None) -> list[str]:
+    """What of publishing a day by the holder with token 7 has to do with tokens, the day and its record."""
+    told = told or Recorded()
+    target = target_of(path, client, told, holding(7))
+    told.tokens = [None]
+    target.create(TYPES)
+    assert "clicks_scores_fences" in told.made
+    told.calls.clear()
+    told.tokens = list(tokens)
+    rows = staged(path, good_rows(), "k")
+    if max(t or 0 for t in tokens) > 7:
+        with pytest.raises(LeaseLost):
+            target.swap(rows, "lake/clicks/scores@3", [])
+    else:
+        target.swap(rows, "lake/clicks/scores@3", [])
+    return [c.partition(" WHERE")[0] for c in told.calls if "token" in c or "REPLACE" in c or "headrace_publ" in c]
+
+
+def erased(names: str, mark: str, day: str, transaction: bool = True) -> list[str]:
+    """The statements by which two users' 3 rows of 12 go: the record first, all or nothing where there is such."""
+    q = names[0]
+    record = f"UPDATE {names.format('headrace_publications')} SET {q}row_count{q} = 9 WHERE"
+    record += f" {q}table_name{q} = 'clicks_scores' AND {q}ds{q} = {day}"
+    rows = f"DELETE FROM {names.format('clicks_scores')} WHERE {q}user_id{q} IN ({mark}, {mark})"
+    return ["BEGIN", record, rows, "COMMIT"] if transaction else [record, rows]
+
+
+def check_erasure(path: Path, client: MakeClient, statements: list[str]) -> None:
+    """Rows of persons are deleted from all days, by these statements."""
+    told = Recorded()
+    target = target_of(path, client, told)
+    assert target.rows_with("user_id", [3, 4]) == {}  # there is no table yet
+    target.create(TYPES)
+    assert target.rows_with("item_tags", [3, 4]) == {}  # nor such a column
+    told.calls.clear()
+    assert target.erase("user_id", [3, 4]) == ""
+    assert [c for c in told.calls if "column" not in c.lower() and not c.startswith("SELECT")] == statements
+
+
+class Granting(Recorded):
+    """Answers what rights are on record."""
+
+    ours: tuple[tuple[str, str], ...] = ()
+
+    def note(self, statement: str, params: Any = None) -> None:
+        super().note(statement, params)
+        if "headrace_grants" in statement and statement.startswith(("SELECT `priv", 'SELECT "priv')):
+            self.rows, self.description = list(self.ours), True
+
+
+def check_rights(path: Path, client: MakeClient, given: list[str], taken: list[str]) -> None:
+    """Rights are given to the role `new`, and taken back from the role `old`, by these statements."""
+    told = Granting()
+    target = target_of(path, client, told)
+    target.grant({})
+    assert [c for c in told.calls if "column" not in c] == []
+    target.grant({"select": ["new"]})
+    words = [c.split(" (")[0].split(" WHERE")[0] for c in told.calls if "column" not in c]
+    assert words[0].startswith("CREATE TABLE")
+    assert words[1].startswith("SELECT")
+    # What is given is on record before it is given.
+    assert words[2].startswith("INSERT INTO")
+    assert words[3:] == given
+    told.calls.clear()
+    told.ours = (("select", "old"), ("select", "new"))
+    target.grant({"select": ["new"]})
+    words = [c.split(" (")[0].split(" WHERE")[0] for c in told.calls if "column" not in c]
+    assert words[0].startswith("SELECT")
+    assert words[1:3] == taken
+    # And taken back before it is gone from the record.
+    assert words[3].startswith("DELETE FROM")
+    assert words[4:] == given
+
+
+def conf(kind: str, *more: str) -> list[str]:
+    stage = [f"stage={_STAGES[kind]}"] if kind in _STAGES else []
+    return [f"publish.warehouse.{text}" for text in (f"kind={kind}", *stage, *more)]
+
+
+#: What some kinds need.
+_STAGES = {"redshift": "s3://bucket/in", "databricks": "/Volumes/main/a/b"}
+
+
+def given(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
+    """The arguments that a client library connects with."""
+    told: dict[str, Any] = {}
+
+    def connect(**arguments: Any) -> Connected:
+        told.update(arguments)
+        return Connected()
+
+    client_libraries(monkeypatch, connect)
+    monkeypatch.setenv("SCORES_PASSWORD", "hunter2")
+    spec = load_spec("clicks", conf(kind, *more))
+    with open_target(spec, Workspace(path).of(spec)) as target:
+        assert target.days() == []
+    return told
+
+
+def check_options(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument that the library is given without options is refused as one; what it does not know is told."""
+    told = given(kind, path, monkeypatch, "password_env=SCORES_PASSWORD")
+    for name in told:
+        with pytest.raises(UserError) as refused:
+            load_spec("clicks", conf(kind, f"options.{name}=7"))
+        said = str(refused.value)
+        if is_secret(f"options.{name}"):
+            assert f"options.{name}: a secret does not belong in a pipeline's file: name password_env" in said
+        else:
+            assert f"options.{name}: headrace gives this to the client of {kind} itself: " in said
+
+    def connect(**arguments: Any) -> Connected:
+        if "colour" in arguments:
+            raise TypeError("connect() got an unexpected keyword argument 'colour'")
+        raise TypeError("a fault of the library's own")
+
+    client_libraries(monkeypatch, connect)
+    spec = load_spec("clicks", conf(kind, "options.colour=red"))
+    with (
+        pytest.raises(UserError, match=r"options \(colour\): .*unexpected keyword"),
+        open_target(spec, Workspace(path)) as target,
+    ):
+        target.days()
+    spec = load_spec("clicks", conf(kind))
+    with pytest.raises(TypeError, match="own"), open_target(spec, Workspace(path)) as target:
+        target.days()
+
+
+def check_instead(kind: str, name: str, instead: str) -> None:
+    """The key to set instead of an option is said."""
+    message = rf"options\.{name}: headrace gives this to the client of {kind} itself: {instead}"
+    with pytest.raises(UserError, match=message):
+        load_spec("clicks", conf(kind, f"options.{name}=x"))
+
+
+def check_missing_library(kind: str, package: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client library that is not installed is told with what to install."""
+    for module in ("clickhouse_connect", "snowflake", "google", "redshift_connector", "boto3", "databricks"):
+        monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    spec = load_spec("clicks", conf(kind))
+    with pytest.raises(UserError, match=f"needs its client library: pip install {package}$"):
+        with open_target(spec, Workspace(path)):
+            pass
+
+
+class Gone(Exception):
+    """What a call that cleans up raises."""
+
+
+class Failing:
+    """A connection and its cursors, which fail at a call and at all that clean up after it."""
+
+    description: Any = None
+
+    def __init__(self, at: str, error: Exception, cleaning: tuple[str, ...] = ()) -> None:
+        self.at, self.error, self.cleaning = at, error, cleaning
+        self.calls: list[str] = []
+
+    def note(self, call: str) -> None:
+        self.calls.append(call)
+        if call.startswith(self.cleaning):
+            raise Gone("Gone")
+        if call.startswith(self.at):
+            raise self.error
+
+    @contextmanager
+    def cursor(self) -> Iterator[Failing]:
+        yield self
+
+    def execute(self, statement: str, params: Any = None) -> None:
+        self.note(statement)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return []
+
+
+FILES = [Path("/data/part-0.parquet"), Path("/data/part-1.parquet")]
+
+
+def check_clean_up(client: Callable[[Any], SqlClient], told: Failing, caplog: pytest.LogCaptureFixture) -> None:
+    """A clean-up that fails is a warning, and hides nothing of what failed before it."""
+    with caplog.at_level(logging.WARNING, "headrace.publish"), pytest.raises(type(told.error), match="no such column"):
+        client(told).load("t", [], FILES)
+    assert [call for call in told.calls if call.startswith(("delete_object", "REMOVE"))]
+    left = [r.getMessage() for r in caplog.records]
+    assert len(left) == bool(told.cleaning)
+    assert all("files may be left in" in text and "Gone" in text for text in left)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headrace.storage import Location, local, location
-from headrace.storage.hdfs.store import HdfsStore
 from headrace.storage.objects.file_list import is_unfinished
 from headrace.storage.objects.store import ObjectStore
 from tests.hadoop_servers import Hdfs
@@ -33,6 +32,8 @@ def memory_home(monkeypatch: pytest.MonkeyPatch, cache: Path, readers: tuple[str
 
 def hdfs_home(monkeypatch: pytest.MonkeyPatch, cache: Path, server: Hdfs, readers: tuple[str, ...] = ()) -> Location:
     """A place in HDFS. `readers`: as for `memory_home`."""
+    from headrace_hdfs.store import HdfsStore
+
     for scheme in ("hdfs", *readers):
         monkeypatch.setitem(location.STORES, scheme, HdfsStore())
     monkeypatch.setenv("HEADRACE_CACHE", str(cache))

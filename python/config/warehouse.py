@@ -92,59 +92,6 @@ class ClickHouse(WarehouseKind):
     }
 
 
-class Snowflake(WarehouseKind):
-    """Snowflake."""
-
-    opens = "headrace.publish.sql.snowflake:open_snowflake"
-    own_arguments: ClassVar = {"user": "user", "database": "database", "schema": "schema", "autocommit": None}
-
-    @classmethod
-    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
-        name = label if label.count(".") > 1 else f"{warehouse.database}.{label}"
-        return f"snowflake://{warehouse.options.get('account', warehouse.host)}", name
-
-
-class BigQuery(WarehouseKind):
-    """BigQuery."""
-
-    opens = "headrace.publish.sql.bigquery:open_bigquery"
-    stage_prefix = "gs://"
-    own_arguments: ClassVar = {"project": "catalog"}
-
-    @classmethod
-    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
-        return "bigquery", f"{warehouse.catalog}.{label}" if warehouse.catalog else label
-
-
-class Redshift(WarehouseKind):
-    """Redshift."""
-
-    opens = "headrace.publish.sql.redshift:open_redshift"
-    needs = ("stage",)
-    stage_prefix = "s3://"
-    own_arguments: ClassVar = {"host": "host", "port": "port", "database": "database", "user": "user"}
-
-    @classmethod
-    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
-        # CLUSTER.ACCOUNT.REGION.redshift.amazonaws.com
-        parts = warehouse.host.split(".")
-        is_aws = warehouse.host.endswith(".redshift.amazonaws.com")
-        cluster = f"{parts[0]}.{parts[2]}" if is_aws else warehouse.host
-        return f"redshift://{cluster}:{warehouse.port or 5439}", f"{warehouse.database}.{label}"
-
-
-class Databricks(WarehouseKind):
-    """Databricks."""
-
-    opens = "headrace.publish.sql.databricks:open_databricks"
-    needs = ("stage",)
-    own_arguments: ClassVar = {"server_hostname": "host", "staging_allowed_local_path": None}
-
-    @classmethod
-    def dataset_name(cls, warehouse: Warehouse, label: str) -> tuple[str, str]:
-        return f"databricks://{warehouse.host}", label
-
-
 _HERE = "headrace.config.warehouse"
 #: `publish.warehouse.kind`.
 WAREHOUSES = Seam(
@@ -160,11 +107,8 @@ WAREHOUSES = Seam(
         "parquet": f"{_HERE}:Parquet",
         "sqlalchemy": f"{_HERE}:SqlAlchemy",
         "clickhouse": f"{_HERE}:ClickHouse",
-        "snowflake": f"{_HERE}:Snowflake",
-        "bigquery": f"{_HERE}:BigQuery",
-        "redshift": f"{_HERE}:Redshift",
-        "databricks": f"{_HERE}:Databricks",
     },
+    {name: f"headrace-{name}" for name in ("snowflake", "bigquery", "redshift", "databricks")},
 )
 
 

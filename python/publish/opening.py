@@ -11,8 +11,13 @@ from headrace.redaction import redact
 
 
 @contextmanager
-def client_library(kind: str, section: str = "publish.warehouse") -> Iterator[None]:
-    """For a block that imports a client library.
+def client_library(kind: str, section: str = "publish.warehouse", package: str | None = None) -> Iterator[None]:
+    """Within, a client library is imported.
+
+    Args:
+        kind: what needs it, the value of `kind` in the section.
+        section: the section of the spec.
+        package: the package to install, which brings the library; None: headrace with an extra of the kind's name.
 
     Raises:
         UserError: it is not installed.
@@ -20,7 +25,8 @@ def client_library(kind: str, section: str = "publish.warehouse") -> Iterator[No
     try:
         yield
     except ImportError:
-        raise UserError(f"{section}.kind {kind} needs its client library: pip install 'headrace[{kind}]'") from None
+        install = f"'headrace[{kind}]'" if package is None else package
+        raise UserError(f"{section}.kind {kind} needs its client library: pip install {install}") from None
 
 
 @contextmanager

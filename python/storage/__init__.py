@@ -3,7 +3,6 @@
     system     the calls of the operating system that change a disk: no other module of headrace makes them
     store      what a store must do (a Protocol); `local` is the one for a file system
     objects    that for S3, GCS and Azure
-    hdfs       that for HDFS: the one for objects, whose calls are made of renames
     location   a place in a store, which is all that other packages see
     lease      who is at work on a pipeline
     once       folders that many processes want and one makes; host_scratch: folders of each host's own

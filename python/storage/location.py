@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from headrace.errors import UserError
-from headrace.storage.hdfs.store import HdfsStore
 from headrace.storage.lease import Holder, Lease
 from headrace.storage.local import LocalStore
 from headrace.storage.objects.calls import ChangedInPlace
@@ -24,11 +23,7 @@ from headrace.storage.uri import parse_uri, stored_name
 #: Files that are looked for at once.
 _AT_ONCE = 16
 #: By the scheme of their URIs; those of packages are added when they are first asked for.
-STORES: dict[str, Store] = {
-    "file": LocalStore(),
-    "hdfs": HdfsStore(),
-    **{scheme: ObjectStore(scheme) for scheme in ("s3", "gs", "abfss")},
-}
+STORES: dict[str, Store] = {"file": LocalStore(), **{scheme: ObjectStore(scheme) for scheme in ("s3", "gs", "abfss")}}
 
 
 def _store_of(scheme: str) -> Store:

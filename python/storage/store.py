@@ -210,4 +210,4 @@ class Store(Protocol):
 
 
 #: Stores of packages, by the scheme of their URIs.
-STORE_KINDS: Seam[Store] = Seam("headrace.stores", "store", Store, {})  # type: ignore[type-abstract]
+STORE_KINDS: Seam[Store] = Seam("headrace.stores", "store", Store, {}, {"hdfs": "headrace-hdfs"})  # type: ignore[type-abstract]

@@ -21,7 +21,7 @@ _TAKE_URIS = (
 #: Other names of a store's scheme.
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 #: Stores that headrace has itself, besides file systems.
-SCHEMES = ("s3", "gs", "abfss", "hdfs")
+SCHEMES = ("s3", "gs", "abfss")
 
 
 def parse_uri(text: str, where: str, glob: bool = False) -> tuple[str, PurePosixPath]:

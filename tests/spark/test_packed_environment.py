@@ -44,6 +44,8 @@ def test_a_day_begins_where_the_wheel_alone_is_installed(tmp_path: Path) -> None
     """Commands, conf, jars and libraries are the wheel's; what it depends on is this environment's."""
     run([checkout() / "scripts" / "wheel.sh", tmp_path / "dist", sys.executable])
     (wheel,) = (tmp_path / "dist").glob("headrace-*-py3-none-linux_*.whl")
+    plugins = {file.name.partition("-")[0].replace("_", "-") for file in (tmp_path / "dist").glob("headrace_*-any.whl")}
+    assert plugins == {folder.name for folder in (checkout() / "plugins").glob("headrace-*")}
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel]

@@ -203,7 +203,7 @@ def test_values_of_properties_hold_no_secret(key: str, value: str, secret: bool)
 )
 def test_no_secret_of_a_warehouse_is_in_a_spec(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="password_env or password_file") as e:
-        Warehouse(kind="snowflake", **given)
+        Warehouse(kind="clickhouse", **given)
     (fault,) = e.value.errors()
     assert "hunter2" not in fault["msg"]
 
@@ -228,7 +228,7 @@ def test_properties_about_credentials_that_are_none_pass(key: str) -> None:
 
 def test_options_that_name_files_pass() -> None:
     options = {"account": "a", "private_key_file": "/run/key.p8", "token_file_path": "/run/token", "role": "loader"}
-    assert Warehouse(kind="snowflake", options=options, stage="@files/in").options == options
+    assert Warehouse(kind="clickhouse", options=options, stage="@files/in").options == options
 
 
 @pytest.mark.parametrize("override", ["train.epochs.a=hunter2", "pipeline.x=hunter2", "a.b={hunter2"])

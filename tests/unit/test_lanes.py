@@ -53,7 +53,7 @@ def test_what_the_tables_name_is_here() -> None:
             assert any(checkout().glob(f"{prefix}*.py")), prefix
             continue
         assert f"\ndef {function.partition('[')[0]}(" in (checkout() / file).read_text()
-    conftest = (checkout() / "tests" / "conftest.py").read_text()
+    conftest = (checkout() / "conftest.py").read_text()
     assert [name for name in FIXTURES if f"def {name}(" not in conftest] == []
 
 

@@ -363,8 +363,6 @@ def test_names_of_days_of_a_source_table_are_the_tables(ws: Workspace) -> None:
     [
         ("{kind: postgres, host: db, database: shop}", "public.s", "postgres://db:5432", "shop.public.s"),
         ("{kind: clickhouse, host: ch, database: d}", "d.s", "clickhouse://ch:8443", "d.s"),
-        ("{kind: bigquery, catalog: project}", "set.s", "bigquery", "project.set.s"),
-        ("{kind: snowflake, options: {account: org-acc}}", "D.P.S", "snowflake://org-acc", "D.P.S"),
         ("{kind: sqlalchemy, url: 'mysql+pymysql://u@h:3306/d'}", "s", "mysql://h:3306", "d.s"),
         ("{kind: delta}", "/wh/public/s", "file", "/wh/public/s"),
         ("{kind: duckdb, path: /wh/a.db}", "public.s", "duckdb:///wh/a.db", "public.s"),

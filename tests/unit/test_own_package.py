@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from headrace import plugins
 from headrace.cli import app
 from headrace.commands.dry_run import dry_run
 from headrace.config import Spec, Warehouse, build_spec
 from headrace.config.source import LandingSource, TableSource
+from headrace.config.warehouse import WAREHOUSES
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.plugins import Seam
 from headrace.storage import Location, location, location_of
-from headrace.workspace import Workspace
+from headrace.storage.store import STORE_KINDS
+from headrace.workspace import Workspace, checkout, pipeline_file
 from tests.ingest_support import COLUMNS, D1
 from tests.own_package import installed, offering
 
@@ -151,15 +155,54 @@ def test_a_store_of_a_package_is_one_for_sources(tmp_path: Path, monkeypatch: py
     sys.modules.pop("acme_store")
 
 
-def test_a_package_of_this_repository_that_is_missing_is_named() -> None:
-    seam = Seam("headrace.nothing", "warehouse", Spec, {}, {"lakehouse": "headrace-lakehouse"})
-    assert seam.known() == ("lakehouse",)
-    with pytest.raises(UserError) as e:
-        seam.find("lakehouse", "publish.warehouse.kind")
-    assert e.value.exit_code == EXIT_USER_ERROR
-    assert str(e.value) == (
-        "publish.warehouse.kind: warehouse 'lakehouse' is in a package of its own: pip install headrace-lakehouse"
-    )
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        *(
+            (
+                f"publish.warehouse.kind={kind}",
+                f"publish.warehouse.kind: warehouse '{kind}' is in a package of its own: pip install headrace-{kind}",
+            )
+            for kind in ("snowflake", "bigquery", "redshift", "databricks")
+        ),
+        ("lake=hdfs://name:8020/a", "lake: store 'hdfs' is in a package of its own: pip install headrace-hdfs"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_in_one_line(
+    setting: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "offered", lambda group: {})
+    told = CliRunner().invoke(app, ["run", "clicks", "--home", str(tmp_path), "--dry-run", "--set", setting])
+    assert told.exit_code == EXIT_USER_ERROR
+    assert message in " ".join(told.output.split())
+    assert "Traceback" not in told.output
+
+
+def test_doctor_names_the_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "clicks.yaml"
+    spec = yaml.safe_load(pipeline_file("clicks").read_text())
+    path.write_text(yaml.safe_dump(spec | {"publish": {"warehouse": {"kind": "snowflake"}}}))
+    monkeypatch.setattr(plugins, "offered", lambda group: {})
+    told = CliRunner().invoke(app, ["doctor", str(path), "--home", str(tmp_path)])
+    assert told.exit_code == EXIT_USER_ERROR
+    assert "pip install headrace-snowflake" in " ".join(told.output.split())
+
+
+def test_packages_of_this_repository_are_found_and_headrace_knows_none(tmp_path: Path) -> None:
+    folders = sorted((checkout() / "plugins").glob("headrace-*"))
+    found: dict[str, str] = {}
+    for folder in folders:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert project["name"] == folder.name
+        ((_, points),) = project["entry-points"].items()
+        found |= dict.fromkeys(points, folder.name)
+    assert found == {**WAREHOUSES.packages, **STORE_KINDS.packages}
+    for seam in (WAREHOUSES, STORE_KINDS):
+        for name in seam.packages:
+            seam.find(name, "kind")
+    modules = {folder.name.replace("-", "_") for folder in folders}
+    imports = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(modules)})\b", re.M)
+    assert [str(f) for f in (checkout() / "python").rglob("*.py") if imports.search(f.read_text())] == []
 
 
 def test_commands_tell_of_a_warehouse_that_is_none_in_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""ClickHouse itself, where its in-process build (chdb) is installed; its calls alone are in test_publish_cloud.py."""
+"""ClickHouse itself, where its in-process build (chdb) is installed.
+
+Its calls alone are in test_publish_clickhouse_calls.py.
+"""
 
 from __future__ import annotations
 

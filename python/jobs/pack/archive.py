@@ -55,12 +55,16 @@ def pack(out: Location, left_out: Collection[str] = ()) -> Packed:
     chosen = choose(there, filter(str.strip, lines), {*left_out, *DEVELOPMENT.intersection(there)})
     with tempfile.TemporaryDirectory() as scratch:
         entries: dict[str, str | Path] = {}
+        in_place = {name for name, package in chosen.kept.items() if contents.is_in_place(package)}
         if own is None or contents.is_in_place(own):
-            entries |= contents.own_files(Path(scratch))
+            in_place.add("headrace")
         else:
             entries |= contents.package_files(own)
-        for distribution in chosen.kept.values():
-            entries |= contents.package_files(distribution)
+        if in_place:
+            entries |= contents.checkout_files(Path(scratch), sorted(in_place))
+        for name, distribution in chosen.kept.items():
+            if name not in in_place:
+                entries |= contents.package_files(distribution)
         own_requirements = [name for name in entries if name.endswith(f"/{_REQUIREMENTS}")]
         texts = dict(contents.programs()) | dict.fromkeys(own_requirements, contents.requirements(chosen.kept))
         entries |= texts

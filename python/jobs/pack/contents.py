@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import Distribution
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -77,21 +77,28 @@ def is_in_place(distribution: Distribution) -> bool:
     return text is not None and bool(json.loads(text).get("dir_info", {}).get("editable"))
 
 
-def own_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files of headrace's wheel, built from the checkout and compiled in a folder.
+def checkout_files(folder: Path, names: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Build the wheels of the checkout, and yield the files of some, compiled in a folder.
+
+    Args:
+        folder: an empty one.
+        names: of packages that are installed in place, normalized: headrace and those of plugins/.
 
     Raises:
-        UserError: there is nothing to build it of; the message says what lacks.
+        UserError: there is nothing to build them of; the message says what lacks. A package is of no such wheel.
     """
     line = [str(checkout() / "scripts" / "wheel.sh"), str(folder / "wheel"), sys.executable]
     built = subprocess.run(line, capture_output=True, text=True, check=False)
     if built.returncode:
         said = built.stderr.strip().splitlines() or ["no reason given"]
         raise UserError(f"headrace's wheel could not be built ({said[-1]}): run `make wheel`")
-    (wheel,) = (folder / "wheel").glob("*.whl")
+    wheels: dict[str, Path] = {canonicalize_name(w.name.partition("-")[0]): w for w in (folder / "wheel").glob("*.whl")}
     packages = folder / "packages"
-    with zipfile.ZipFile(wheel) as files:
-        files.extractall(packages)
+    for name in names:
+        if name not in wheels:
+            raise UserError(f"{name} is installed in place: install it by its wheel, or --leave-out {name}")
+        with zipfile.ZipFile(wheels[name]) as files:
+            files.extractall(packages)
     compileall.compile_dir(packages, quiet=2, stripdir=str(packages), force=True)
     for file in sorted(packages.rglob("*")):
         if file.is_file():

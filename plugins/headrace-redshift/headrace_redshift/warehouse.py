@@ -12,13 +12,13 @@ from headrace.publish.opening import client_library, connecting, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.sql.client import SqlClient
-from headrace.publish.sql.s3_faults import s3_fault
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
+from headrace_redshift.s3_faults import s3_fault
 
 #: What of `publish.warehouse.options` is COPY's, not the connection's.
 _ROLE = "iam_role"
@@ -121,7 +121,7 @@ class RedshiftClient(SqlClient):
 @contextmanager
 def open_redshift(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    with client_library("redshift"):
+    with client_library("redshift", package="headrace-redshift"):
         import boto3
         import redshift_connector
         from boto3.exceptions import S3UploadFailedError

@@ -1,7 +1,7 @@
 """The calls of HDFS. Each may fail, and a process may be killed between any two.
 
 What changes a name is done by the NameNode whole or not at all, one after the other. Tests replace the calls to fail
-the n-th (tests/unit/test_storage_hdfs.py).
+the n-th (tests/test_hdfs.py).
 
 What HDFS answers that is neither "not there" nor "there is one already" becomes a UserError where it is about
 permissions, StoreAway where it says to come later, else a StoreError; none quotes more than the first line.

@@ -17,13 +17,13 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.storage import Location, location
-from headrace.storage.hdfs import bucket, rpc
-from headrace.storage.hdfs.bucket import HdfsBucket
-from headrace.storage.hdfs.store import HdfsStore
 from headrace.storage.lease import Held
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.workspace import Workspace
+from headrace_hdfs import bucket, rpc
+from headrace_hdfs.bucket import HdfsBucket
+from headrace_hdfs.store import HdfsStore
 from tests.hadoop_servers import Hdfs
 from tests.storage_faults import Killed, faulty
 from tests.storage_homes import hdfs_home, left_over
@@ -387,7 +387,7 @@ def test_a_name_that_no_file_of_settings_has(monkeypatch: pytest.MonkeyPatch, tm
 def test_without_its_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
     monkeypatch.setitem(location.STORES, "hdfs", HdfsStore())
-    with pytest.raises(UserError, match=r"hdfs-native is not installed: run `make env`"):
+    with pytest.raises(UserError, match=r"hdfs-native is not installed: pip install headrace-hdfs"):
         Location(PurePosixPath("/127.0.0.1:1/a"), "hdfs").exists()
 
 

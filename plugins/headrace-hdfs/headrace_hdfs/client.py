@@ -12,8 +12,8 @@ import socket
 from urllib.parse import urlsplit
 
 from headrace.errors import UserError
-from headrace.storage.hdfs.rpc import NameNode
-from headrace.storage.hdfs.timed import TimedClient
+from headrace_hdfs.rpc import NameNode
+from headrace_hdfs.timed import TimedClient
 
 
 def connect(authority: str) -> NameNode:
@@ -26,7 +26,9 @@ def connect(authority: str) -> NameNode:
         # 17 MB of native code, which no other store needs.
         from hdfs_native import Client
     except ImportError:
-        raise UserError(f"hdfs://{authority}: the package hdfs-native is not installed: run `make env`") from None
+        raise UserError(
+            f"hdfs://{authority}: the package hdfs-native is not installed: pip install headrace-hdfs"
+        ) from None
 
     try:
         _look_up(authority)

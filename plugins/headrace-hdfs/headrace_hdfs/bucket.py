@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.errors import UserError
-from headrace.storage.hdfs import rpc
-from headrace.storage.hdfs.client import connect
 from headrace.storage.objects.calls import Bucket, Stored, StoreError
 from headrace.storage.objects.file_list import DATA, HIDDEN, LOCK, PARTIAL
+from headrace_hdfs import rpc
+from headrace_hdfs.client import connect
 
 T = TypeVar("T")
 

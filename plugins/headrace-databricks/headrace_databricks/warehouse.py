@@ -122,7 +122,7 @@ class DatabricksClient(SqlClient):
 @contextmanager
 def open_databricks(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    with client_library("databricks"):
+    with client_library("databricks", package="headrace-databricks"):
         from databricks import sql
     assert spec.publish is not None
     conf = spec.publish.warehouse

@@ -147,7 +147,7 @@ class BigQueryClient(SqlClient):
 def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's; those
     for a bucket are headrace's for stores."""
-    with client_library("bigquery"):
+    with client_library("bigquery", package="headrace-bigquery"):
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
         from google.cloud import bigquery

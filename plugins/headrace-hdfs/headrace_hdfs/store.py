@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import cast
 
-from headrace.storage.hdfs.bucket import HdfsBucket
 from headrace.storage.objects import calls
 from headrace.storage.objects.file_list import LISTS, data_prefix, final_name, is_unfinished
 from headrace.storage.objects.store import ObjectStore
 from headrace.storage.objects.tree import Tree
 from headrace.storage.store import Unfinished
+from headrace_hdfs.bucket import HdfsBucket
 
 
 class HdfsStore(ObjectStore):

@@ -19,12 +19,12 @@ from headrace.export.triton.options import Options
 from headrace.housekeeping.forget import scan
 from headrace.jobs import run_stage
 from headrace.storage import StoreAway, local, location
-from headrace.storage.hdfs import rpc, timed
-from headrace.storage.hdfs.client import connect
-from headrace.storage.hdfs.store import HdfsStore
-from headrace.storage.hdfs.timed import TimedClient
 from headrace.storage.objects.calls import StoreError
 from headrace.workspace import Workspace
+from headrace_hdfs import rpc, timed
+from headrace_hdfs.client import connect
+from headrace_hdfs.store import HdfsStore
+from headrace_hdfs.timed import TimedClient
 
 
 @pytest.fixture(params=["refuses", "says nothing"])

@@ -95,7 +95,7 @@ class SnowflakeClient(SqlClient):
 @contextmanager
 def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    with client_library("snowflake"):
+    with client_library("snowflake", package="headrace-snowflake"):
         import snowflake.connector as snowflake
     assert spec.publish is not None
     conf = spec.publish.warehouse

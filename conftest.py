@@ -42,7 +42,7 @@ os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {_
 
 #: Files that share a fixture that takes long, so one process takes them all: by name of the fixture.
 _TOGETHER = {
-    "hdfs_server": ("tests/unit/test_storage_contract.py", "tests/unit/test_storage_hdfs.py"),
+    "hdfs_server": ("tests/unit/test_storage_contract.py", "plugins/headrace-hdfs/tests/test_hdfs.py"),
     "finished_day": ("tests/fault/test_kill.py", "tests/e2e/test_day.py"),
     "shop": tuple(
         f"tests/spark/test_score_{name}.py" for name in ("stage", "lists", "vectors", "registered", "incremental")

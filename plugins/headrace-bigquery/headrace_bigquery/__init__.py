@@ -1,0 +1,1 @@
+"""BigQuery as a warehouse of headrace."""

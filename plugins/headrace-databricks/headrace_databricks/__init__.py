@@ -1,0 +1,1 @@
+"""Databricks SQL as a warehouse of headrace."""

@@ -1,0 +1,1 @@
+"""Redshift as a warehouse of headrace."""

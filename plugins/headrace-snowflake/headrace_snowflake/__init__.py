@@ -1,0 +1,1 @@
+"""Snowflake as a warehouse of headrace."""
