@@ -1,4 +1,4 @@
-"""What is wrong with the specs of pipelines, for the DAG parser: `check_specs.py PIPELINE.yaml...` prints JSON.
+"""What is wrong with the specs of pipelines, for the DAG parser: `check_specs.py PIPELINE.yaml...` prints JSON lines.
 
 Imports neither Spark nor torch (spec_check.py). Airflow runs it as a program: its own environment has no headrace.
 """
@@ -25,9 +25,9 @@ def fault_of(path: str) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a JSON object: by path, the fault or null."""
-    paths = sys.argv[1:] if argv is None else argv
-    print(json.dumps({path: fault_of(path) for path in paths}))
+    """Print a line for each file as soon as it is checked: an object of its path and the fault, or null."""
+    for path in sys.argv[1:] if argv is None else argv:
+        print(json.dumps({path: fault_of(path)}), flush=True)
 
 
 if __name__ == "__main__":
