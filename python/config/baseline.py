@@ -30,7 +30,7 @@ BOOSTER_KEYS = (
 
 
 class Trees(Section):
-    """What trees learn, and how."""
+    """Settings of boosted trees: what they learn, and how."""
 
     #: classification: probabilities of a label of 0 or 1; ranking: LambdaMART (`rank:ndcg`) over the lists of `group`;
     #: regression: squared error.
@@ -88,7 +88,7 @@ class Trees(Section):
         return self
 
     def booster_parameters(self) -> dict[str, Any]:
-        """What XGBoost is told besides rounds, depth and learning rate: the keys that are not at its defaults."""
+        """Return XGBoost's parameters besides rounds, depth and learning rate: those that are not at their defaults."""
         fields = type(self).model_fields
         return {k: getattr(self, k) for k in BOOSTER_KEYS if getattr(self, k) != fields[k].default}
 

@@ -159,20 +159,25 @@ _KINDS = {
 
 
 def kind_of(value: Any) -> Any:
-    """The kind that an entry of a union of sections says; None where it says none."""
+    """Return the `kind` of an entry of a union of sections; None where it has none."""
     return value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
 
 
-def check_kind(value: Any, kinds: Mapping[str, Any], what: str) -> Any:
-    """The value, where it says one of the kinds.
+def check_kind(value: Any, kinds: Mapping[str, Any], noun: str) -> Any:
+    """Return the value, an entry of one of the kinds.
+
+    Args:
+        value: the entry, as a mapping or a section.
+        kinds: sections by their kind.
+        noun: the entry's name in the message.
 
     Raises:
-        ValueError: it says none of them, with the nearest.
+        ValueError: its kind is none of them; the message names the nearest.
     """
     kind = kind_of(value)
     if kind not in kinds:
-        said = "kind is missing" if kind is None else f"'{kind}' is no kind of {what}{nearest(str(kind), kinds)}"
-        raise ValueError(f"{said} (there are: {', '.join(kinds)})")
+        fault = "kind is missing" if kind is None else f"'{kind}' is no kind of {noun}{nearest(str(kind), kinds)}"
+        raise ValueError(f"{fault} (there are: {', '.join(kinds)})")
     return value
 
 
@@ -190,7 +195,7 @@ AnyCandidateSource = Annotated[
 
 
 class Candidates(Section):
-    """Which items are ranked for a user: the union of what sources give. Without the section: all items."""
+    """The items that are ranked for a user: the union of several sources. Without the section: all items."""
 
     #: The most candidates of a user.
     limit: int = Field(default=500, ge=1)
@@ -208,7 +213,7 @@ class Candidates(Section):
         return self
 
     def places(self) -> dict[str, int]:
-        """The places of `limit` that are kept for each source, by its name."""
+        """Return the places of `limit` that are kept for each source, by its name."""
         return {name: min(s.k, int(s.share * self.limit + 1e-9)) for name, s in self.sources.items()}
 
 

@@ -1,4 +1,4 @@
-"""What the models of the spec say of themselves: keys, types, defaults, and the `#:` comments above their fields."""
+"""Documentation of the spec's sections: keys, types, defaults, and the `#:` comments above their fields."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Key:
 
 
 def keys_of(model: type[BaseModel]) -> list[Key]:
-    """The keys of a section, in the order of the file."""
+    """Return the keys of a section, in the order of the file."""
     comments = _comments(model)
     return [
         Key(
@@ -53,14 +53,14 @@ def keys_of(model: type[BaseModel]) -> list[Key]:
 
 
 def meaning_of(model: type[BaseModel]) -> str:
-    """The model's docstring; empty where it has none of its own."""
+    """Return the model's docstring; empty where it has none of its own."""
     return inspect.cleandoc(model.__dict__.get("__doc__") or "")
 
 
 @cache
 def _comments(model: type[BaseModel]) -> Mapping[str, str]:
-    """Field -> the lines beginning with `#:` right above it; bases' fields too."""
-    found: dict[str, str] = {}
+    """Return the lines that begin with `#:` right above each field, by its name; bases' fields too."""
+    comments: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if not (issubclass(cls, BaseModel) and cls is not BaseModel):
             continue
@@ -70,13 +70,13 @@ def _comments(model: type[BaseModel]) -> Mapping[str, str]:
         for node in tree.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 above: list[str] = []
-                at = node.lineno - 2
-                while at >= 0 and lines[at].strip().startswith("#:"):
-                    above.insert(0, lines[at].strip()[2:].strip())
-                    at -= 1
-                if above or node.target.id not in found:
-                    found[node.target.id] = " ".join(above)
-    return found
+                line = node.lineno - 2
+                while line >= 0 and lines[line].strip().startswith("#:"):
+                    above.insert(0, lines[line].strip()[2:].strip())
+                    line -= 1
+                if above or node.target.id not in comments:
+                    comments[node.target.id] = " ".join(above)
+    return comments
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -110,12 +110,12 @@ def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def _constraints(metadata: Sequence[Any]) -> list[str]:
-    found = []
+    constraints = []
     for entry in metadata:
-        found += [f"{sign} {getattr(entry, name):,}" for name, sign in _BOUNDS.items() if hasattr(entry, name)]
+        constraints += [f"{sign} {getattr(entry, name):,}" for name, sign in _BOUNDS.items() if hasattr(entry, name)]
         for inner in getattr(entry, "metadata", ()):  # a FieldInfo within Annotated
-            found += _constraints([inner])
-    return found
+            constraints += _constraints([inner])
+    return constraints
 
 
 def _default(info: FieldInfo) -> str:
@@ -127,7 +127,7 @@ def _default(info: FieldInfo) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A default on one line of YAML; of a section what differs from its own defaults."""
+    """Return a default on one line of YAML; of a section the keys that differ from its own defaults."""
     if isinstance(value, BaseModel):
         return _yaml(value.model_dump(exclude_defaults=True, by_alias=True))
     if isinstance(value, Mapping):

@@ -16,7 +16,7 @@ from headrace.config.section import Section
 
 
 class Effect(Enum):
-    """What another value of a key changes; written into the field's annotation: `Annotated[int, Effect.SPEED]`."""
+    """An effect of another value of a key; written into the field's annotation: `Annotated[int, Effect.SPEED]`."""
 
     #: Which numbers are learned.
     WEIGHTS = "weights"

@@ -1,4 +1,4 @@
-"""The section `train.evaluation`: what is measured besides the basic metrics, of which rows, how surely."""
+"""The section `train.evaluation`: further metrics, slices of rows, intervals, full rankings, the value as a policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HIGHER_IS_BETTER = {
 
 
 class Slice(Section):
-    """What rows are sliced by; written as text, it is the expression."""
+    """A rule that slices rows; written as text, it is the expression."""
 
     #: Over carried columns, in the words of `lambda`: `country`, `age < 30`, `case when ... end`. A value is a slice.
     expression: str | None = None
@@ -31,7 +31,7 @@ class Slice(Section):
     seen: str | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Slice:
+    def _one_kind(self) -> Slice:
         if (self.expression is None) == (self.seen is None):
             raise ValueError("write an expression, or {seen: a categorical feature}")
         return self
@@ -81,18 +81,18 @@ class FullRanking(Section):
 
     @model_validator(mode="after")
     def _of_users(self) -> FullRanking:
-        for name, wanted in (("seen", self.seen), ("order_by", self.order_by)):
-            if wanted and self.user is None:
+        for name, value in (("seen", self.seen), ("order_by", self.order_by)):
+            if value and self.user is None:
                 raise ValueError(f"`{name}` is of users: name a carried column, `user`")
         return self
 
     def metrics(self) -> list[str]:
-        """The names of what is measured."""
+        """Return the names of the metrics."""
         return [f"{name}_at_{k}_full" for k in self.k for name in ("hr", "ndcg", "recall", "mrr", "map")]
 
 
 class OffPolicy(Section):
-    """What the model would earn as a policy: it chooses the action of each logged row among all that training has seen.
+    """The model's value as a policy: it chooses the action of each logged row among all that training has seen.
 
     Of events whose actions were drawn, with a known probability each, such as those of a bandit.
     """
@@ -114,7 +114,7 @@ class OffPolicy(Section):
 
 
 class Evaluation(Section):
-    """Measured at the end of training, besides auc, log_loss, calibration, base_rate, and HR and NDCG of `rank_group`.
+    """Metrics at the end of training, besides auc, log_loss, calibration, base_rate, and HR and NDCG of `rank_group`.
 
     The split `valid`, the split `test` where the dataset has one (`features.split`), and the lists of the split `rank`.
     """
@@ -138,17 +138,17 @@ class Evaluation(Section):
     off_policy: OffPolicy | None = None
 
     def wants(self, *kinds: Any) -> list[str]:
-        """The metrics of some kinds that are asked for."""
+        """Return the requested metrics of some kinds."""
         known = {m for kind in kinds for m in get_args(kind)}
         return [m for m in self.metrics if m in known]
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> Evaluation:
         if self.user is None:
-            if found := self.wants(UserMetric):
-                raise ValueError(f"{found[0]} is of users: name a carried column, `user`")
+            if unmet := self.wants(UserMetric):
+                raise ValueError(f"{unmet[0]} is of users: name a carried column, `user`")
             if self.bootstrap is not None:
                 raise ValueError("bootstrap draws users: name a carried column, `user`")
-        if self.item is None and (found := self.wants(CatalogueMetric)):
-            raise ValueError(f"{found[0]} is of items: name a categorical feature, `item`")
+        if self.item is None and (unmet := self.wants(CatalogueMetric)):
+            raise ValueError(f"{unmet[0]} is of items: name a categorical feature, `item`")
         return self

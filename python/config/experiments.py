@@ -1,4 +1,4 @@
-"""The sections `outcomes` and `experiments`: what users did with lists, and which models their lists are of."""
+"""The sections `outcomes` and `experiments`: what users did with lists, and models beside each other."""
 
 from __future__ import annotations
 
@@ -184,13 +184,13 @@ def check_outcomes(
     for name in TABLES:
         if name in sources:
             raise ValueError(f"sources: '{name}' is the name of a table of the section outcomes; take another one")
-    read = {"main": main} | {
+    sources_read = {"main": main} | {
         f"sources.{label.from_}": _named(name, label, sources)
         for name, label in outcomes.labels.items()
         if label.from_ is not None
     }
-    for where, source in read.items():
-        table = "table" if where == "main" else f"{where}.table"
+    for place, source in sources_read.items():
+        table = "table" if place == "main" else f"{place}.table"
         if source.table.event_time is None:
             raise ValueError(f"outcomes are of events with a time, and {table}.event_time is not set")
         if not source.source.daily:
@@ -201,8 +201,8 @@ def check_outcomes(
         source = main if label.from_ is None else sources[label.from_]
         column = label.column or (label_column if label.from_ is None else None)
         if column is not None:
-            where = "table" if label.from_ is None else f"sources.{label.from_}.table"
-            _check_column(f"outcomes.labels.{name}", column, source.table, where)
+            place = "table" if label.from_ is None else f"sources.{label.from_}.table"
+            _check_column(f"outcomes.labels.{name}", column, source.table, place)
         if label.from_ is None:
             _check_tasks(name, column, days_until_ripe(outcomes, name, main, sources), tasks)
 
@@ -216,10 +216,10 @@ def _named(name: str, label: OutcomeLabel, sources: Mapping[str, NamedSource]) -
     return sources[label.from_]
 
 
-def _check_column(where: str, column: str, table: Table, place: str) -> None:
+def _check_column(section: str, column: str, table: Table, place: str) -> None:
     names = [c.name for c in table.columns]
     if column not in names:
-        raise ValueError(f"{where}: column '{column}' is not declared in {place}.columns{nearest(column, names)}")
+        raise ValueError(f"{section}: column '{column}' is not declared in {place}.columns{nearest(column, names)}")
 
 
 def _check_tasks(name: str, column: str | None, days: int, tasks: Mapping[str, Task]) -> None:
@@ -237,7 +237,7 @@ PARTS = 10_000
 
 
 class ExperimentArm(Section):
-    """What the users of an arm get."""
+    """An arm of an experiment: its share of the users, and the model of their lists."""
 
     #: Whose scores their lists are: as `score.model`; null: those of `score.model` itself.
     model: ModelChoice | None = None
@@ -248,7 +248,7 @@ class ExperimentArm(Section):
 
 
 class StopRule(Section):
-    """When the daily run takes an arm's model away from its users, who get the control's from then on."""
+    """Rules by which the daily run stops an arm: its users get the control's lists from then on."""
 
     #: By how much the arm must be worse at least, in the metric's unit: the better end of its sequential interval is
     #: on that side.
@@ -310,11 +310,12 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
-        given = [arm.share for arm in self.arms.values() if arm.share is not None]
-        if given and len(given) < len(self.arms):
+        shares = [arm.share for arm in self.arms.values() if arm.share is not None]
+        if shares and len(shares) < len(self.arms):
             raise ValueError("arms: give each arm a share, or none of them")
-        if given and abs(sum(given) - 1) > 1e-6:
-            raise ValueError(f"arms: the shares' sum is {sum(given):g}, not 1; how many users take part says `percent`")
+        if shares and abs(sum(shares) - 1) > 1e-6:
+            total = f"{sum(shares):g}"
+            raise ValueError(f"arms: the shares' sum is {total}, not 1; how many users take part says `percent`")
         if min(self.shares.values()) < 1 / PARTS:
             raise ValueError(f"arms: shares are kept to {1 / PARTS:g}, and one is less")
         if self.control is not None and self.control not in self.arms:
@@ -325,26 +326,26 @@ class Experiment(Section):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the arms among those who take part; their sum is 1."""
+        """Return each arm's share of the users who take part; the sum is 1."""
         return {name: 1 / len(self.arms) if arm.share is None else arm.share for name, arm in self.arms.items()}
 
     @property
     def control_arm(self) -> str:
-        """The arm that the others are held against."""
+        """Return the arm that the others are compared with."""
         return self.control or next(iter(self.arms))
 
     @property
     def treatments(self) -> tuple[str, ...]:
-        """The other arms."""
+        """Return the names of the arms besides the control."""
         return tuple(name for name in self.arms if name != self.control_arm)
 
     @property
     def has_models(self) -> bool:
-        """Whether an arm has a model of its own."""
+        """Return whether an arm has a model of its own."""
         return any(arm.model is not None for arm in self.arms.values())
 
     def live(self, ds: str) -> bool:
-        """Whether lists of a day have its arms."""
+        """Return whether the lists of a day have the experiment's arms."""
         return (self.start is None or self.start <= ds) and (self.end is None or ds <= self.end)
 
 
@@ -362,18 +363,18 @@ def check_experiments(experiments: Mapping[str, Experiment], score: Score | None
         raise ValueError("experiments: 'arms' is the name of a column that they make; rename the key of score")
     salts: dict[str, str] = {}
     for name, experiment in experiments.items():
-        where = f"experiments.{name}"
+        key = f"experiments.{name}"
         if not NAME.fullmatch(name):
             raise ValueError(f"experiments: '{name}' must match {NAME.pattern}")
-        other = salts.setdefault(experiment.salt or name, name)
-        if other != name:
+        same_salt = salts.setdefault(experiment.salt or name, name)
+        if same_salt != name:
             raise ValueError(
-                f"{where}.salt: '{experiment.salt or name}' is the salt of '{other}', so that their arms "
+                f"{key}.salt: '{experiment.salt or name}' is the salt of '{same_salt}', so that their arms "
                 f"were the same; give each its own"
             )
         if experiment.label is not None and experiment.label not in outcomes.labels:
             known = ", ".join(outcomes.labels)
             raise ValueError(
-                f"{where}.label: '{experiment.label}' is none of outcomes.labels ({known})"
+                f"{key}.label: '{experiment.label}' is none of outcomes.labels ({known})"
                 f"{nearest(experiment.label, outcomes.labels)}"
             )

@@ -46,29 +46,29 @@ class Chain(Section):
     @model_validator(mode="before")
     @classmethod
     def _labels_as_ops(cls, data: Any) -> Any:
-        """Operators that only label: taken out, wherever in the chain they are, so that there is one spec."""
+        """Take operators that only label out of the chain, wherever they are, so that equal chains are one spec."""
         if not isinstance(data, Mapping) or not isinstance(data.get("ops"), (list, tuple)):
             return data
         ops, tags, metadata = [], list(data.get("tags") or ()), dict(data.get("metadata") or {})
-        for given in data["ops"]:
-            op = _op_spec(given)
+        for entry in data["ops"]:
+            op = _op_spec(entry)
             name = op.get("op") if isinstance(op, Mapping) else None
             if name == "add_tags":
-                found = op["params"].get("tags") if isinstance(op["params"], Mapping) else op["params"]
-                if not isinstance(found, (list, tuple)) or not found:
+                added = op["params"].get("tags") if isinstance(op["params"], Mapping) else op["params"]
+                if not isinstance(added, (list, tuple)) or not added:
                     raise ValueError("add_tags: write a list, for example add_tags: [user, id]")
-                tags += [t for t in found if t not in tags]
+                tags += [t for t in added if t not in tags]
             elif name == "add_metadata":
                 if not isinstance(op["params"], Mapping) or not op["params"]:
                     raise ValueError("add_metadata: write a mapping, for example add_metadata: {unit: EUR}")
                 metadata |= op["params"]
             else:
-                ops.append(given)
+                ops.append(entry)
         return {**data, "ops": ops, "tags": tags, "metadata": metadata}
 
 
 class Split(Section):
-    """How rows become train and valid (and `test`, evaluated once at the end; and `rank`, for ranked candidate lists).
+    """The split of rows into train and valid (and `test`, evaluated once at the end; and `rank`, for ranked lists).
 
     time: events of the last `test_days` days up to ds are test, of the `valid_days` before them valid, of those before
     train.
@@ -122,7 +122,7 @@ _ROWWISE = ("filter", "dropna", "rename", "lambda")
 
 
 class Features(Section):
-    """From the events table to the dataset."""
+    """The dataset that is made of the events table."""
 
     #: 0/1 column, or of numbers.
     label: str
@@ -156,7 +156,7 @@ class Features(Section):
     def _append_fits(self) -> Features:
         if self.append is None:
             return self
-        for wrong, what in (
+        for is_wrong, conflict in (
             (self.split.by != "time", f"split by {self.split.by}: only days can be appended, so split by time"),
             (
                 not all(op.op in _ROWWISE for op in self.prepare),
@@ -164,6 +164,6 @@ class Features(Section):
             ),
             (self.engine == "spark", "engine: spark: only the Arrow engine appends"),
         ):
-            if wrong:
-                raise ValueError(f"append does not go with {what}; leave one of them out")
+            if is_wrong:
+                raise ValueError(f"append does not go with {conflict}; leave one of them out")
         return self

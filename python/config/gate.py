@@ -73,14 +73,14 @@ class MetricExpression:
         return MetricExpression(text, tree, tuple(names), tuple(of_champion))
 
     def holds(self, metrics: Mapping[str, float | None], champion: Mapping[str, float | None]) -> bool:
-        """Whether it holds.
+        """Return whether the condition holds.
 
         Args:
             metrics: of the model, by name.
             champion: of the champion.
 
         Raises:
-            UndefinedMetric: one that it names is not there, or None. A comparison that decides without it does not ask.
+            UndefinedMetric: one that it names is missing, or None. A comparison that decides without it does not ask.
             ZeroDivisionError: it divides by 0.
         """
         return bool(_value(self.tree, metrics, champion))
@@ -142,39 +142,39 @@ def _fits(name: str, args: list[ast.expr]) -> bool:
 
 
 def _value(node: ast.expr, metrics: Mapping[str, float | None], champion: Mapping[str, float | None]) -> float:
-    def of(inner: ast.expr) -> float:
+    def value_of(inner: ast.expr) -> float:
         return _value(inner, metrics, champion)
 
     match node:
         case ast.BoolOp(op=ast.And(), values=values):
-            return all(of(v) for v in values)
+            return all(value_of(v) for v in values)
         case ast.BoolOp(values=values):
-            return any(of(v) for v in values)
+            return any(value_of(v) for v in values)
         case ast.Compare(left=left, ops=ops, comparators=others):
-            numbers = [of(n) for n in (left, *others)]
+            numbers = [value_of(n) for n in (left, *others)]
             return all(_COMPARE[type(o)](a, b) for o, a, b in zip(ops, numbers, numbers[1:], strict=False))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not of(operand)
+            return not value_of(operand)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -of(operand)
+            return -value_of(operand)
         case ast.UnaryOp(operand=operand):
-            return of(operand)
+            return value_of(operand)
         case ast.BinOp(left=left, op=op, right=right):
-            return _BINARY[type(op)](of(left), of(right))
+            return _BINARY[type(op)](value_of(left), value_of(right))
         case ast.Call(func=ast.Name(id=name), args=args):
-            return _FUNCTIONS[name](*(of(a) for a in args))
+            return _FUNCTIONS[name](*(value_of(a) for a in args))
         case ast.Constant(value=value):
             assert isinstance(value, (int, float))
             return value
         case ast.Name(id=name):
-            found = metrics.get(name)
+            number = metrics.get(name)
         case ast.Attribute(attr=name):
-            found, name = champion.get(name), f"{CHAMPION}.{name}"
+            number, name = champion.get(name), f"{CHAMPION}.{name}"
         case _:
             raise AssertionError("parse has refused it")
-    if found is None:
+    if number is None:
         raise UndefinedMetric(name)
-    return found
+    return number
 
 
 #: Which number of a paired difference is held against its limit.
@@ -182,7 +182,7 @@ Bound = Literal["low", "value", "high"]
 
 
 class MetricLimit(Section):
-    """How high a metric must be at least, or may be at most."""
+    """Limits of a metric: the least and the most that pass."""
 
     #: The least that passes.
     min: float | None = None
@@ -190,7 +190,7 @@ class MetricLimit(Section):
     max: float | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> MetricLimit:
+    def _has_a_limit(self) -> MetricLimit:
         if self.min is None and self.max is None:
             raise ValueError("give `min`, `max` or both")
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -199,7 +199,7 @@ class MetricLimit(Section):
 
 
 class NoWorse(Section):
-    """By how much a metric may be worse than the champion's on the same rows; written as a number, it is `by`."""
+    """A limit of how much worse a metric may be than the champion's on the same rows; a number alone is `by`."""
 
     #: In units of the metric, whichever side of it is the better one.
     by: float = Field(ge=0)
@@ -209,7 +209,7 @@ class NoWorse(Section):
 
 
 class SlicesNoWorse(Section):
-    """By how much a metric of each slice may be worse than the champion's; written as a number, it is `by`."""
+    """A limit of how much worse a metric of each slice may be than the champion's; a number alone is `by`."""
 
     #: In units of the metric, whichever side of it is the better one.
     by: float = Field(ge=0)
@@ -222,7 +222,7 @@ class SlicesNoWorse(Section):
 
 
 class CalibrationLimits(Section):
-    """How far predicted probabilities may be from what happened."""
+    """Limits of the distance between predicted probabilities and labels."""
 
     #: Sum of predictions over sum of labels: the least and the most.
     ratio: tuple[float, float] | None = None
@@ -237,7 +237,7 @@ class CalibrationLimits(Section):
 
 
 class CoverageLimits(Section):
-    """Of how much of the day the model has something to say."""
+    """Least shares of the day's rows and values that the model covers."""
 
     #: Rows that the model was measured on, at least.
     min_rows: int | None = Field(default=None, ge=1)
@@ -248,7 +248,7 @@ class CoverageLimits(Section):
 
 
 class DriftLimits(Section):
-    """How far the day may be from the training range, and its scores from the champion's."""
+    """Limits of drift: of the day against the training range, and of its scores against the champion's."""
 
     #: Population stability index of any column, as the stage `drift` has counted it.
     max_psi: float | None = Field(default=None, ge=0)
@@ -259,7 +259,7 @@ class DriftLimits(Section):
 
 
 class SizeLimits(Section):
-    """How large the saved model may be."""
+    """Limits of the saved model's size."""
 
     #: Bytes of its folder, and of the folders that it lies upon.
     max_bytes: int | None = Field(default=None, ge=1)
@@ -268,7 +268,7 @@ class SizeLimits(Section):
 
 
 class LatencyLimits(Section):
-    """How fast the saved model must be on one core, from raw rows to predictions."""
+    """Limits of the saved model's speed on one core, from raw rows to predictions."""
 
     #: Rows a second.
     min_rows_per_second: float | None = Field(default=None, gt=0)
@@ -339,15 +339,15 @@ class Gate(Section):
 
     @property
     def stage(self) -> str:
-        """The stage whose model is judged."""
+        """Return the stage whose model is judged."""
         return "train" if self.model == "neural" else self.model
 
     def expressions(self) -> dict[str, MetricExpression]:
-        """The rules, parsed."""
+        """Return the rules, parsed, by name."""
         return {name: MetricExpression.parse(text) for name, text in self.rules.items()}
 
     def metric_names(self) -> list[str]:
-        """All metrics that a rule names."""
+        """Return all metrics that a rule names."""
         named = [*self.metrics, *self.champion, *self.slices]
         for rule in self.expressions().values():
             named += [*rule.names, *rule.champion_names]
@@ -408,7 +408,7 @@ def check_gate(
 
 
 def _check_monitor(train: Train) -> None:
-    """A challenger is better by what the stage evaluate measures: neither tasks nor full rankings are."""
+    """Check that the stage evaluate measures `train.monitor`: it measures neither tasks nor full rankings."""
     full = train.evaluation.full_ranking
     if "." in train.monitor or (full is not None and train.monitor in full.metrics()):
         raise ValueError(
@@ -418,7 +418,7 @@ def _check_monitor(train: Train) -> None:
 
 
 def _check_scored(gate: Gate, score: Score | None) -> None:
-    """What scores by default is what is judged."""
+    """Check that the model that scores by default is the one that is judged."""
     if score is None or score.of_registry or score.model in ("today", gate.model):
         return
     if score.model == "best":

@@ -1,4 +1,4 @@
-"""The section `housekeeping`: how long what a pipeline leaves is kept."""
+"""The section `housekeeping`: how long outputs of a pipeline are kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLE_DAYS: Mapping[str, int] = {
 
 
 class Housekeeping(Section):
-    """What `headrace gc` keeps.
+    """Retention: the days and versions that `headrace gc` keeps.
 
     Days are counted back from the newest day of which a stage has run, itself among them, so that nothing goes while a
     pipeline rests. null: all are kept.
@@ -67,14 +67,14 @@ class Housekeeping(Section):
     compact_mib: float = Field(default=32, gt=0)
 
     def table_days(self, name: str) -> int | None:
-        """Days of rows that a table keeps; None: all."""
+        """Return the days of rows that a table keeps; None: all."""
         return self.tables[name] if name in self.tables else TABLE_DAYS.get(name)
 
 
 def check_table_days(
     keep: Housekeeping, sources: Mapping[str, tuple[Source, Table]], window_days: int, served_days: int = 0
 ) -> None:
-    """No run may bring back, or still read, days of events that are removed.
+    """Check that no run would bring back, or still read, days of events that are removed.
 
     Args:
         keep: the section.

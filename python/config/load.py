@@ -47,11 +47,11 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
     # The class first: what stands beside it in an overlay is of this class.
     for override in sorted(overrides, key=lambda o: not o.lstrip().startswith(_CLASS_KEYS)):
         _apply(data, override)
-    return build_spec(data, where=str(path), argument=str(path_or_name))
+    return build_spec(data, origin=str(path), argument=str(path_or_name))
 
 
 def load_overlay(path: Path) -> list[str]:
-    """The keys of a YAML file that has some of a pipeline's, as overrides for `load_spec`.
+    """Return the keys of a YAML file that has some of a pipeline's, as overrides for `load_spec`.
 
     Raises:
         UserError: no such file, not YAML, not a mapping.
@@ -60,12 +60,12 @@ def load_overlay(path: Path) -> list[str]:
 
 
 def flow(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Return a value as YAML on one line."""
     return yaml.safe_dump(value, default_flow_style=True, width=1 << 30).removesuffix("\n").removesuffix("\n...")
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings by key path."""
+    """Yield the values of nested mappings by key path."""
     for key, value in data.items():
         # A key with a dot in it is no path: its mapping is taken whole.
         if isinstance(value, Mapping) and value and not any("." in str(k) for k in value):
@@ -93,12 +93,12 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return data
 
 
-def build_spec(data: Mapping[str, Any], where: str = "spec", argument: str | None = None) -> Spec:
+def build_spec(data: Mapping[str, Any], origin: str = "spec", argument: str | None = None) -> Spec:
     """Validate a mapping. Raises UserError that lists every fault. `argument`: how commands are given the pipeline."""
     try:
         spec = Spec.model_validate(data).given_as(argument)
     except ValidationError as e:
-        raise UserError("\n".join(_explain(error, where) for error in e.errors())) from None
+        raise UserError("\n".join(_explain(error, origin) for error in e.errors())) from None
     if spec.publish is not None:
         for section in (spec.publish.warehouse, spec.publish.online):
             if section is not None and section.password_env:
@@ -107,7 +107,7 @@ def build_spec(data: Mapping[str, Any], where: str = "spec", argument: str | Non
 
 
 def load_sharding(overrides: Sequence[str]) -> Sharding:
-    """`train.sharding` without a pipeline: its defaults with `key=value` settings.
+    """Return `train.sharding` without a pipeline: its defaults with `key=value` settings.
 
     Raises:
         UserError: a setting is of another section, or not valid.
@@ -115,9 +115,9 @@ def load_sharding(overrides: Sequence[str]) -> Sharding:
     data: dict[str, Any] = {}
     for override in overrides:
         _apply(data, override)
-    others = [key for key, _ in flatten(data) if not key.startswith("train.sharding.")]
-    if others:
-        raise UserError(f"--set {others[0]}: without a pipeline only keys of train.sharding count")
+    other_keys = [key for key, _ in flatten(data) if not key.startswith("train.sharding.")]
+    if other_keys:
+        raise UserError(f"--set {other_keys[0]}: without a pipeline only keys of train.sharding count")
     try:
         return Sharding.model_validate(data.get("train", {}).get("sharding", {}))
     except ValidationError as e:
@@ -129,7 +129,7 @@ def _with_properties_of_formats(spec: Spec) -> Spec:
     """Return the spec with the Spark properties that its sources' formats need, such as Iceberg's catalog."""
     sources = [spec.source, *(named.source for named in spec.sources.values())]
     formats = [s.table_format for s in sources if isinstance(s, TableSource) and s.table_format is not None]
-    needed = {key: value for of in formats for key, value in of.properties.items()}
+    needed = {key: value for table_format in formats for key, value in table_format.properties.items()}
     if not needed:
         return spec
     properties = {**needed, **spec.spark.properties}
@@ -145,11 +145,11 @@ def _apply(data: dict[str, Any], override: str) -> None:
     *parents, leaf = _split_key(key)
     node: Any = data
     for parent in parents:
-        found = node.get(parent)
-        if found is not None and not isinstance(found, dict):
+        existing = node.get(parent)
+        if existing is not None and not isinstance(existing, dict):
             raise UserError(f"--set {key}: '{parent}' is not a section")
         # Its own: by an alias the section may stand elsewhere, too, and is not changed there.
-        node[parent] = node = dict(found or {})
+        node[parent] = node = dict(existing or {})
     try:
         value = parse_yaml(text)
     except YamlFault as e:
@@ -171,8 +171,9 @@ _OVER_TRAIN = ("retrain.warm", "challenger.train")
 
 
 def _split_key(key: str) -> list[str]:
-    """The parts of a key path; what is below a mapping of plain values is one part, below one of `train`'s keys it is
-    nested as they are.
+    """Return the parts of a key path.
+
+    Below a mapping of plain values the rest of the path is one part; below a mapping of `train`'s keys it is nested.
     """
     parts = key.split(".")
     for n in range(1, len(parts)):
@@ -182,13 +183,13 @@ def _split_key(key: str) -> list[str]:
     return parts
 
 
-def _explain(error: Any, where: str) -> str:
+def _explain(error: Any, origin: str) -> str:
     path = ".".join(str(p) for p in without_tags(Spec, error["loc"]))
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key '{path}'{nearest(str(error['loc'][-1]), fields_at(Spec, error['loc'][:-1]))}"
+        return f"{origin}: unknown key '{path}'{nearest(str(error['loc'][-1]), fields_at(Spec, error['loc'][:-1]))}"
     if error["type"] == "missing":
-        return f"{where}: key '{path}' is missing"
+        return f"{origin}: key '{path}' is missing"
     message = str(error["msg"]).removeprefix("Value error, ")
     quiet = error["type"] == "value_error" or isinstance(error["input"], (dict, list))
-    shown = "" if quiet else f" (got {error['input']!r})"
-    return f"{where}: {path + ': ' if path else ''}{message}{shown}"
+    shown_value = "" if quiet else f" (got {error['input']!r})"
+    return f"{origin}: {path + ': ' if path else ''}{message}{shown_value}"

@@ -34,7 +34,7 @@ _SETTINGS = {
 
 
 class Loss(Section):
-    """What training minimises, of a class without a loss of its own; written `loss: focal` for the defaults.
+    """The loss of a class without one of its own; written `loss: focal` for the defaults.
 
     Of each row: bce, focal (a probability of the label), squared_error (the label is any number, the model predicts
     it). Of a positive row and the candidates that `train.negatives` draws for it: bpr, sampled_softmax,
@@ -89,12 +89,12 @@ class Loss(Section):
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it compares each row's output with its label, and with nothing else."""
+        """Return whether the loss compares each row's output with its label, and with nothing else."""
         return self.kind in ("bce", "focal", "squared_error")
 
     @property
     def predicts(self) -> Literal["probability", "number", "order"]:
-        """What logits mean: the logit of a probability, the label's value, or no more than an order."""
+        """Return what logits mean: the logit of a probability, the label's value, or no more than an order."""
         by_kind: dict[str, Literal["probability", "number"]] = {
             "bce": "probability",
             "focal": "probability",
@@ -165,7 +165,7 @@ class Model(TrainedSection):
 
 
 def with_class(model: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The keys of a section `model` that stay when its class becomes `kind`: all, or those that every class has."""
-    before = model.get("class", model.get("kind", "dlrm"))
-    gone = {"kind", "class"} if before == kind else {"kind", "class", "args", *_OF_DLRM}
-    return {**{key: value for key, value in model.items() if key not in gone}, "class": kind}
+    """Return the keys of a section `model` that stay when its class becomes `kind`: all, or those of every class."""
+    previous_class = model.get("class", model.get("kind", "dlrm"))
+    dropped = {"kind", "class"} if previous_class == kind else {"kind", "class", "args", *_OF_DLRM}
+    return {**{key: value for key, value in model.items() if key not in dropped}, "class": kind}

@@ -1,4 +1,4 @@
-"""The sections `drift` and `observe`: what is counted and judged by day, and who hears of runs."""
+"""The sections `drift` and `observe`: limits of drift by day, and receivers of lineage events and metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DriftColumn(Section):
 
 
 class Drift(Section):
-    """How far the newest rows (split `valid`) may be from those of the training range, and what then.
+    """Limits of drift of the newest rows (split `valid`) against the training range, and the action beyond them.
 
     With this section the features stage keeps statistics of every day in a Delta table, which the stage `drift` judges.
     """
@@ -48,10 +48,10 @@ class Drift(Section):
     top_values: int = Field(default=20, ge=1, le=10_000)
 
     def limits(self, column: str) -> DriftColumn:
-        """What holds for a column or feature."""
-        own = self.columns.get(column, DriftColumn())
+        """Return the limits of a column or feature."""
+        limits = self.columns.get(column, DriftColumn())
         return DriftColumn(
-            **{f: getattr(self if getattr(own, f) is None else own, f) for f in DriftColumn.model_fields}
+            **{f: getattr(self if getattr(limits, f) is None else limits, f) for f in DriftColumn.model_fields}
         )
 
 
@@ -79,7 +79,7 @@ class OpenLineage(Section):
 
 
 class Observe(Section):
-    """Who else hears of what the stages do. It changes nothing that they make."""
+    """Receivers of lineage events and metrics. They change nothing that the stages write."""
 
     #: Events of runs; without it they are sent where OpenLineage's own variables or its file ask for them.
     openlineage: OpenLineage | None = None

@@ -1,4 +1,4 @@
-"""Key paths of a spec (`train.dense.learning_rate`): which fields there are, and what a field takes."""
+"""Key paths of a spec (`train.dense.learning_rate`): the fields there, and their types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Tag
 
 
 def fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
-    """Valid keys of the section at a key path below a section; none where there is no such section."""
+    """Return the valid keys of the section at a key path below a section; none where there is no such section."""
     entry = None
     for part in loc:
         if isinstance(part, int):
@@ -31,57 +31,57 @@ def fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
 
 
 def section_of(annotation: Any) -> Any:
-    """The section inside `X | None`, `tuple[X, ...]`, `Annotated[X, ...]`; None where there is none."""
+    """Return the section inside `X | None`, `tuple[X, ...]`, `Annotated[X, ...]`; None where there is none."""
     if _is_section(annotation):
         return annotation
     for inner in getattr(annotation, "__args__", ()):
-        found = section_of(inner)
-        if found is not None:
-            return found
+        section = section_of(inner)
+        if section is not None:
+            return section
     return None
 
 
 def _sections_in(annotation: Any) -> Any:
-    """The union of sections that an annotation is, else the section inside it; None where there is none."""
+    """Return the union of sections that an annotation is, else the section inside it; None where there is none."""
     return annotation if tagged_sections(annotation) else section_of(annotation)
 
 
 def tagged_sections(annotation: Any) -> dict[str, type[BaseModel]]:
-    """The sections of a union by their tags (`Annotated[X, Tag("x")] | ...`); none where it is no such union.
+    """Return the sections of a union by their tags (`Annotated[X, Tag("x")] | ...`); none where it is no such union.
 
     The union may be annotated itself, or the entry of a tuple.
     """
-    found: dict[str, type[BaseModel]] = {}
+    sections: dict[str, type[BaseModel]] = {}
     for member in () if _entry_of(annotation) is not None else get_args(annotation):
         tags = [m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)]
         if tags and _is_section(get_args(member)[0]):
-            found[tags[0]] = get_args(member)[0]
+            sections[tags[0]] = get_args(member)[0]
         elif get_origin(annotation) in (Annotated, tuple):
-            found |= tagged_sections(member)
-    return found
+            sections |= tagged_sections(member)
+    return sections
 
 
 def without_tags(model: Any, loc: Sequence[Any]) -> tuple[Any, ...]:
-    """The key path of a place as pydantic names it, which has the tags of unions in it."""
-    kept: list[Any] = []
+    """Return a key path as YAML has it, of one as pydantic names it, with the tags of unions in it."""
+    path: list[Any] = []
     entry = None
     for part in loc:
         tagged = tagged_sections(model)
         if part in tagged:
             model = tagged[part]
             continue
-        kept.append(part)
+        path.append(part)
         if entry is not None:
             model, entry = _sections_in(entry), None
         elif isinstance(part, str):
             field = model.model_fields.get(part) if _is_section(model) else None
             annotation = None if field is None else field.annotation
             model, entry = _sections_in(annotation), _entry_of(annotation)
-    return tuple(kept)
+    return tuple(path)
 
 
 def annotation_at(model: type[BaseModel], path: str) -> Any:
-    """The type of the field at a path below a section; the keys of mappings may be anything.
+    """Return the type of the field at a path below a section; the keys of mappings may be anything.
 
     Raises:
         KeyError: there is no such field.
@@ -101,7 +101,7 @@ def annotation_at(model: type[BaseModel], path: str) -> Any:
 
 
 def entry_at(model: type[BaseModel], parts: Sequence[str]) -> Any:
-    """The type of the values of the mapping at a path below a section; None where there is no mapping."""
+    """Return the type of the values of the mapping at a path below a section; None where there is no mapping."""
     try:
         return _entry_of(annotation_at(model, ".".join(parts))) if parts else None
     except KeyError:
@@ -109,7 +109,7 @@ def entry_at(model: type[BaseModel], parts: Sequence[str]) -> Any:
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The paths of all fields below a section that are no sections themselves."""
+    """Yield the paths of all fields below a section that are no sections themselves."""
     for name, field in model.model_fields.items():
         inner = section_of(field.annotation)
         if inner is None or _entry_of(field.annotation) is not None:
@@ -119,7 +119,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def number_type(annotation: Any) -> type[int] | type[float] | None:
-    """`int` or `float` where the field takes numbers of that type (or null), else None."""
+    """Return `int` or `float` where the field takes numbers of that type (or null), else None."""
     inner = _alternatives(annotation)
     if float in inner:
         return float
@@ -136,7 +136,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 
 def _entry_of(annotation: Any) -> Any:
-    """The type of a mapping's values; None where it is no mapping."""
+    """Return the type of a mapping's values; None where it is no mapping."""
     for inner in _alternatives(annotation):
         if isinstance(get_origin(inner), type) and issubclass(get_origin(inner), Mapping):
             return get_args(inner)[1]

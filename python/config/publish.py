@@ -100,7 +100,7 @@ class Audit(Section):
 
 
 class Publish(Section):
-    """Write, audit, publish."""
+    """Publishing: scores are written to a staging table, audited there, and made visible."""
 
     #: Table in the warehouse; default `<pipeline>_scores`.
     table: str | None = None

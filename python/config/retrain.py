@@ -41,7 +41,7 @@ class Replay(Section):
     by: Literal["row", "day"] = "row"
 
     def rows(self, batch_size: int, streams: int) -> int:
-        """Rows of a step that are replayed: a multiple of the streams."""
+        """Return the rows of a step that are replayed: a multiple of the streams."""
         return round(self.share * batch_size / streams) * streams
 
 
@@ -129,7 +129,7 @@ def check_retrain(
 
 
 def _check_replay(replay: Replay, features: Features, model: Model, trainings: Sequence[Train]) -> None:
-    """Rows have days, a step has some of both kinds, and nothing looks at the rows of a step together."""
+    """Check that rows have days, a step has some of both kinds, and nothing looks at the rows of a step together."""
     if features.split.by != "time":
         raise ValueError("retrain.replay draws rows of the days before the window: set features.split.by to 'time'")
     if trainings[0].negatives is not None or (model.loss is not None and model.loss.group is not None):

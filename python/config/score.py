@@ -87,8 +87,9 @@ class Explore(Section):
 
 
 class Rerank(Section):
-    """From the ranked items of a user to the list of `score.top_k`: position by position the best item that may stand
-    there."""
+    """Rules that make the list of `score.top_k` of a user's ranked items: position by position the best item that
+    may stand there.
+    """
 
     #: Null: none.
     diversity: Diversity | None = None
@@ -110,12 +111,12 @@ class Rerank(Section):
         return self
 
     def shares(self) -> tuple[float, ...]:
-        """The least shares that rules ask for."""
+        """Return the least shares that rules ask for."""
         rules = (self.freshness, self.new_items)
         return tuple(rule.share for rule in rules if rule is not None and rule.share is not None)
 
     def columns(self) -> tuple[str, ...]:
-        """The columns of items that the rules look at."""
+        """Return the columns of items that the rules look at."""
         of_diversity = () if self.diversity is None or self.diversity.by == "vectors" else self.diversity.by
         of_freshness = () if self.freshness is None or self.freshness.column is None else (self.freshness.column,)
         return tuple(dict.fromkeys((*of_diversity, *of_freshness, *self.caps)))
@@ -137,7 +138,7 @@ class Entity(Section):
 
 
 class ScoreEmbeddings(Section):
-    """Where the tasks that score have a model's tables of embeddings."""
+    """The place of a model's tables of embeddings in the tasks that score."""
 
     #: mapped: each host lays all tables out on its local disk once, and its workers map them. joined: no host has a
     #: table; Spark brings each task the rows that its users and items look up. auto: tables are mapped while there is
@@ -154,7 +155,7 @@ ModelChoice = Literal["neural", "baseline", "best", "second_stage", "today"] | R
 
 
 def version_as_text(value: Any) -> Any:
-    """A version of the registry that was written as a number, as text."""
+    """Return a version of the registry that was written as a number, as text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -213,7 +214,7 @@ class Score(Section):
 
     @property
     def of_registry(self) -> bool:
-        """Whether `model` is one of the registry."""
+        """Return whether `model` is one of the registry."""
         return self.model[0] == "@" or self.model.isdecimal()
 
     @model_validator(mode="after")
@@ -243,11 +244,11 @@ class Score(Section):
                     f"table; rename the column"
                 )
         for name, source in self.candidates.sources.items():
-            asked = {"by": ("user", getattr(source, "by", ()))}
+            required = {"by": ("user", getattr(source, "by", ()))}
             if source.kind == "recent" and source.column is not None:
-                asked["column"] = ("item", (source.column,))
-            for key, (side, wanted) in asked.items():
-                for column in wanted:
+                required["column"] = ("item", (source.column,))
+            for key, (side, names) in required.items():
+                for column in names:
                     if column not in columns[side]:
                         raise ValueError(
                             f"candidates.sources.{name}.{key}: '{column}' is not in score.{side}.columns"
@@ -257,7 +258,7 @@ class Score(Section):
 
     @property
     def ranked(self) -> int:
-        """How many items of each user are kept by the (first) model."""
+        """Return the number of items of each user that the (first) model keeps."""
         # What the registry or a gate gives may be of two stages.
         if self.rerank is None and self.model in ("neural", "baseline", "best"):
             return self.top_k
@@ -273,11 +274,11 @@ class Score(Section):
         for column in self.rerank.columns():
             if column not in known:
                 raise ValueError(f"rerank: '{column}' is not in score.item.columns{nearest(column, known)}")
-        made = {*(["events"] if self.rerank.new_items else []), "propensity", "reason"}
+        reserved = {*(["events"] if self.rerank.new_items else []), "propensity", "reason"}
         if self.rerank.freshness is not None and self.rerank.freshness.column is None:
-            made.add("first_event")
+            reserved.add("first_event")
         for column in (self.user.key, *known):
-            if column.lower() in made:
+            if column.lower() in reserved:
                 raise ValueError(f"'{column}' is the name of a column that rerank makes; rename the column")
         for name in ("freshness", "new_items"):
             share = getattr(getattr(self.rerank, name), "share", None)
@@ -302,25 +303,25 @@ def check_score_sources(
     Raises:
         ValueError: a source or a column is not, with the nearest.
     """
-    for where, entry in score_entries(score):
+    for key, entry in score_entries(score):
         name = getattr(entry, "from_", None)
         if name is None:
             if isinstance(entry, PairEvents) and entry.days is not None and event_time is None:
-                raise ValueError(f"{where}.days: the events have no time (table.event_time)")
+                raise ValueError(f"{key}.days: the events have no time (table.event_time)")
             if isinstance(entry, PairEvents) and columns is not None:
-                _check_declared(where, entry, score, columns, "table.columns")
+                _check_declared(key, entry, score, columns, "table.columns")
             continue
         if name not in sources:
-            raise ValueError(f"{where}.from: '{name}' is no source of `sources`{nearest(name, sources)}")
+            raise ValueError(f"{key}.from: '{name}' is no source of `sources`{nearest(name, sources)}")
         declared = [c.name for c in sources[name].table.columns]
-        _check_declared(where, entry, score, declared, f"sources.{name}")
+        _check_declared(key, entry, score, declared, f"sources.{name}")
 
 
-def _check_declared(where: str, entry: Section, score: Score, declared: Collection[str], place: str) -> None:
+def _check_declared(path: str, entry: Section, score: Score, declared: Collection[str], place: str) -> None:
     for key, column in score_keys(entry, score):
         if column not in declared:
             hint = nearest(column, declared)
-            raise ValueError(f"{where}.{key}: column '{column}' is not declared in {place}{hint}")
+            raise ValueError(f"{path}.{key}: column '{column}' is not declared in {place}{hint}")
 
 
 def score_entries(score: Score) -> Iterator[tuple[str, Section]]:

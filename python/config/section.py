@@ -47,9 +47,9 @@ def checked_days(path: str) -> str:
     unknown = [name for name in directives if name not in _SPELLED]
     if unknown:
         raise ValueError(f"'{path}': a day's format knows {', '.join('%' + n for n in _SPELLED)}, not %{unknown[0]}")
-    lacking = [part for name, part in _PARTS.items() if name not in {d.removeprefix("-") for d in directives}]
-    if directives and lacking:
-        raise ValueError(f"'{path}' names no {lacking[0]}, so a path is of several days: use %Y, %m and %d")
+    missing = [part for name, part in _PARTS.items() if name not in {d.removeprefix("-") for d in directives}]
+    if directives and missing:
+        raise ValueError(f"'{path}' names no {missing[0]}, so a path is of several days: use %Y, %m and %d")
     return path
 
 
@@ -73,12 +73,12 @@ def day_regex(path: str, escape: Callable[[str], str]) -> str:
         path: with days in it.
         escape: spells what stands for itself as the paths do that are matched.
     """
-    found, end = "", 0
+    regex, end = "", 0
     for place in _PLACE.finditer(path):
-        found += _literal(path[end : place.start()], escape)
-        found += _format_regex(place[1] or _DEFAULT, path[place.end() :], escape)
+        regex += _literal(path[end : place.start()], escape)
+        regex += _format_regex(place[1] or _DEFAULT, path[place.end() :], escape)
         end = place.end()
-    return f"{found}{_literal(path[end:], escape)}"
+    return f"{regex}{_literal(path[end:], escape)}"
 
 
 def day_groups(path: str) -> tuple[int, int, int]:
@@ -88,19 +88,19 @@ def day_groups(path: str) -> tuple[int, int, int]:
     return parts.index("Y") + 1, parts.index("m") + 1, parts.index("d") + 1
 
 
-def _format_regex(format_: str, behind: str, escape: Callable[[str], str]) -> str:
-    found, end = "", 0
+def _format_regex(format_: str, rest: str, escape: Callable[[str], str]) -> str:
+    regex, end = "", 0
     for directive in _DIRECTIVE.finditer(format_):
-        found += _literal(format_[end : directive.start()], escape)
+        regex += _literal(format_[end : directive.start()], escape)
         end = directive.end()
-        following = format_[end:] or behind
+        following = format_[end:] or rest
         if directive[1] == "Y":
-            found += r"(\d{4})"
+            regex += r"(\d{4})"
         elif following.startswith(("%", "{ds")) or following[:1].isdigit():
-            found += r"(\d{2})"
+            regex += r"(\d{2})"
         else:
-            found += r"(\d{1,2})(?!\d)"
-    return found + _literal(format_[end:], escape)
+            regex += r"(\d{1,2})(?!\d)"
+    return regex + _literal(format_[end:], escape)
 
 
 def _literal(text: str, escape: Callable[[str], str]) -> str:
@@ -158,10 +158,10 @@ class Section(BaseModel):
 
 
 def parse_ds(text: str) -> str:
-    """A date as YYYY-MM-DD.
+    """Return a date as YYYY-MM-DD.
 
     Raises:
-        UserError: it is none, or one whose neighbours a calendar of the years 1 to 9999 does not have.
+        UserError: the text is no date, or its neighbours are beyond the years 1 to 9999.
     """
     try:
         if not _DS.fullmatch(text):

@@ -23,7 +23,7 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def parse_duration(text: str) -> timedelta:
-    """`36h`, `1d`, `23h30m`, `90s`.
+    """Return the duration that a text such as `36h`, `1d`, `23h30m` or `90s` means.
 
     Raises:
         ValueError: it is no such duration.
@@ -42,7 +42,7 @@ def _moment(text: str) -> str:
 
 
 class Watermark(Section):
-    """A time column that has come so far."""
+    """A time column that must have reached a moment."""
 
     #: A column of the table, timestamp or date: for example when a row was written.
     column: str
@@ -68,14 +68,14 @@ class ControlFile(Section):
         return value
 
     @model_validator(mode="after")
-    def _one(self) -> ControlFile:
+    def _one_format(self) -> ControlFile:
         if self.key is not None and self.column is not None:
             raise ValueError("key is for JSON and column for CSV; give one of them")
         return self
 
 
 class Complete(Section):
-    """When a day is complete: all that is given must hold. Until then a run for the day ends with exit code 75."""
+    """Conditions of a complete day: all that are set must hold. Until then a run for the day ends with exit code 75."""
 
     #: A file of this name is in the day's folder (that of `source.path`, up to its first wildcard): _SUCCESS.
     success_file: str | None = None
@@ -125,7 +125,7 @@ TimeSpelling = Annotated[str, AfterValidator(_time_spelling)]
 
 
 class AnySource(Section):
-    """What all sources have."""
+    """The keys that all sources have."""
 
     #: Days before the run's ds that are loaded, too, where they are not yet.
     catch_up_days: int = Field(default=30, ge=0)
@@ -160,17 +160,17 @@ class AnySource(Section):
 
     @property
     def number_marks(self) -> tuple[str, str | None]:
-        """What stands before the fraction of a number, and between each three digits (None: nothing)."""
+        """Return the sign before the fraction of a number, and the one between each three digits (None: nothing)."""
         return ".", None
 
     @property
     def daily(self) -> bool:
-        """Whether each day brings rows of its own; else a run's day holds all of the source."""
+        """Return whether each day brings rows of its own; else a run's day holds all of the source."""
         raise NotImplementedError
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The paths and URIs that it names: of what it reads, and of what says that a day is complete."""
+        """Return the paths and URIs that the source names: of rows, and of files that say that a day is complete."""
         complete = self.complete
         named = (complete.marker, complete.control.path if complete.control else None) if complete else ()
         return tuple(text for text in (self._path, *named) if text is not None)
@@ -241,17 +241,17 @@ class LandingSource(AnySource):
 
     @property
     def null_texts(self) -> tuple[str, ...]:
-        """The texts that mean null, besides the empty one."""
+        """Return the texts that mean null, besides the empty one."""
         return (*([] if self.null_value is None else [self.null_value]), *self.null_values)
 
     @model_validator(mode="after")
     def _success_file_is_of_a_day(self) -> LandingSource:
         # Two days differ before the first wildcard.
-        one, other = (
+        first, second = (
             list(itertools.takewhile(lambda part: not glob.has_magic(part), path_of_day(self.path, ds).split("/")[:-1]))
             for ds in ("2000-01-31", "2011-12-10")
         )
-        if self.complete and self.complete.success_file and self.daily and one == other:
+        if self.complete and self.complete.success_file and self.daily and first == second:
             raise ValueError(
                 f"complete.success_file: path {self.path} has no folder for each day before its first wildcard; use "
                 f"complete.marker"
@@ -278,12 +278,12 @@ class LandingSource(AnySource):
 
     @property
     def file_format(self) -> type[FileFormat]:
-        """What is known of its format."""
+        """Return the class that describes the format."""
         return FILE_FORMATS.find(self.format, "source.format")
 
 
 class SourceDay(Section):
-    """What a day of a table is: one of four."""
+    """A day of a table: one of four definitions."""
 
     #: A column whose value is the day (a date, or text such as 2026-01-31 or 20260131); it need not be declared. Or
     #: three, whose values are year, month and day, of any number of digits: [year, month, day].
@@ -298,8 +298,8 @@ class SourceDay(Section):
     changes: bool = False
 
     @model_validator(mode="after")
-    def _one(self) -> SourceDay:
-        if sum(given is not None for given in (self.partition, self.time, self.path)) + self.changes != 1:
+    def _one_definition(self) -> SourceDay:
+        if sum(key is not None for key in (self.partition, self.time, self.path)) + self.changes != 1:
             raise ValueError("name one of partition: COLUMN, time: COLUMN, path: PATTERN, changes: true")
         if isinstance(self.partition, tuple) and len({name.lower() for name in self.partition}) != _DAY_PARTS:
             raise ValueError("partition: name one column, or three that are year, month and day")
@@ -309,14 +309,14 @@ class SourceDay(Section):
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The partition columns: none, the day's, or those of year, month and day."""
+        """Return the partition columns: none, the day's, or those of year, month and day."""
         if self.partition is None:
             return ()
         return (self.partition,) if isinstance(self.partition, str) else self.partition
 
 
 class ChangedDays(Section):
-    """What is done about rows of a day that differ from those that were there when the day was first taken.
+    """Actions for rows of a day that differ from those that the day had when it was first taken.
 
     With `day.changes`, about what the feed has of a day besides new rows.
     """
@@ -415,17 +415,17 @@ class TableSource(AnySource):
 
     @property
     def is_files(self) -> bool:
-        """Whether the table is a folder of files without a log of its own."""
+        """Return whether the table is a folder of files without a log of its own."""
         return self.table_format is not None and self.table_format.is_files
 
     @property
     def table_format(self) -> type[TableFormat] | None:
-        """What is known of its format; None: its catalog says which it has."""
+        """Return the class that describes the format; None: the table's catalog knows it."""
         return None if self.format is None else TABLE_FORMATS.find(self.format, "source.format")
 
     @property
     def shown(self) -> str:
-        """The table for a message: its name, or its format and path."""
+        """Return the table for a message: its name, or its format and path."""
         return self.table if self.table is not None else f"{self.format} {self.path}"
 
 

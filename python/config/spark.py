@@ -62,17 +62,17 @@ class Spark(Section):
 
     @property
     def own_scratch(self) -> bool:
-        """Whether no executor sees the scratch folder of another host."""
+        """Return whether no executor sees the scratch folder of another host."""
         return self.scratch == "own" or (self.scratch == "auto" and not self.is_local)
 
     @property
     def is_local(self) -> bool:
-        """Whether driver and executors are on this machine: `local[...]` and `local-cluster[...]`."""
+        """Return whether driver and executors are on this machine: `local[...]` and `local-cluster[...]`."""
         return self.master.startswith("local")
 
 
 def spark_profile(name: str) -> Path:
-    """The properties file of a Spark profile.
+    """Return the properties file of a Spark profile.
 
     Raises:
         UserError: there is none of that name.

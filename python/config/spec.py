@@ -94,11 +94,11 @@ class Spec(Section):
 
     @cached_property
     def argument(self) -> str:
-        """The pipeline, as commands are given it (a name, or a path), as a word of a command that a message advises."""
+        """Return the pipeline's name or path as a word of a command line that a message advises."""
         return shlex.quote(self.pipeline)
 
     def given_as(self, argument: str | None) -> Spec:
-        """The same spec, whose `argument` this is. (No field: specs of one file are equal, however they are named.)"""
+        """Return the same spec with this `argument`. (No field: specs of one file are equal, whatever their names.)"""
         if argument is not None:
             self.__dict__["argument"] = shlex.quote(argument)
         return self
@@ -125,7 +125,7 @@ class Spec(Section):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """URIs of what its stages read besides lake and store."""
+        """Return the URIs that stages read besides lake and store."""
         sources = [self.source, *(named.source for named in self.sources.values())]
         paths: list[Any] = [place for source in sources for place in source.places]
         # Of operators of others `path` may name what is in no store.
@@ -136,7 +136,7 @@ class Spec(Section):
         return tuple(dict.fromkeys(path for path in paths if isinstance(path, str) and is_uri(path)))
 
     def named_columns(self) -> dict[str, Sequence[str]]:
-        """The columns that carried columns, split and scoring name, by the key that names them."""
+        """Return the columns that `features.carried`, the split and scoring name, by the key that names them."""
         named: dict[str, Sequence[str]] = {"features.carried": self.features.carried}
         if self.features.split.column:
             named["features.split.column"] = [self.features.split.column]
@@ -149,16 +149,16 @@ class Spec(Section):
     @model_validator(mode="after")
     def _names_meet(self) -> Spec:
         names = [c.name for c in self.table.columns]
-        wanted = {"features.label": [self.features.label], **self.named_columns()}
-        for where, columns in wanted.items():
+        named = {"features.label": [self.features.label], **self.named_columns()}
+        for key, columns in named.items():
             for column in columns:
                 # What `prepare` adds, headrace.features knows.
                 if column not in names and not self.features.prepare:
                     hint = nearest(column, names)
-                    raise ValueError(f"{where}: column '{column}' is not declared in table.columns{hint}")
+                    raise ValueError(f"{key}: column '{column}' is not declared in table.columns{hint}")
         _check_timestamps(self.source, self.table, "")
-        for name, named in self.sources.items():
-            _check_timestamps(named.source, named.table, f"sources.{name}.")
+        for name, source in self.sources.items():
+            _check_timestamps(source.source, source.table, f"sources.{name}.")
         if self.features.split.by == "time" and not self.table.event_time:
             raise ValueError("features.split.by is 'time', but table.event_time is not set")
         if self.features.append is not None and not self.source.daily:
@@ -170,16 +170,16 @@ class Spec(Section):
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
         carried = {"train.evaluation.user": self.train.evaluation.user, "train.sample_weight": self.train.sample_weight}
         if policy := self.train.evaluation.off_policy:
-            where = "train.evaluation.off_policy"
-            carried |= {f"{where}.propensity": policy.propensity, f"{where}.reward": policy.reward}
+            path = "train.evaluation.off_policy"
+            carried |= {f"{path}.propensity": policy.propensity, f"{path}.reward": policy.reward}
         for name, trees in (("baseline", self.baseline), ("second_stage", self.second_stage)):
             if trees:
                 carried |= {f"{name}.label": trees.column, f"{name}.group": trees.group}
         if ranking := self.train.evaluation.full_ranking:
             carried |= {f"train.evaluation.full_ranking.{k}": getattr(ranking, k) for k in ("user", "order_by")}
-        for key, asked in carried.items():
-            if asked and asked not in self.features.carried:
-                raise ValueError(f"{key}: '{asked}' must be in features.carried")
+        for key, carried_column in carried.items():
+            if carried_column and carried_column not in self.features.carried:
+                raise ValueError(f"{key}: '{carried_column}' must be in features.carried")
         check_labels_of_tasks(self.train, self.features, self.score, self.publish)
         check_loss(self.model, self.train, self.features, self.score, self.publish)
         if self.retrain:
@@ -190,8 +190,8 @@ class Spec(Section):
             except ValueError as e:
                 raise ValueError(f"challenger.train.{e}") from None
         if self.score:
-            own = None if self.features.prepare else names
-            check_score_sources(self.score, self.sources, self.table.event_time, own)
+            columns_of_events = None if self.features.prepare else names
+            check_score_sources(self.score, self.sources, self.table.event_time, columns_of_events)
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
         if self.baseline:
@@ -233,7 +233,7 @@ class Spec(Section):
         return self
 
     def train_of_warm_start(self) -> Train:
-        """The section `train` of a day that starts from an earlier day's model.
+        """Return the section `train` of a day that starts from an earlier day's model.
 
         Raises:
             ValueError: the section does not take what `retrain.warm` says.
@@ -242,7 +242,7 @@ class Spec(Section):
         return with_keys(self.train, warm, over_defaults=True) if warm else self.train
 
     def of_challenger(self) -> Spec:
-        """The pipeline whose model is trained from nothing, as `challenger` says.
+        """Return the pipeline whose model is trained from nothing, as `challenger` says.
 
         Raises:
             ValueError: the section train does not take what it says.
@@ -254,17 +254,17 @@ class Spec(Section):
         return self.model_copy(update={"train": train})
 
     def _check_models_of_arms(self, experiments: Mapping[str, Experiment]) -> None:
-        """Each arm's model could score the pipeline alone."""
+        """Check that each arm's model could score the pipeline alone."""
         for name, experiment in experiments.items():
-            for arm, given in experiment.arms.items():
-                if given.model is not None:
+            for arm, settings in experiment.arms.items():
+                if settings.model is not None:
                     try:
-                        self.scored_by(given.model)
+                        self.scored_by(settings.model)
                     except ValueError as e:
                         raise ValueError(f"experiments.{name}.arms.{arm}.model: {e}") from None
 
     def scored_by(self, model: str) -> Spec:
-        """The pipeline whose scores are all of one model, as `score.model` names it.
+        """Return the pipeline whose scores are all of one model, as `score.model` names it.
 
         Raises:
             ValueError: the pipeline has no such model.
@@ -294,7 +294,7 @@ class Spec(Section):
         return self
 
     def with_variant(self, variant: ModelVariant) -> Spec:
-        """The pipeline with another model, which nothing judges, and nothing to compare or to search for.
+        """Return the pipeline with another model, without the sections that judge, compare or search for models.
 
         Raises:
             ValueError: a section does not take what the variant says.
@@ -311,7 +311,7 @@ class Spec(Section):
         return Spec.model_validate(sections)
 
     def days_until_ripe(self, label: str) -> int:
-        """Days from a served day to the run that knows a label of `outcomes` for good.
+        """Return the days from a served day to the run that knows a label of `outcomes` for good.
 
         Raises:
             KeyError: there is no such label.
@@ -322,12 +322,12 @@ class Spec(Section):
 
     @property
     def served_days_read(self) -> int:
-        """Days before a run whose lists its stage `outcomes` reads, and one."""
+        """Return the days before a run whose lists its stage `outcomes` reads, and one."""
         assert self.outcomes is not None
         return max(self.days_until_ripe(name) for name in self.outcomes.labels) + self.outcomes.history_days
 
     def last_ripe_day(self, label: str, ds: str) -> str:
-        """The newest served day whose label is known for good by the end of landing day `ds`.
+        """Return the newest served day whose label is known for good by the end of landing day `ds`.
 
         The label of an event of that UTC day, or of an earlier one, is known for good, too: what evaluates, trains or
         decides by days asks this. Training by rows waits as long with `train.tasks.NAME.known_after`.
@@ -336,12 +336,12 @@ class Spec(Section):
 
     @property
     def compare_slots(self) -> int:
-        """Tasks of Spark that a model of `compare` runs at once, at most."""
+        """Return the most tasks of Spark that a model of `compare` runs at once."""
         specs = [self.with_variant(variant) for variant in (self.compare.models if self.compare else {}).values()]
         return max([self.train.ranks, *(s.baseline.workers for s in specs if s.baseline is not None)])
 
     def first_landing_day(self, day: str) -> str:
-        """The first landing day on which an event of the UTC day `day`, or of a later one, can have landed.
+        """Return the first landing day on which an event of the UTC day `day`, or of a later one, can have landed.
 
         That day itself, unless landing days end later than UTC's: west of Greenwich, or for clocks that are ahead.
         """
@@ -357,21 +357,21 @@ def _section(name: str, make: Callable[[], Section]) -> Section:
         raise ValueError(f"{name}.{e}") from None
 
 
-def _check_timestamps(source: Source, table: Table, where: str) -> None:
+def _check_timestamps(source: Source, table: Table, prefix: str) -> None:
     """Refuse columns of times that are declared as something else. `where`: what stands before `source` in a key."""
     types = {c.name: c.type for c in table.columns}
 
     def check(key: str, column: str, allowed: Sequence[str]) -> None:
         if types.get(column) not in allowed:
-            found = f"is {types[column]}" if column in types else f"is not declared in {where}table.columns"
-            raise ValueError(f"{where}{key}: column '{column}' {found}; declare it {' or '.join(allowed)}")
+            declaration = f"is {types[column]}" if column in types else f"is not declared in {prefix}table.columns"
+            raise ValueError(f"{prefix}{key}: column '{column}' {declaration}; declare it {' or '.join(allowed)}")
 
     for column in source.timestamps:
         form = source.time_format(column)
         check("source.timestamps", column, ["timestamp"] if form is None else ["timestamp", "timestamp_ntz", "date"])
         if form is None:
             continue
-        key = f"{where}source.timestamps.{column}"
+        key = f"{prefix}source.timestamps.{column}"
         if not isinstance(source, LandingSource):
             raise ValueError(f"{key}: formats are of landing files; times of a table are timestamps or ISO 8601")
         if types[column] == "date" and form.has_time:
@@ -381,7 +381,7 @@ def _check_timestamps(source: Source, table: Table, where: str) -> None:
     if source.complete is not None and source.complete.watermark is not None:
         check("source.complete.watermark", source.complete.watermark.column, ["timestamp", "date"])
     if isinstance(source, LandingSource) and source.timestamps and source.file_format.own_times:
-        raise ValueError(f"{where}source.timestamps: format '{source.format}' has times of its own; leave it out")
+        raise ValueError(f"{prefix}source.timestamps: format '{source.format}' has times of its own; leave it out")
 
 
 def id_columns(spec: Spec) -> dict[str | None, frozenset[str]]:

@@ -17,7 +17,7 @@ _NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
 
 
 class Expectations(Section):
-    """What must hold for a day's rows; a breach stops the day before anything is committed."""
+    """Expectations of a day's rows; a breach stops the day before anything is committed."""
 
     #: Rows that a day has at least, those in quarantine not counted.
     min_rows: int = Field(default=1, ge=0)
@@ -74,16 +74,16 @@ class Table(Section):
     @model_validator(mode="after")
     def _columns_exist(self) -> Table:
         names = [c.name for c in self.columns]
-        there: set[str] = set()
+        declared: set[str] = set()
         for name in names:
             # Spark's names have no case: `Clicked` would be the label that is declared as `clicked`.
-            if name.lower() in there:
+            if name.lower() in declared:
                 raise ValueError(f"column '{name}' is declared twice (names that differ in case alone are one)")
-            there.add(name.lower())
+            declared.add(name.lower())
             if name.startswith("_") or name.lower() == "ds":
                 raise ValueError(f"columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
-        wanted = [*self.keys, *self.expectations.null_rate, *self.expectations.ranges]
-        for name in [*wanted, *([self.event_time] if self.event_time else [])]:
+        required = [*self.keys, *self.expectations.null_rate, *self.expectations.ranges]
+        for name in [*required, *([self.event_time] if self.event_time else [])]:
             if name not in names:
                 raise ValueError(f"column '{name}' is used but not declared{nearest(name, names)}")
         return self
@@ -112,7 +112,7 @@ _BAD_ROWS = "_quarantine"
 
 
 class NamedSource(Section):
-    """What lands, and what it becomes: the Delta tables `lake/PIPELINE/NAME` and `lake/PIPELINE/NAME_quarantine`.
+    """A further source, and its Delta tables `lake/PIPELINE/NAME` and `lake/PIPELINE/NAME_quarantine`.
 
     It is loaded by `ingest` as the main source is, and read by operators that say `from: NAME`.
     """

@@ -29,7 +29,7 @@ _RESERVED = ("logits",)
 
 
 class KnownAfter(Section):
-    """When a label is final: that of a younger row counts as missing."""
+    """The age at which a label is final: that of a younger row counts as missing."""
 
     #: Days from the row's event to the end of ds (UTC) for its label to count.
     days: float = Field(gt=0)
@@ -76,13 +76,13 @@ class Task(Section):
 
     @property
     def is_probability(self) -> bool:
-        """Whether its output is the logit of a probability, not the label's value."""
+        """Return whether the output is the logit of a probability, not the label's value."""
         return self.loss.predicts == "probability"
 
 
 def check_tasks(tasks: Mapping[str, Task]) -> None:
     """Raise ValueError where tasks do not fit each other."""
-    before: set[str] = set()
+    earlier: set[str] = set()
     for i, (name, task) in enumerate(tasks.items()):
         if not NAME.fullmatch(name) or name in _RESERVED:
             raise ValueError(f"tasks: '{name}' is no name of a task; it must match {NAME.pattern}, and not be logits")
@@ -96,15 +96,15 @@ def check_tasks(tasks: Mapping[str, Task]) -> None:
                 raise ValueError(f"tasks.{name}.loss: the first task ranks, and is a probability: bce or focal")
         elif task.label is None and not task.product:
             raise ValueError(f"tasks.{name}: name its label, a carried column, or the tasks whose product it is")
-        for other in task.product:
-            if other not in tasks or tasks[other].product or not tasks[other].is_probability:
+        for factor in task.product:
+            if factor not in tasks or tasks[factor].product or not tasks[factor].is_probability:
                 known = ", ".join(n for n, t in tasks.items() if t.is_probability and not t.product)
-                raise ValueError(f"tasks.{name}.product: '{other}' is no task of a probability; there are: {known}")
-        if task.where in tasks and (task.where not in before or not tasks[task.where].is_probability):
+                raise ValueError(f"tasks.{name}.product: '{factor}' is no task of a probability; there are: {known}")
+        if task.where in tasks and (task.where not in earlier or not tasks[task.where].is_probability):
             raise ValueError(
                 f"tasks.{name}.where: '{task.where}' is no task with a label in [0, 1] that stands before '{name}'"
             )
-        before.add(name)
+        earlier.add(name)
     if tasks and not any(task.weight for task in tasks.values()):
         raise ValueError("tasks: all weights are 0: nothing would be learned")
 
@@ -150,7 +150,7 @@ class Optimizer(Section):
 
 
 class TableOptimizer(Section):
-    """What is special about one table's updates; None: as for the others."""
+    """Settings of one table's updates; None: as for the others."""
 
     #: Of this table.
     learning_rate: float | None = Field(default=None, gt=0)
@@ -198,7 +198,7 @@ class EmbeddingOptimizer(Section):
 
 
 class TableSharding(TrainedSection):
-    """What is decided about one table before the planner decides the rest."""
+    """Choices for one table, made before the planner decides the rest."""
 
     #: How it is cut; null: the planner's choice.
     kind: Annotated[ShardingKind | None, Effect.SPEED] = None
@@ -214,7 +214,7 @@ class TableSharding(TrainedSection):
 
 
 class Sharding(TrainedSection):
-    """How embedding tables are spread over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
+    """The spread of embedding tables over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
 
     #: Who decides.
     kind: Annotated[Literal["row_wise", "auto"], Effect.SPEED] = "row_wise"
@@ -283,8 +283,8 @@ class Negatives(Section):
     @model_validator(mode="after")
     def _fits_the_form(self) -> Negatives:
         if self.form == "rows":
-            given = {"method: popularity": self.method == "popularity", "shared": self.shared, "exclude": self.exclude}
-            if wrong := [name for name, is_given in given.items() if is_given]:
+            keys = {"method: popularity": self.method == "popularity", "shared": self.shared, "exclude": self.exclude}
+            if wrong := [name for name, is_set in keys.items() if is_set]:
                 raise ValueError(f"`{wrong[0]}` is for `as: candidates`")
             if self.exclude_seen is not None and self.method != "uniform":
                 raise ValueError("`exclude_seen` goes with `method: uniform`")
@@ -402,9 +402,9 @@ class Train(TrainedSection):
 
     @model_validator(mode="after")
     def _lists_given(self) -> Train:
-        wanted = self.evaluation.wants(RankingMetric, CatalogueMetric)
-        if wanted and self.rank_group is None and self.evaluation.full_ranking is None:
-            raise ValueError(f"evaluation.metrics: {wanted[0]} is of lists: set rank_group")
+        list_metrics = self.evaluation.wants(RankingMetric, CatalogueMetric)
+        if list_metrics and self.rank_group is None and self.evaluation.full_ranking is None:
+            raise ValueError(f"evaluation.metrics: {list_metrics[0]} is of lists: set rank_group")
         return self
 
     @model_validator(mode="after")
@@ -427,7 +427,7 @@ class Train(TrainedSection):
         return self
 
     def monitored(self) -> list[str]:
-        """What `monitor` can be."""
+        """Return the values that `monitor` may have."""
         evaluation = self.evaluation
         lists = [] if self.rank_group is None else ["hr_at_k", "ndcg_at_k", *evaluation.wants(RankingMetric)]
         full = [] if evaluation.full_ranking is None else evaluation.full_ranking.metrics()
@@ -435,7 +435,7 @@ class Train(TrainedSection):
         return ["log_loss", "auc", *evaluation.wants(ClickMetric, UserMetric), *lists, *full, *tasks]
 
     def objectives(self) -> list[str]:
-        """What `search.objective` can be: what can be measured of this dataset, whether it is asked for or not."""
+        """Return the values that `search.objective` may have: metrics of this dataset, requested or not."""
         lists = [] if self.rank_group is None else ["ndcg", "hr_at_k", "ndcg_at_k", *get_args(RankingMetric)]
         users = [] if self.evaluation.user is None else get_args(UserMetric)
         full = [] if self.evaluation.full_ranking is None else self.evaluation.full_ranking.metrics()
@@ -443,14 +443,14 @@ class Train(TrainedSection):
 
     @property
     def monitor_falls(self) -> bool:
-        """Whether a lower value of `monitor` is better."""
+        """Return whether a lower value of `monitor` is better."""
         return not HIGHER_IS_BETTER.get(self.monitor.split(".")[0], True)
 
     @model_validator(mode="after")
     def _of_gpus(self) -> Train:
-        for what, asked in (("precision: tf32", self.precision == "tf32"), ("cuda_graphs: true", self.cuda_graphs)):
-            if asked and self.device != "cuda":
-                raise ValueError(f"`{what}` is for `device: cuda`")
+        for setting, is_set in (("precision: tf32", self.precision == "tf32"), ("cuda_graphs: true", self.cuda_graphs)):
+            if is_set and self.device != "cuda":
+                raise ValueError(f"`{setting}` is for `device: cuda`")
         return self
 
 
@@ -485,10 +485,10 @@ def check_labels_of_tasks(train: Train, features: Features, score: Score | None,
         ValueError: one of it does not hold.
     """
     for name, task in train.tasks.items():
-        asked = {"label": task.label}
+        columns = {"label": task.label}
         if task.known_after is not None:
-            asked["known_after.event_time"] = task.known_after.event_time
-        for key, column in asked.items():
+            columns["known_after.event_time"] = task.known_after.event_time
+        for key, column in columns.items():
             if column is not None and column not in features.carried:
                 raise ValueError(f"train.tasks.{name}.{key}: '{column}' must be in features.carried")
         for i, chain in enumerate(features.workflow):

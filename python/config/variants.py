@@ -82,12 +82,12 @@ class Compare(Section):
 
     @property
     def reference(self) -> str:
-        """The model that the others are tested against."""
+        """Return the name of the model that the others are tested against."""
         return self.against or next(iter(self.models))
 
 
 def with_keys(section: _S, keys: Mapping[str, Any], *, over_defaults: bool = False) -> _S:
-    """A section with keys put over its own, as an overlay puts them.
+    """Return a section with keys put over its own, as an overlay puts them.
 
     Args:
         section: the section.
@@ -98,22 +98,22 @@ def with_keys(section: _S, keys: Mapping[str, Any], *, over_defaults: bool = Fal
     Raises:
         ValueError: the section does not take them.
     """
-    given = section.model_dump(mode="json", by_alias=True, exclude_unset=not over_defaults)
+    dumped = section.model_dump(mode="json", by_alias=True, exclude_unset=not over_defaults)
     if "class" in keys:
-        given = with_class(given, str(keys["class"]))
+        dumped = with_class(dumped, str(keys["class"]))
     try:
-        return type(section).model_validate(_over(given, keys))
+        return type(section).model_validate(_over(dumped, keys))
     except ValidationError as e:
         faults = [(".".join(map(str, f["loc"])), str(f["msg"]).removeprefix("Value error, ")) for f in e.errors()]
-        raise ValueError("; ".join(f"{key}: {said}" if key else said for key, said in faults)) from None
+        raise ValueError("; ".join(f"{key}: {message}" if key else message for key, message in faults)) from None
 
 
-def _over(given: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(given)
+def _over(section: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(section)
     for key, value in keys.items():
-        inner = found.get(key)
-        found[key] = _over(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return found
+        inner = merged.get(key)
+        merged[key] = _over(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 #: What a trial may change. The dataset is there already, and how fast or how safely a run is made changes no weight.
@@ -165,7 +165,7 @@ class Parameter(Section):
 
 
 def parameter_type(spec: type[BaseModel], path: str, parameter: Parameter, kind: str) -> type[int] | type[float] | None:
-    """What numbers a parameter takes; None: none.
+    """Return the type of numbers that a parameter takes; None: it takes none.
 
     Args:
         spec: the whole pipeline's class.
@@ -184,8 +184,8 @@ def parameter_type(spec: type[BaseModel], path: str, parameter: Parameter, kind:
         return number_type(annotation_at(MODEL_ARGS[kind], argument))
     if ":" not in kind:
         raise KeyError(path)
-    whole = all(x is None or x == int(x) for x in (parameter.low, parameter.high, parameter.step))
-    return int if whole else float
+    is_whole = all(x is None or x == int(x) for x in (parameter.low, parameter.high, parameter.step))
+    return int if is_whole else float
 
 
 class SearchedModel(ModelVariant):
@@ -198,13 +198,13 @@ class SearchedModel(ModelVariant):
     def _trials_of_networks(self) -> SearchedModel:
         if self.baseline is not None:
             raise ValueError("`baseline`: trials train networks; compare trees with them by the section compare")
-        if found := [key for key in _OF_TRIALS if key in self.train]:
-            raise ValueError(f"'{found[0]}' of all trials is what train.search says")
+        if misplaced := [key for key in _OF_TRIALS if key in self.train]:
+            raise ValueError(f"'{misplaced[0]}' of all trials is what train.search says")
         return self
 
 
 class Search(Section):
-    """What `headrace tune` tries, and for how long."""
+    """The search of `headrace tune`: what is tried, and for how long."""
 
     #: Spec field (`train.dense.learning_rate`) -> its values.
     parameters: Mapping[str, Parameter] = Field(default={})
@@ -246,21 +246,21 @@ class Search(Section):
 
     @property
     def metric(self) -> str:
-        """The objective's name among the metrics."""
+        """Return the objective's name among the metrics."""
         return "ndcg_at_k" if self.objective == "ndcg" else self.objective
 
     @property
     def of_lists(self) -> bool:
-        """Whether the objective is of the lists of the split `rank`."""
+        """Return whether the objective is of the lists of the split `rank`."""
         return self.metric.endswith("_at_k")
 
     def parameters_of(self, model: str | None) -> dict[str, Parameter]:
-        """The parameters of a trial by path, those of one of `models` in place of those of all."""
+        """Return the parameters of a trial by path, those of one of `models` in place of those of all."""
         return {**self.parameters, **(self.models[model].parameters if model else {})}
 
     @property
     def maximizes(self) -> bool:
-        """Whether a higher value is better."""
+        """Return whether a higher value is better."""
         return HIGHER_IS_BETTER.get(self.metric, True)
 
 
@@ -287,12 +287,12 @@ def check_search(
     """
     _check_parameters(spec, search.parameters, "train.search.parameters", kind)
     for name, model in search.models.items():
-        where = f"train.search.models.{name}"
+        path = f"train.search.models.{name}"
         try:
             own_kind = kind_of(model)
         except ValueError as e:
-            raise ValueError(f"{where}: {e}") from None
-        _check_parameters(spec, model.parameters, f"{where}.parameters", own_kind)
+            raise ValueError(f"{path}: {e}") from None
+        _check_parameters(spec, model.parameters, f"{path}.parameters", own_kind)
     if search.of_lists and not has_lists:
         raise ValueError(f"train.search.objective is '{search.objective}', but train.rank_group is not set")
     if search.objective not in objectives:
@@ -304,22 +304,22 @@ def _check_parameters(spec: type[Section], parameters: Mapping[str, Parameter], 
     """See that parameters of a search are fields of the spec that can be searched, of the model class `kind`."""
     known = [p for p in leaves(spec) if _is_searchable(p)]
     for path, parameter in parameters.items():
-        where = f"{key}: '{path}'"
+        place = f"{key}: '{path}'"
         try:
             number = parameter_type(spec, path, parameter, kind)
         except KeyError:
             hint = nearest(path, known) or f"; fields that can be searched: {', '.join(known)}"
-            raise ValueError(f"{where} is no field of the spec{hint}") from None
+            raise ValueError(f"{place} is no field of the spec{hint}") from None
         if not _is_searchable(path):
             raise ValueError(
-                f"{where} changes nothing that a trial could tell; below these all can be searched: "
+                f"{place} changes nothing that a trial could tell; below these all can be searched: "
                 f"{', '.join(SEARCHABLE)}"
             )
         if parameter.choices is None and number is None:
-            raise ValueError(f"{where} takes no numbers, so it has no low and high: write {{choices: [...]}}")
+            raise ValueError(f"{place} takes no numbers, so it has no low and high: write {{choices: [...]}}")
         bounds = (parameter.low, parameter.high, parameter.step)
         if number is int and any(b is not None and b != int(b) for b in bounds):
-            raise ValueError(f"{where} takes whole numbers: low, high and step must be such")
+            raise ValueError(f"{place} takes whole numbers: low, high and step must be such")
 
 
 def _is_searchable(path: str) -> bool:

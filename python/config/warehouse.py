@@ -113,7 +113,7 @@ WAREHOUSES = Seam(
 
 
 class Warehouse(Section):
-    """Where scores are published. `embedded` starts the PostgreSQL that comes as a wheel, on loopback."""
+    """The warehouse of the scores. `embedded` starts the PostgreSQL that comes as a wheel, on loopback."""
 
     #: embedded: a PostgreSQL of the workspace's own. postgres: a server of yours. Others: see docs/warehouse.md.
     kind: Annotated[str, WAREHOUSES] = "embedded"
@@ -185,8 +185,8 @@ class Warehouse(Section):
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Warehouse:
-        given = {**{f"options.{key}": value for key, value in self.options.items()}, "stage": self.stage}
-        for key, value in given.items():
+        texts = {**{f"options.{key}": value for key, value in self.options.items()}, "stage": self.stage}
+        for key, value in texts.items():
             if holds_secret(key, value) or key.lower() == "options.pwd":
                 raise ValueError(
                     f"{key}: a secret does not belong in a pipeline's file: name password_env or password_file, or an "
@@ -204,12 +204,12 @@ class Warehouse(Section):
 
     @property
     def known(self) -> type[WarehouseKind]:
-        """What is known of its kind."""
+        """Return the class that describes the kind."""
         return WAREHOUSES.find(self.kind, "publish.warehouse.kind")
 
     @property
     def ssl(self) -> dict[str, str]:
-        """The connection's parameters of libpq that say how it is encrypted and who answers."""
+        """Return the parameters of libpq that say how the connection is encrypted and who answers."""
         if self.kind == "embedded":
             return {"sslmode": "disable"}
         mode = self.sslmode or ("prefer" if _is_this_machine(self.host) else "verify-full")
@@ -218,7 +218,7 @@ class Warehouse(Section):
 
 
 def _has_secret(url: str) -> bool:
-    """Whether a database's URL has a password: before the host, in its query, or in the text for ODBC there."""
+    """Return whether a database's URL has a password: before the host, in its query, or in the text for ODBC there."""
     if re.match(r"[^/]*://[^:/]*:[^@]*@", url):
         return True
     query = parse_qsl(url.partition("?")[2], keep_blank_values=True)
