@@ -145,11 +145,11 @@ _ENTRIES = (
     StageEntry(
         "evaluate",
         "Have the day's model and the champion predict the same rows of the day, each by its own workflow.",
-        "headrace.gate.evaluate_stage:Evaluate",
+        "headrace.gate.evaluation_stages:Evaluate",
         dag="retrain",
         section="gate",
         counts=("rows",),
-        imports=("headrace.gate.evaluate_stage", "headrace.gate.evaluate"),
+        imports=("headrace.gate.evaluation_stages", "headrace.gate.evaluate"),
     ),
     StageEntry(
         "gate",
@@ -164,7 +164,7 @@ _ENTRIES = (
     StageEntry(
         "promote",
         "Make the day's model the champion, unless its verdict is against it or the champion is of a later day.",
-        "headrace.gate.promote_stage:Promote",
+        "headrace.gate.stage:Promote",
         dag="retrain",
         spark=False,
         hours=0.5,
@@ -225,7 +225,7 @@ _ENTRIES = (
     StageEntry(
         "compare_versions",
         "Have registered models predict the same rows of the day, and test them against each other.",
-        "headrace.gate.compare_stage:CompareVersions",
+        "headrace.gate.evaluation_stages:CompareVersions",
         dag=None,
         section="compare",
         counts=("rows", "models"),
@@ -233,7 +233,7 @@ _ENTRIES = (
     StageEntry(
         "estimate_policies",
         "Estimate what the models of experiments' arms would have earned on the log, by its propensities.",
-        "headrace.gate.estimate_stage:EstimatePolicies",
+        "headrace.gate.evaluation_stages:EstimatePolicies",
         dag=None,
         section="experiments",
         counts=("rows", "models", "actions"),

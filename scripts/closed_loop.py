@@ -29,7 +29,7 @@ from headrace.commands.experiment import status
 from headrace.commands.generate import generate
 from headrace.commands.simulate_site import simulate_site
 from headrace.config import Spec, load_spec
-from headrace.experiments.stops import Stop, stopped
+from headrace.experiments.assignment import Stop, stopped
 from headrace.generate.click_model import ClickModel, probability
 from headrace.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.jobs.stages import load_stage

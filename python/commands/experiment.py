@@ -13,10 +13,9 @@ from headrace.commands.run import run
 from headrace.commands.screen import out, print_json, table
 from headrace.config import Experiment, Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, UserError, nearest
-from headrace.experiments.figures import SAMPLE_RATIO_LIMIT
-from headrace.experiments.stage import known_of
-from headrace.experiments.stops import all_stopped, by_hand, stop_arm
-from headrace.experiments.totals import first_day, served_outcomes
+from headrace.experiments.assignment import all_stopped, by_hand, stop_arm
+from headrace.experiments.comparison import first_day, served_outcomes
+from headrace.experiments.stage import SAMPLE_RATIO_LIMIT, known_of
 from headrace.manifest import Manifest
 from headrace.monitor import facts
 from headrace.workspace import Workspace, pipeline_file
@@ -42,7 +41,7 @@ def status(
         as_json: print JSON.
 
     Raises:
-        UserError: there is no such experiment; or see headrace.experiments.totals.
+        UserError: there is no such experiment; or see headrace.experiments.comparison.
     """
     _, spec, experiment = _found(name, pipeline, overrides)
     ws = ws.of(spec)

@@ -1,6 +1,11 @@
-"""What is counted of a column in some rows; merges with what was counted of other rows.
+"""Statistics of one column in some rows; those of other rows merge into them.
 
-- counts by bin (headrace.drift.bins), missing rows, smallest and largest finite value: exact;
+Values are counted in bins that the training range fixes, the same for every later day. A number's bins are cut at
+quantiles; a category's are its most frequent values and all the rest. They are chosen from a sample of the training
+rows, and then *all* rows are counted in them: a sample's deciles are not quite the deciles, but the counts on both
+sides of a comparison are exact.
+
+- counts by bin, missing rows, smallest and largest finite value: exact;
 - mean and standard deviation from sums about the training median (shifted data: Chan, Golub and LeVeque, "Algorithms
   for computing the sample variance", 1983), added in the order of the parts. Not the digits of
   features.learn.exact_sums: those leave out what float32 cannot hold, and a report, which needs no last bit, counts it;
@@ -10,6 +15,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,19 +25,131 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headrace.drift.bins import I64, Bins, NumberBins
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
-U64 = npt.NDArray[np.uint64]
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
+Value = str | int | bool
+
+
+U64 = npt.NDArray[np.uint64]
 #: Smallest hashes that are kept of a column: below this many, the number of distinct values is exact.
 _SMALLEST = 2048
 
 
+@dataclass(frozen=True)
+class NumberBins:
+    """Bins of a number: bin i holds edges[i-1] <= x < edges[i], the first and the last are open. NaN is in none."""
+
+    edges: tuple[float, ...]
+    #: Subtracted before sums are taken: sums of squares of large numbers with small differences would cancel.
+    centre: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Return number of bins."""
+        return len(self.edges) + 1
+
+    def index(self, x: F64) -> I64:
+        """Return the bin of each number. float64 [n] -> int64 [n]."""
+        return np.searchsorted(np.asarray(self.edges, np.float64), x, side="right")
+
+    @staticmethod
+    def from_sample(sample: F64, count: int) -> NumberBins:
+        """Cut at the `count`-quantiles of a sample, at its ends, and around values that fill a quantile alone.
+
+        What lies below the smallest or above the largest number of the sample gets a bin of its own, so a day that
+        leaves the training range is seen; so does a value that is a `count`-th of all rows or more (zero, often).
+
+        Args:
+            sample: float64 [n]; NaN and infinities are left out.
+            count: quantiles, at least 2.
+        """
+        x = np.sort(sample[np.isfinite(sample)])
+        if not len(x):
+            return NumberBins(())
+        cuts = x[[len(x) * i // count for i in range(1, count)]]
+        heavy = np.unique(cuts[1:][cuts[1:] == cuts[:-1]])
+        with np.errstate(over="ignore"):
+            above = np.nextafter(np.append(heavy, x[-1]), np.inf)
+        edges = np.unique(np.concatenate([x[:1], cuts, above]))
+        # Adding 0.0 makes -0.0 the 0.0 that it equals.
+        return NumberBins(tuple(float(e) + 0.0 for e in edges if np.isfinite(e)), float(x[len(x) // 2]))
+
+
+@dataclass(frozen=True)
+class ValueBins:
+    """Bins of a category: one for each of `values`, in order, and a last one for all others."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def size(self) -> int:
+        """Return number of bins."""
+        return len(self.values) + 1
+
+    def index(self, x: pa.Array) -> I64:
+        """Return the bin of each value of a text, integer or boolean array without nulls. [n] -> int64 [n]."""
+        known = pa.array(self.values, x.type)
+        if pa.types.is_string(x.type):
+            # Each distinct text is looked up once.
+            coded = x.dictionary_encode()
+            bin_numbers = pc.fill_null(pc.index_in(coded.dictionary, known), len(self.values))
+            bin_numbers = bin_numbers.take(coded.indices)
+        else:
+            bin_numbers = pc.fill_null(pc.index_in(x, known), len(self.values))
+        index: I64 = bin_numbers.to_numpy(zero_copy_only=False).astype(np.int64)
+        return index
+
+    @staticmethod
+    def from_sample(sample: pa.Array, count: int, first: tuple[Value, ...] = ()) -> ValueBins:
+        """Return the `count` most frequent values of a sample; of equally frequent ones the smaller.
+
+        Args:
+            sample: text, integers or booleans [n], no nulls.
+            count: at most this many values.
+            first: values that get a bin in any case, before the others.
+        """
+        if not len(sample):
+            return ValueBins(first)
+        counted = sample.value_counts()
+        pairs = zip(counted.field("counts").to_pylist(), counted.field("values").to_pylist(), strict=True)
+        top = heapq.nsmallest(count + len(first), pairs, key=lambda pair: (-pair[0], pair[1]))
+        return ValueBins((*first, *itertools.islice((v for _, v in top if v not in first), count)))
+
+
+Bins = NumberBins | ValueBins
+
+
+def describe(bins: Bins, counts: I64, names: Mapping[Value, str] | None = None) -> list[dict[str, object]]:
+    """Bins and their counts as records (low, high, value, count, share); low and high null: open, value null: the rest.
+
+    Args:
+        bins: of the column.
+        counts: int64 [bins.size].
+        names: of values, where they are codes.
+    """
+    total = int(counts.sum())
+    records: list[dict[str, object]] = []
+    for i, count in enumerate(counts.tolist()):
+        low = high = value = None
+        if isinstance(bins, NumberBins):
+            low = bins.edges[i - 1] if i > 0 else None
+            high = bins.edges[i] if i < len(bins.edges) else None
+        elif i < len(bins.values):
+            raw = bins.values[i]
+            value = (names or {}).get(raw, str(raw).lower() if isinstance(raw, bool) else str(raw))
+        share = count / total if total else None
+        records.append({"low": low, "high": high, "value": value, "count": count, "share": share})
+    return records
+
+
 @dataclass
 class ColumnStatistics:
-    """Of one column in the rows of one split."""
+    """Statistics of one column in the rows of one split."""
 
     bins: Bins
     rows: int = 0
@@ -43,7 +162,7 @@ class ColumnStatistics:
     sum: float = 0.0
     squares: float = 0.0
     smallest: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    #: Distinct values where somebody else has counted them.
+    #: Number of distinct values where it was counted elsewhere.
     estimate: int | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +209,7 @@ class ColumnStatistics:
 
     @property
     def values(self) -> int:
-        """Values counted: of a list, its elements."""
+        """Return values counted: of a list, its elements."""
         return int(self.counts.sum())
 
     @property
@@ -104,7 +223,7 @@ class ColumnStatistics:
 
     @property
     def mean(self) -> float | None:
-        """Of the finite numbers."""
+        """Return the mean of the finite numbers."""
         if not self.finite or not isinstance(self.bins, NumberBins):
             return None
         return _finite(self.bins.centre + self.sum / self.finite)
@@ -117,7 +236,7 @@ class ColumnStatistics:
         return _finite(math.sqrt(max(self.squares - self.sum * self.sum / self.finite, 0.0) / (self.finite - 1)))
 
     def packed(self) -> dict[str, Any]:
-        """As JSON; `unpacked` is its inverse."""
+        """Return JSON values; `unpacked` is the inverse."""
         return {
             "rows": self.rows,
             "missing": self.missing,
@@ -131,10 +250,10 @@ class ColumnStatistics:
         }
 
     @staticmethod
-    def unpacked(bins: Bins, found: Mapping[str, Any]) -> ColumnStatistics:
-        """What `packed` made of a tally with these bins."""
-        arrays = {"counts": np.array(found["counts"], np.int64), "smallest": np.array(found["smallest"], np.uint64)}
-        return ColumnStatistics(bins, **{**found, **arrays})
+    def unpacked(bins: Bins, record: Mapping[str, Any]) -> ColumnStatistics:
+        """Rebuild statistics with these bins from what `packed` returned."""
+        arrays = {"counts": np.array(record["counts"], np.int64), "smallest": np.array(record["smallest"], np.uint64)}
+        return ColumnStatistics(bins, **{**record, **arrays})
 
     def _count(self, index: I64, times: I64 | None) -> None:
         # As floating weights, counts are exact up to 2**53.
@@ -142,8 +261,8 @@ class ColumnStatistics:
 
     def _add_up(self, x: npt.NDArray[np.float64], times: I64 | None) -> None:
         assert isinstance(self.bins, NumberBins)
-        there = np.isfinite(x)
-        finite, often = x[there], None if times is None else times[there]
+        is_finite = np.isfinite(x)
+        finite, often = x[is_finite], None if times is None else times[is_finite]
         if not len(finite):
             return
         self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))

@@ -1,8 +1,7 @@
-"""Statistics of every input column and every feature, split by split: what came in today beside what was trained on.
+"""Columns to measure: every input column and every feature, split by split.
 
-A sample of the training rows fixes the bins; then all rows are counted in them, by headrace.drift.count_arrow
-(NumPy in tasks that Spark schedules) or headrace.drift.count_spark (a Spark plan). What a task hands back is as
-small as its bins, so nothing grows with rows or vocabularies.
+A sample of the training rows fixes the bins; then headrace.drift.count_rows counts all rows in them. A task returns as
+much as there are bins, so nothing grows with rows or vocabularies.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.drift.bins import I64, Bins, NumberBins, ValueBins, describe
-from headrace.drift.column_statistics import ColumnStatistics
+from headrace.drift.column_statistics import I64, Bins, ColumnStatistics, NumberBins, ValueBins, describe
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null
 from headrace.features.ops import decimal
@@ -38,7 +36,7 @@ StatisticsByColumn = dict[tuple[int, int], ColumnStatistics]
 
 @dataclass(frozen=True)
 class MeasuredColumn:
-    """A column whose statistics are wanted."""
+    """Column to measure."""
 
     side: Literal["input", "feature"]
     name: str
@@ -53,17 +51,17 @@ class MeasuredColumn:
     unknown: int = 0
 
     def values(self, arrays: Sequence[pa.Array]) -> tuple[pa.Array, int]:
-        """The values of a batch, flat and without nulls, and how many rows have none.
+        """Return the values of a batch, flat and without nulls, and how many rows have none.
 
         Missing is null, NaN, a list without elements; of codes, 0 in all columns. A number feature is never missing.
         Moments become seconds since 1970.
         """
         if self.coded:
             codes = np.stack([a.to_numpy(zero_copy_only=False) for a in arrays], axis=1)
-            there = codes != NULL_CODE
+            has_value = codes != NULL_CODE
             if self.unknown > 1:
-                codes[there & (codes <= self.unknown)] = OOV_CODE
-            return pa.array(codes[there]), int(np.count_nonzero(~there.any(axis=1)))
+                codes[has_value & (codes <= self.unknown)] = OOV_CODE
+            return pa.array(codes[has_value]), int(np.count_nonzero(~has_value.any(axis=1)))
         if self.side == "feature":
             return pa.concat_arrays([a.cast(pa.float64()) for a in arrays]), 0
         (x,) = arrays
@@ -87,14 +85,14 @@ class MeasuredColumn:
             return *self.values([x if mask is None else x.filter(pa.array(mask))]), None
         times = np.bincount(column.indices if mask is None else column.indices[mask], minlength=len(column.values))
         x = _plain(column.values)
-        there = x.is_valid().to_numpy(zero_copy_only=False)
-        missing = int(times[~there].sum())
-        there &= times > 0
-        return x.filter(pa.array(there)), missing, times[there]
+        has_value = x.is_valid().to_numpy(zero_copy_only=False)
+        missing = int(times[~has_value].sum())
+        has_value &= times > 0
+        return x.filter(pa.array(has_value)), missing, times[has_value]
 
 
 def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -> list[MeasuredColumn]:
-    """The raw columns that features are made of, in their order.
+    """Return the raw columns that features are made of, in their order.
 
     Integers that only become codes are categories (ids, an hour); other integers, and decimals, are numbers.
     """
@@ -102,7 +100,7 @@ def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -
     for feature in features:
         for source in feature.sources:
             coded[source] = coded.get(source, True) and feature.kind is Kind.CATEGORICAL
-    found = []
+    columns = []
     for name, only_codes in coded.items():
         type_ = types[name]
         kind: ColumnKind = "number"
@@ -110,12 +108,12 @@ def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -
             kind = "time"
         elif type_.element in ("string", "boolean") or (type_.is_integer and only_codes):
             kind = "category"
-        found.append(MeasuredColumn("input", name, kind, type_.is_list))
-    return found
+        columns.append(MeasuredColumn("input", name, kind, type_.is_list))
+    return columns
 
 
 def feature_columns(features: Sequence[Feature]) -> list[MeasuredColumn]:
-    """The features, in the dataset's order."""
+    """Return the features, in the dataset's order."""
     return [
         MeasuredColumn(
             "feature",
@@ -132,7 +130,7 @@ def feature_columns(features: Sequence[Feature]) -> list[MeasuredColumn]:
 
 
 def bins_of(measured: MeasuredColumn, sample: Sequence[pa.Array], quantiles: int, top: int) -> Bins:
-    """The bins of a column.
+    """Return the bins of a column.
 
     Args:
         measured: the column.
@@ -142,16 +140,16 @@ def bins_of(measured: MeasuredColumn, sample: Sequence[pa.Array], quantiles: int
     """
     values, _ = measured.values(sample)
     if measured.kind == "category":
-        return ValueBins.of(values, top, (OOV_CODE,) if measured.vocabulary else ())
+        return ValueBins.from_sample(values, top, (OOV_CODE,) if measured.vocabulary else ())
     x = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if measured.kind == "time":
         return NumberBins((), float(np.median(x)) if len(x) else 0.0)
-    return NumberBins.of(x, quantiles)
+    return NumberBins.from_sample(x, quantiles)
 
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Everything that was counted of a day, before it is written."""
+    """Statistics of a day before they are written."""
 
     measured: tuple[MeasuredColumn, ...]
     bins: tuple[Bins, ...]
@@ -159,7 +157,7 @@ class SplitStatistics:
     tallies: StatisticsByColumn
 
     def rows(self, vocabularies: Mapping[str, Lookup]) -> Iterator[dict[str, Any]]:
-        """A record for each split and column: those of headrace.drift.table, without day and ranges."""
+        """Yield a record for each split and column: those of headrace.drift.count_day, without day and ranges."""
         for i, (measured, bins) in enumerate(zip(self.measured, self.bins, strict=True)):
             names = _names(bins, vocabularies[measured.vocabulary]) if measured.vocabulary else None
             for split, name in enumerate(self.splits):
@@ -185,21 +183,21 @@ class SplitStatistics:
 
 
 def _names(bins: Bins, vocabulary: Lookup) -> dict[str | int | bool, str]:
-    """What the codes of a feature's bins stand for."""
+    """Return what the codes of a feature's bins stand for."""
     assert isinstance(bins, ValueBins)
-    found = vocabulary.values_of([int(v) for v in bins.values if v != OOV_CODE])
-    return dict([(OOV_CODE, UNKNOWN), *found.items()])
+    names = vocabulary.values_of([int(v) for v in bins.values if v != OOV_CODE])
+    return dict([(OOV_CODE, UNKNOWN), *names.items()])
 
 
 def _drop(x: pa.Array) -> pa.Array:
-    """Without nulls and NaN."""
+    """Drop nulls and NaN."""
     if pa.types.is_floating(x.type):
         x = nan_to_null(x)
     return x.drop_null()
 
 
 def _plain(x: pa.Array) -> pa.Array:
-    """Moments as seconds since 1970, decimals as doubles, other values as they are."""
+    """Convert timestamps to seconds since 1970 and decimals to doubles; keep other values."""
     if pa.types.is_decimal(x.type):
         return decimal.doubles(x)
     if pa.types.is_timestamp(x.type):

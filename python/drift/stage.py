@@ -1,4 +1,4 @@
-"""The stage `drift`: the newest rows beside the training range, column by column, against the limits of the spec.
+"""Stage `drift`: the newest rows compared with the training range, column by column, against the spec's limits.
 
 The statistics are the features stage's (a Delta table); nothing is counted here, so another limit costs a second.
 """
@@ -23,28 +23,28 @@ from headrace.storage import StoreAway
 
 log = logging.getLogger("headrace.monitor")
 
-#: The training range, and what is held against it.
-BEFORE, NOW = "train", "valid"
+#: The splits of the training range and of the newest days.
+TRAINING, NEWEST = "train", "valid"
 
 
 class JudgeDrift(Stage):
-    """Compare the split `valid` (the newest days) with `train`; warn, or stop the day before anything is trained."""
+    """Stage that compares the split `valid` (the newest days) with `train`; warns, or stops the day before training."""
 
     name = "drift"
     version = 1
     needs: tuple[str, ...] = ("features",)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """The limits. What is counted belongs to the features stage."""
+        """Return the limits. The keys of what is counted belong to the features stage."""
         return _section(spec).model_dump(mode="json", exclude={"quantiles", "top_values"})
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The statistics at the version that the features stage wrote."""
-        made = _statistics(ctx)
-        return (Input(kind="delta", name=made.name, version=made.version),)
+        """Return the statistics at the version that the features stage wrote."""
+        statistics = _statistics(ctx)
+        return (Input(kind="delta", name=statistics.name, version=statistics.version),)
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """It leaves nothing but its manifest."""
+        """Return None: the stage has no output besides its manifest."""
         return None
 
     def run(self, ctx: Context) -> Result:
@@ -55,25 +55,25 @@ class JudgeDrift(Stage):
                 statistics are gone.
         """
         drift = _section(ctx.spec)
-        found = judge(read_statistics(ctx), drift)
-        over = [(c, b) for c in found for b in c.breaches]
+        columns = judge(read_statistics(ctx), drift)
+        over = [(c, b) for c in columns for b in c.breaches]
         for column, breach in over:
             log.warning("drift: %s", breach.text(column))
         stops = [(c, b) for c, b in over if b.action == "stop"]
         if stops:
             raise UserError(_stopped(ctx, stops))
-        worst = max((c for c in found if c.psi is not None), key=lambda c: c.psi or 0.0, default=None)
-        shown = f"; largest PSI {worst.psi:.3f} ({worst.label})" if worst is not None else ""
-        log.info("drift: %d columns, %d over a limit%s", len(found), sum(bool(c.breaches) for c in found), shown)
+        worst = max((c for c in columns if c.psi is not None), key=lambda c: c.psi or 0.0, default=None)
+        largest = f"; largest PSI {worst.psi:.3f} ({worst.label})" if worst is not None else ""
+        log.info("drift: %d columns, %d over a limit%s", len(columns), sum(bool(c.breaches) for c in columns), largest)
         return Result(
-            rows={"columns": len(found), "over_limit": sum(bool(c.breaches) for c in found)},
-            facts={"columns": [c.fact() for c in found]},
+            rows={"columns": len(columns), "over_limit": sum(bool(c.breaches) for c in columns)},
+            facts={"columns": [c.fact() for c in columns]},
         )
 
 
 @dataclass(frozen=True)
 class Breach:
-    """A figure above its limit."""
+    """Figure above its limit."""
 
     #: psi, missing or oov.
     what: str
@@ -84,7 +84,7 @@ class Breach:
     key: str
 
     def text(self, column: ColumnDrift) -> str:
-        """For people: column, figure, limit."""
+        """Describe the breach: column, figure, limit."""
         texts = {
             "psi": f"PSI is {self.value:.3f}, the limit {self.limit:g}",
             "missing": f"rows without a value went from {_percent(column.missing[0])} to "
@@ -120,7 +120,7 @@ class ColumnDrift:
         return f"{self.side} {self.column}"
 
     def fact(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the column as JSON values."""
         return {**asdict(self), "breaches": [asdict(b) for b in self.breaches]}
 
 
@@ -145,28 +145,30 @@ def judge(rows: Sequence[Mapping[str, Any]], drift: Drift) -> list[ColumnDrift]:
                 f"{nearest(name, names)} "
                 f"(there are: {', '.join(names)})"
             )
-    found = [_compare(splits[BEFORE], splits[NOW], drift) for splits in by.values() if {BEFORE, NOW} <= set(splits)]
-    return sorted(found, key=lambda c: (c.psi is None, -(c.psi or 0.0), c.side, c.column))
+    columns = [
+        _compare(splits[TRAINING], splits[NEWEST], drift) for splits in by.values() if {TRAINING, NEWEST} <= set(splits)
+    ]
+    return sorted(columns, key=lambda c: (c.psi is None, -(c.psi or 0.0), c.side, c.column))
 
 
-def _compare(before: Mapping[str, Any], now: Mapping[str, Any], drift: Drift) -> ColumnDrift:
-    counts = [[b["count"] for b in side["histogram"]] for side in (before, now)]
-    limits = drift.limits(before["column"])
-    enough = min(before["values"], now["values"]) >= drift.min_values
-    judged = enough and before["kind"] != "time" and limits.action != "ignore"
+def _compare(training: Mapping[str, Any], newest: Mapping[str, Any], drift: Drift) -> ColumnDrift:
+    counts = [[b["count"] for b in side["histogram"]] for side in (training, newest)]
+    limits = drift.limits(training["column"])
+    enough = min(training["values"], newest["values"]) >= drift.min_values
+    judged = enough and training["kind"] != "time" and limits.action != "ignore"
     oov = None
-    if before["oov"] is not None and now["oov"] is not None:
-        oov = (_share(before["oov"], before["values"]), _share(now["oov"], now["values"]))
+    if training["oov"] is not None and newest["oov"] is not None:
+        oov = (_share(training["oov"], training["values"]), _share(newest["oov"], newest["values"]))
     column = ColumnDrift(
-        side=before["side"],
-        column=before["column"],
-        kind=before["kind"],
-        values=(before["values"], now["values"]),
-        missing=(_share(before["missing"], before["rows"]), _share(now["missing"], now["rows"])),
+        side=training["side"],
+        column=training["column"],
+        kind=training["kind"],
+        values=(training["values"], newest["values"]),
+        missing=(_share(training["missing"], training["rows"]), _share(newest["missing"], newest["rows"])),
         oov=oov,
-        mean=(before["mean"], now["mean"]),
+        mean=(training["mean"], newest["mean"]),
         psi=psi(*counts),
-        ks=ks(*counts) if before["kind"] == "number" else None,
+        ks=ks(*counts) if training["kind"] == "number" else None,
         max_psi=limits.max_psi if judged else None,
     )
     if limits.action == "ignore":
@@ -181,15 +183,15 @@ def _breaches(column: ColumnDrift, drift: Drift) -> Iterator[Breach]:
         "missing": (abs(column.missing[1] - column.missing[0]), limits.max_missing_change, "max_missing_change"),
         "oov": (column.oov[1] if column.oov else None, limits.max_oov_rate, "max_oov_rate"),
     }
-    for what, (value, limit, field) in figures.items():
+    for figure, (value, limit, field) in figures.items():
         if value is not None and limit is not None and value > limit:
-            own = getattr(drift.columns.get(column.column), field, None) is not None
-            key = f"drift.columns.{column.column}.{field}" if own else f"drift.{field}"
-            yield Breach(what, value, limit, str(limits.action), key)
+            is_column_limit = getattr(drift.columns.get(column.column), field, None) is not None
+            key = f"drift.columns.{column.column}.{field}" if is_column_limit else f"drift.{field}"
+            yield Breach(figure, value, limit, str(limits.action), key)
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _share(part: int, total: int) -> float:
+    return part / total if total else 0.0
 
 
 def _percent(share: float) -> str:
@@ -197,17 +199,19 @@ def _percent(share: float) -> str:
 
 
 def _stopped(ctx: Context, stops: Sequence[tuple[ColumnDrift, Breach]]) -> str:
-    drift, made = _section(ctx.spec), _statistics(ctx)
-    trained, newest = (ctx.upstream["features"].facts.get(f"{s}_range") for s in (BEFORE, NOW))
+    drift, statistics = _section(ctx.spec), _statistics(ctx)
+    trained, newest = (ctx.upstream["features"].facts.get(f"{s}_range") for s in (TRAINING, NEWEST))
     days = f" ({' to '.join(dict.fromkeys(newest))} beside {' to '.join(trained)})" if newest and trained else ""
     (first, breach), more = stops[0], "\n".join(f"  {b.text(c)}" for c, b in stops)
-    own = drift.columns.get(first.column)
-    action = f"columns.{first.column}.action" if own is not None and own.action == "stop" else "action"
+    column_section = drift.columns.get(first.column)
+    action = (
+        f"columns.{first.column}.action" if column_section is not None and column_section.action == "stop" else "action"
+    )
     return (
         f"drift of '{ctx.spec.pipeline}' stops {ctx.ds}{days}: nothing was trained, scored or published. "
         f"Over the limit:\n{more}\n"
-        f"The figures are in {made.name} (ds = '{ctx.ds}'). Mend the data and run the day again; or, if the change is "
-        f"real, raise the limit ({breach.key}) or let it pass with a warning: --set drift.{action}=warn"
+        f"The figures are in {statistics.name} (ds = '{ctx.ds}'). Mend the data and run the day again; or, if the "
+        f"change is real, raise the limit ({breach.key}) or let it pass with a warning: --set drift.{action}=warn"
     )
 
 
@@ -228,20 +232,20 @@ def _statistics(ctx: Context) -> Output:
 
 
 def read_statistics(ctx: Context) -> list[dict[str, Any]]:
-    """The day's records of the statistics table, at the version that the features stage wrote. Needs no Spark.
+    """Return the day's records of the statistics table, at the version that the features stage wrote. Needs no Spark.
 
     Raises:
         UserError: that version is gone.
     """
-    made = _statistics(ctx)
+    statistics = _statistics(ctx)
     again = f"make it again: headrace run {ctx.spec.argument} --ds {ctx.ds} --from features --to drift"
-    files = DeltaLog(ctx.ws.locate(made.name)).plain_files(int(made.version))
-    mine = [f.path for f in files or () if f.partition.get("ds") == ctx.ds]
-    if not mine:
-        raise UserError(f"{made.name} has no version {made.version} with {ctx.ds} any more; {again}")
+    files = DeltaLog(ctx.ws.locate(statistics.name)).plain_files(int(statistics.version))
+    paths = [f.path for f in files or () if f.partition.get("ds") == ctx.ds]
+    if not paths:
+        raise UserError(f"{statistics.name} has no version {statistics.version} with {ctx.ds} any more; {again}")
     try:
-        return [row for path in mine for row in pq.ParquetFile(path).read().to_pylist()]
-    except StoreAway:  # nothing is known of the files
+        return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    except StoreAway:  # the files may be intact
         raise
     except (OSError, pa.ArrowException) as e:
-        raise UserError(f"{made.name} cannot be read ({' '.join(str(e).split())[:200]}); {again}") from None
+        raise UserError(f"{statistics.name} cannot be read ({' '.join(str(e).split())[:200]}); {again}") from None

@@ -1,7 +1,5 @@
-"""Experiments on users, without Spark: who is in which arm, and whether arms differ.
+"""Experiments on users, without Spark: assignment to arms, and differences between arms.
 
-`assign` gives users arms, `live` knows which experiments a day has; `ratio` checks that as many came as were sent,
-`difference` compares arms with what was known of users before, `sequential` has bounds that may be looked at every day.
-`totals` reads what users did from the outcomes' table, `figures` makes all of these of it, `stops` keeps who stopped
-which arm, and `stage` does so by rule.
+`assignment` gives users arms, lists a day's experiments and records stopped arms. `comparison` reads what users did
+from the outcomes' table and tests whether arms differ. `stage` computes an experiment's figures and stops arms by rule.
 """

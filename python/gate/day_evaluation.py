@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -25,46 +26,148 @@ from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.workflow import Workflow
 from headrace.gate.evaluate import CARRIED, LABEL, RANK, EvaluationTask, ModelResult, batch_seconds, evaluate
-from headrace.gate.figures import told_of
-from headrace.gate.policies import RawActions
-from headrace.gate.predictions import inputs_of
+from headrace.gate.predictions import RawActions, coarse_counts, inputs_of
 from headrace.lake.session import session
 from headrace.manifest import Input
 from headrace.models.maps import maps_of_tasks
+from headrace.models.predictor import needed_models
+from headrace.psi import psi
 from headrace.stage import Context
 from headrace.storage import Location
 from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES
 from headrace.train.evaluation.evaluate import OF_LISTS
+from headrace.train.evaluation.paired import difference
 
 #: Metrics of predicted numbers (evaluation.regression).
 _OF_NUMBERS = ("rmse", "mae", "r2")
 
 
+def model_facts(
+    folder: Location,
+    result: ModelResult,
+    splits: Sequence[str],
+    batch_rows: int,
+    seconds: float | None,
+    requested: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return a model's facts as JSON values.
+
+    `bytes` counts all folders that are needed to open it: for a model of changed rows alone, also those of its bases.
+
+    Args:
+        folder: the saved model.
+        result: its evaluation.
+        splits: the measured splits, the first of single rows.
+        batch_rows: rows of a timed batch.
+        seconds: time of such a batch; None: none was timed.
+        requested: metrics that are undefined where nothing could be measured.
+
+    Raises:
+        UserError: a base of the model is gone.
+    """
+    metrics: dict[str, Any] = dict.fromkeys(requested)
+    intervals: dict[str, Any] = {}
+    for split in splits:  # metrics of lists have names of their own
+        if split in result.evaluations:
+            metrics |= result.evaluations[split].metrics
+            intervals |= result.evaluations[split].intervals
+    first = result.evaluations.get(splits[0])
+    return {
+        "metrics": metrics,
+        "intervals": intervals,
+        "calibration_bins": first.calibration_bins if first else [],
+        "finite": result.finite,
+        "known": {name: list(counts) for name, counts in result.known.items()},
+        "bytes": sum(f.size() for needed in needed_models(folder) for f in needed.files()),
+        "batch_ms": None if seconds is None else round(1e3 * seconds, 4),
+        "rows_per_second": None if not seconds else round(batch_rows / seconds, 1),
+    }
+
+
+def compare_models(
+    splits: Sequence[str], model: ModelResult, reference: ModelResult, confidence: float
+) -> dict[str, Any]:
+    """Compare a model with a reference: differences of metrics, by slice too, and of predictions."""
+    differences: dict[str, Any] = {}
+    slices: list[dict[str, Any]] = []
+    for split in splits:
+        if split not in model.evaluations or split not in reference.evaluations:
+            continue
+        a, b = model.evaluations[split], reference.evaluations[split]
+        for metric, value in a.metrics.items():
+            differences[metric] = _difference(
+                value, b.metrics.get(metric), a.replicates.get(metric), b.replicates.get(metric), confidence
+            )
+        for left, right in zip(a.slices, b.slices, strict=True):
+            slices.append(
+                {
+                    "split": split,
+                    "slice": left["slice"],
+                    "value": left["value"],
+                    "rows": left["rows"],
+                    "metrics": left["metrics"],
+                    "champion": right["metrics"],
+                    "differences": {
+                        metric: _difference(
+                            value,
+                            right["metrics"].get(metric),
+                            left["replicates"].get(metric),
+                            right["replicates"].get(metric),
+                            confidence,
+                        )
+                        for metric, value in left["metrics"].items()
+                    },
+                }
+            )
+    expected, actual = coarse_counts(np.array(reference.scores, np.int64), np.array(model.scores, np.int64))
+    return {
+        "differences": differences,
+        "slices": slices,
+        "score_psi": psi(expected, actual),
+        "score_bins": {"champion": expected, "model": actual},
+    }
+
+
+def _difference(
+    value: float | None, reference: float | None, draws: Any, reference_draws: Any, confidence: float
+) -> dict[str, float | None] | None:
+    """Return a difference with its paired interval; None where a value is undefined.
+
+    Without replicates there is no interval.
+    """
+    if value is None or reference is None:
+        return None
+    paired = difference(value, reference, draws or (), reference_draws or (), confidence)
+    if paired is not None:
+        return asdict(paired)
+    return {"value": value - reference, "low": None, "high": None, "p": None}
+
+
 @dataclass(frozen=True)
 class DayEvaluation:
-    """What came out of models over the same rows.
+    """Evaluation of several models over the same rows.
 
     splits: the one that is measured, and `rank` where there are lists; rows: of the first; results: by model;
-    told: what is said of each (headrace.gate.figures); peak_mib: memory of the largest worker.
+    facts: of each model (`model_facts`); peak_mib: memory of the largest worker.
     """
 
     splits: tuple[str, ...]
     rows: int
     results: Sequence[ModelResult]
-    told: Sequence[dict[str, Any]]
+    facts: Sequence[dict[str, Any]]
     peak_mib: float
 
 
 def tables_of_day(ctx: Context) -> list[Input]:
-    """What the rows of a day are made of: the events at ingest's version, the tables that the dataset was made with."""
+    """List the inputs of a day's rows: the events at ingest's version, and the tables of the dataset."""
     events = pinned_table(ctx)
     read = ctx.upstream["features"].inputs
-    others = [i for i in read if i.kind not in ("stage", "dataset") and i.name != events.name]
-    return [Input(kind=events.kind, name=events.name, version=events.version), *others]
+    other_tables = [i for i in read if i.kind not in ("stage", "dataset") and i.name != events.name]
+    return [Input(kind=events.kind, name=events.name, version=events.version), *other_tables]
 
 
-def measured_part(spec: Spec, gate: Gate, of_policies: bool = False) -> Mapping[str, Any]:
-    """Return the part of a spec that the result depends on."""
+def evaluation_settings(spec: Spec, gate: Gate, for_policies: bool = False) -> Mapping[str, Any]:
+    """Return the keys of a spec that the result depends on."""
     return {
         "model": gate.model,
         "split": gate.split,
@@ -75,7 +178,7 @@ def measured_part(spec: Spec, gate: Gate, of_policies: bool = False) -> Mapping[
 
 @contextmanager
 def rows_of_day(ctx: Context, name: str) -> Iterator[tuple[SparkSession, DataFrame]]:
-    """The rows that the day's dataset was made of, with their split. `ctx.inputs` has `tables_of_day`.
+    """Yield the rows that the day's dataset was made of, with their split. `ctx.inputs` has `tables_of_day`.
 
     Raises:
         UserError: as the features stage does.
@@ -103,59 +206,62 @@ def evaluate_day(
         folders: the saved models; the first is one of the day's dataset.
         gate: which split, and what is measured.
         optional: see EvaluationTask.
-        actions: measure the models as policies over these, too; then nobody asks how fast they are.
+        actions: measure the models as policies over these, too; then they are not timed.
 
     Raises:
-        UserError: what is asked for, the dataset or a model has not.
+        UserError: the dataset or a model lacks something that the spec requests.
     """
     task = _task(ctx, gate, folders, optional, actions)
     frame, batch = _columns(ctx, rows, task), gate.latency.batch_rows
     total, results, peak = evaluate(spark, frame, task, max(1, spark.sparkContext.defaultParallelism))
     seconds = batch_seconds(frame, task.columns, folders, task.maps, batch) if actions is None else []
-    told = [
-        told_of(folder, result, task.splits, batch, seconds[i] if seconds else None, asked_metrics(task))
+    facts = [
+        model_facts(folder, result, task.splits, batch, seconds[i] if seconds else None, requested_metrics(task))
         for i, (folder, result) in enumerate(zip(folders, results, strict=True))
     ]
-    return DayEvaluation(task.splits, total, results, told, peak)
+    return DayEvaluation(task.splits, total, results, facts, peak)
 
 
-def measures(spec: Spec, gate: Gate, of_policies: bool = False) -> Train:
+def measures(spec: Spec, gate: Gate, for_policies: bool = False) -> Train:
     """`train` with what the gate's rules name besides what the spec asks to be measured; `off_policy` on request."""
     train = spec.train
-    there = [*get_args(ClickMetric)]
-    there += get_args(UserMetric) if train.evaluation.user is not None else ()
+    available = [*get_args(ClickMetric)]
+    available += get_args(UserMetric) if train.evaluation.user is not None else ()
     if train.rank_group is not None:
-        there += [*get_args(RankingMetric), *(get_args(CatalogueMetric) if train.evaluation.item is not None else ())]
-    asked = dict.fromkeys([*train.evaluation.metrics, "calibration_error", *gate.metric_names()])
+        available += [
+            *get_args(RankingMetric),
+            *(get_args(CatalogueMetric) if train.evaluation.item is not None else ()),
+        ]
+    requested = dict.fromkeys([*train.evaluation.metrics, "calibration_error", *gate.metric_names()])
     evaluation = train.evaluation.model_copy(
         update={
-            "metrics": tuple(m for m in asked if m in there),
+            "metrics": tuple(m for m in requested if m in available),
             "bootstrap": gate.bootstrap if train.evaluation.user is not None else None,
             "full_ranking": None,
             "off_policy": None,
         }
     )
-    if of_policies:  # nothing besides
+    if for_policies:  # nothing besides
         less: dict[str, Any] = {"off_policy": train.evaluation.off_policy, "metrics": (), "slices": {}}
         evaluation = evaluation.model_copy(update=less)
     return train.model_copy(update={"evaluation": evaluation, "tasks": {}})
 
 
-def asked_metrics(task: EvaluationTask) -> list[str]:
-    """The metrics that evaluations of the task's splits have, each where there is a row to measure it by."""
-    own = list(_OF_NUMBERS) if task.predicts == "number" else [*BASIC, *_asked(task, (ClickMetric, UserMetric))]
+def requested_metrics(task: EvaluationTask) -> list[str]:
+    """Return the metrics that evaluations of the task's splits have, each where there is a row to measure it by."""
+    metrics = list(_OF_NUMBERS) if task.predicts == "number" else [*BASIC, *_requested(task, (ClickMetric, UserMetric))]
     if task.predicts == "order":
-        own = [m for m in own if m not in OF_PROBABILITIES]
-    lists = [*OF_LISTS, *_asked(task, (RankingMetric, CatalogueMetric))] if RANK in task.splits else []
-    return list(dict.fromkeys([*own, *lists]))
+        metrics = [m for m in metrics if m not in OF_PROBABILITIES]
+    lists = [*OF_LISTS, *_requested(task, (RankingMetric, CatalogueMetric))] if RANK in task.splits else []
+    return list(dict.fromkeys([*metrics, *lists]))
 
 
-def _asked(task: EvaluationTask, kinds: Sequence[Any]) -> list[str]:
+def _requested(task: EvaluationTask, kinds: Sequence[Any]) -> list[str]:
     return [m for kind in kinds for m in task.train.evaluation.wants(kind)]
 
 
 def _predicts(spec: Spec, gate: Gate) -> str:
-    """What the judged model gives: probability, number or order."""
+    """Return what the judged model predicts: probability, number or order."""
     trees = {"baseline": spec.baseline, "second_stage": spec.second_stage}.get(gate.model)
     if trees is not None:
         return {"classification": "probability", "regression": "number"}.get(trees.objective, "order")
@@ -167,7 +273,7 @@ def _predicts(spec: Spec, gate: Gate) -> str:
 def _task(
     ctx: Context, gate: Gate, compared: Sequence[Location], optional: int, actions: RawActions | None
 ) -> EvaluationTask:
-    """What the tasks are told."""
+    """Return the settings of the tasks."""
     spec = ctx.spec
     features = ctx.upstream["features"]
     schema, dataset = features.dataset_schema, ctx.ws.locate(features.output("dataset").name)
@@ -203,7 +309,7 @@ def _task(
 
 
 def _columns(ctx: Context, frame: DataFrame, task: EvaluationTask) -> DataFrame:
-    """The rows of the splits, with the columns that tasks read, as the dataset carries them."""
+    """Return the rows of the splits, with the columns that tasks read, as the dataset carries them."""
     types = {c.name: declared(c) for c in prepared_columns(ctx.spec)}
     sources = {f.name: column for column, f in task.schema.carried_columns.items()}
 

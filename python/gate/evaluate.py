@@ -1,4 +1,4 @@
-"""Several models over the same rows of a day: Spark's tasks predict their share, and are ranks of the evaluation."""
+"""Evaluation of several models over the same rows: Spark's tasks predict, and are ranks of the evaluation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from headrace import config
 from headrace.dataset.parquet.layout import open_split
 from headrace.features.functions.arrays import one_batch
 from headrace.features.layout.split import SPLIT
-from headrace.gate.policies import RawActions
-from headrace.gate.predictions import CollectedRows, OpenModel, score_counts
+from headrace.gate.predictions import CollectedRows, OpenModel, RawActions, score_counts
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
@@ -40,7 +39,7 @@ _TIMED = 7
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """What each task is told; small.
+    """Settings of each task; small.
 
     models: the folders of the saved models, the day's own first; maps: where tasks map them (models.maps);
     dataset, schema: the day's; train: what is measured; splits: of which rows; predicts: what the models give
@@ -64,7 +63,7 @@ class EvaluationTask:
     actions: RawActions | None = None
 
     def request(self) -> Request:
-        """What is measured, of which columns."""
+        """Return what is measured, of which columns."""
         return Request(self.train, self.schema)
 
     def needed(self) -> tuple[list[str], list[str]]:
@@ -81,7 +80,7 @@ class EvaluationTask:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """What came out of one model.
+    """Evaluation of one model.
 
     evaluations: by split, where there is a row to measure it by; finite: rows of the first split of which it gives a
     number; known: by feature, values and those that its vocabulary has; scores: counts by bin of `score_counts`.
@@ -114,27 +113,27 @@ def evaluate(
     numbered = frame.toDF(*[f"c{i}" for i in range(len(task.columns))]).repartition(ranks)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = _of_task(task, batches)
+        found = _run_task(task, batches)
         if found is not None:
             yield pa.record_batch([pa.array([json.dumps(found)])], names=["found"])
         report_peak_memory(peak)
 
     (row,) = numbered.mapInArrow(run, "found string", barrier=True).collect()
-    told = json.loads(row[0])
+    merged = json.loads(row[0])
     results = [
         ModelResult(
-            {split: Evaluation(**of) for split, of in model["evaluations"].items()},
+            {split: Evaluation(**fields) for split, fields in model["evaluations"].items()},
             model["finite"],
             {name: (values, known) for name, values, known in model["known"]},
             model["scores"],
         )
-        for model in told["models"]
+        for model in merged["models"]
     ]
-    return told["rows"], results, peak.value
+    return merged["rows"], results, peak.value
 
 
-def _of_task(task: EvaluationTask, batches: Iterable[pa.RecordBatch]) -> dict[str, Any] | None:
-    """A task's part; of the chief the whole result."""
+def _run_task(task: EvaluationTask, batches: Iterable[pa.RecordBatch]) -> dict[str, Any] | None:
+    """Return a task's part; of the chief the whole result."""
     carried, codes = task.needed()
     models = [OpenModel.load(folder, task.maps) for folder in task.models]
     by_split = {split: CollectedRows(models, codes, carried, task.actions) for split in task.splits}
@@ -142,12 +141,16 @@ def _of_task(task: EvaluationTask, batches: Iterable[pa.RecordBatch]) -> dict[st
         named = pa.RecordBatch.from_arrays(batch.columns, list(task.columns))
         split_of = named.column(SPLIT)
         for split, rows in by_split.items():
-            mine = named.filter(pc.equal(split_of, split)) if len(by_split) > 1 else named
-            if mine.num_rows:
-                rows.add(mine, mine.column(LABEL), {name: mine.column(task.carried[name]) for name in carried})
+            split_rows = named.filter(pc.equal(split_of, split)) if len(by_split) > 1 else named
+            if split_rows.num_rows:
+                rows.add(
+                    split_rows,
+                    split_rows.column(LABEL),
+                    {name: split_rows.column(task.carried[name]) for name in carried},
+                )
     with ranks_of_tasks() as ranks:
-        found = _measured(task, ranks, by_split, codes)
-    return found if ranks.world.is_chief else None
+        result = _measured(task, ranks, by_split, codes)
+    return result if ranks.world.is_chief else None
 
 
 def _measured(
@@ -166,7 +169,7 @@ def _measured(
         if task.label_column is not None:
             labels = rows.carried_column(task.schema.carried_name(task.label_column)).astype(np.float32)
         scores = [rows.scores(i) for i in models]
-        # Rows of which a model gives no number are its fault, not the other's: both are measured on the rest.
+        # A model's missing predictions must not count against the others: all are measured on the remaining rows.
         usable: Bools = ~np.isnan(labels)
         if split == first:
             finite[:] = [int(np.isfinite(s).sum()) for s in scores]
@@ -174,12 +177,14 @@ def _measured(
             usable &= np.isfinite(scores[i])
         measured_models: Sequence[int] = required
         if not int(ranks.add_up(np.array(usable.sum()))):
-            # No row is left of which all give a number: the day's own model is measured alone, on what it can predict.
+            # No row has a number from all models: the day's own model is measured alone, on the rows that it predicts.
             measured_models, usable = models[:1], ~np.isnan(labels) & np.isfinite(scores[0])
             if not int(ranks.add_up(np.array(usable.sum()))):
                 continue
-        lacking = ranks.add_up(np.array([int((usable & ~np.isfinite(scores[i])).sum()) for i in optional], np.int64))
-        measured_models = [*measured_models, *(i for i, n in zip(optional, lacking, strict=True) if not n)]
+        missing_counts = ranks.add_up(
+            np.array([int((usable & ~np.isfinite(scores[i])).sum()) for i in optional], np.int64)
+        )
+        measured_models = [*measured_models, *(i for i, n in zip(optional, missing_counts, strict=True) if not n)]
         of_rows = {name: rows.carried_column(name)[usable] for name in rows.carried}
         of_codes = {name: rows.code_column(name)[usable] for name in codes}
         for i in measured_models:
@@ -194,11 +199,11 @@ def _measured(
             evaluations[i][split] = asdict(measured)
     total = int(ranks.add_up(np.array(len(by_split[first].labels))))
     finite = ranks.add_up(finite)
-    found = []
+    model_records = []
     for i in models:
         known = by_split[first].known[i]
         counts = ranks.add_up(known.counts)
-        found.append(
+        model_records.append(
             {
                 "evaluations": evaluations[i],
                 "finite": int(finite[i]),
@@ -206,13 +211,13 @@ def _measured(
                 "scores": ranks.add_up(score_counts(by_split[first].scores(i))).tolist(),
             }
         )
-    return {"rows": total, "models": found}
+    return {"rows": total, "models": model_records}
 
 
 def batch_seconds(
     frame: DataFrame, columns: Sequence[str], models: Sequence[Location], maps: HostPlace, rows: int
 ) -> list[float]:
-    """Seconds that each model takes for a batch on one core, from raw rows to predictions: the median of some.
+    """Yield seconds that each model takes for a batch on one core, from raw rows to predictions: the median of some.
 
     Args:
         frame: raw rows, of which the first are taken.
@@ -228,12 +233,12 @@ def batch_seconds(
     numbered = frame.limit(rows).toDF(*[f"c{i}" for i in range(len(names))]).coalesce(1)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [batch for batch in batches if batch.num_rows]
-        if not found:
+        batches_ = [batch for batch in batches if batch.num_rows]
+        if not batches_:
             return
-        table = pa.Table.from_batches(found)
-        whole = one_batch(table.take(pa.array(np.arange(rows) % table.num_rows)))
-        batch = pa.RecordBatch.from_arrays(whole.columns, names)
+        table = pa.Table.from_batches(batches_)
+        repeated = one_batch(table.take(pa.array(np.arange(rows) % table.num_rows)))
+        batch = pa.RecordBatch.from_arrays(repeated.columns, names)
         seconds = [_median_seconds(batch, OpenModel.load(folder, maps)) for folder in models]
         yield pa.record_batch([pa.array(seconds, pa.float64())], names=["seconds"])
 

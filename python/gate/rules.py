@@ -1,4 +1,4 @@
-"""The rules of a gate: each figure beside its limit."""
+"""Rules of a gate: each figure compared with its limit, for the day's model and its challenger."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from headrace.errors import UserError, nearest
 #: The verdicts.
 PASSED, REFUSED = "passed", "refused"
 
+#: The key of the spec that says how much better it must be.
+BEHIND = "challenger.behind"
+
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule and what came of it."""
+    """Rule and its result."""
 
     #: The key of the spec.
     key: str
-    #: What is measured; of whose rows, where not of all.
+    #: The figure, and its slice where it is not of all rows.
     figure: str
     value: float | None
     limit: float | None
@@ -35,12 +38,12 @@ class Rule:
     high: float | None = None
 
     def fact(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the rule as JSON values."""
         return asdict(self)
 
 
 def judge(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> list[Rule]:
-    """Every rule of the section, in its order.
+    """Return every rule of the section, in its order.
 
     Args:
         gate: the section.
@@ -48,7 +51,7 @@ def judge(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | N
         drift: facts and rows of the stage `drift`; None: the pipeline has none.
 
     Raises:
-        UserError: a rule names a metric that nobody has asked for.
+        UserError: a rule names a metric that was not measured.
     """
     return [
         *_metrics(gate, evaluated),
@@ -69,11 +72,11 @@ def verdict_of(rules: list[Rule]) -> str:
 
 
 def metrics_of(model: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """All numbers that rules may name of a model; of its own evaluation, what was not measured again."""
+    """Return all numbers that rules may name of a model; of its own evaluation, what was not measured again."""
     if model is None:
         return {}
-    found = {**model.get("own_metrics", {}), **model.get("metrics", {})}
-    return found | {name: model.get(name) for name in ("bytes", "batch_ms", "rows_per_second")}
+    numbers = {**model.get("own_metrics", {}), **model.get("metrics", {})}
+    return numbers | {name: model.get(name) for name in ("bytes", "batch_ms", "rows_per_second")}
 
 
 def _at_least(key: str, figure: str, value: float | None, limit: float) -> Rule:
@@ -85,11 +88,11 @@ def _at_most(key: str, figure: str, value: float | None, limit: float) -> Rule:
 
 
 def _against(key: str, figure: str, value: float | None, limit: float, margin: float | None, side: str) -> Rule:
-    asked = f"{side} {_n(limit)} is asked for"
+    requirement = f"{side} {_n(limit)} is asked for"
     if value is None or margin is None:
-        return Rule(key, figure, None, limit, None, False, f"{figure} is undefined, and {asked}")
+        return Rule(key, figure, None, limit, None, False, f"{figure} is undefined, and {requirement}")
     by = "" if margin >= 0 else f": by {_n(-margin)} on the wrong side"
-    return Rule(key, figure, value, limit, margin, margin >= 0, f"{figure} is {_n(value)}, {asked}{by}")
+    return Rule(key, figure, value, limit, margin, margin >= 0, f"{figure} is {_n(value)}, {requirement}{by}")
 
 
 def _n(value: float) -> str:
@@ -114,12 +117,12 @@ def _metrics(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
             yield _at_most(f"gate.metrics.{name}.max", name, known[name], limit.max)
 
 
-def _not_judged(key: str, figure: str, limit: float | None, why: str) -> Rule:
-    return Rule(key, figure, None, limit, None, None, f"{figure}: not judged, {why}")
+def _not_judged(key: str, figure: str, limit: float | None, reason: str) -> Rule:
+    return Rule(key, figure, None, limit, None, None, f"{figure}: not judged, {reason}")
 
 
 def _no_champion(evaluated: Mapping[str, Any]) -> str:
-    """Why nothing can be held against a champion; empty where it can."""
+    """Return why there is no comparison with a champion; empty where there is one."""
     champion = evaluated["champion"]
     if champion is None:
         return "there is no champion yet"
@@ -131,12 +134,12 @@ def _no_champion(evaluated: Mapping[str, Any]) -> str:
 def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
     for name, limit in gate.champion.items():
         key, figure = f"gate.champion.{name}", f"{name} beside the champion's"
-        if why := _no_champion(evaluated):
-            yield _not_judged(key, figure, -limit.by, why)
+        if reason := _no_champion(evaluated):
+            yield _not_judged(key, figure, -limit.by, reason)
             continue
-        mine, difference = evaluated["model"]["metrics"], evaluated["differences"].get(name)
-        _named(key, name, {**mine, **evaluated["differences"]})
-        if difference is None and mine.get(name) is not None:
+        metrics, difference = evaluated["model"]["metrics"], evaluated["differences"].get(name)
+        _named(key, name, {**metrics, **evaluated["differences"]})
+        if difference is None and metrics.get(name) is not None:
             yield _not_judged(key, figure, -limit.by, "the champion's is undefined on the day's rows")
         else:
             yield _no_worse(key, figure, name, difference, limit.by, limit.bound)
@@ -145,8 +148,8 @@ def _champion(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
 def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
     for name, limit in gate.slices.items():
         key = f"gate.slices.{name}"
-        if why := _no_champion(evaluated):
-            yield _not_judged(key, f"{name} of slices beside the champion's", -limit.by, why)
+        if reason := _no_champion(evaluated):
+            yield _not_judged(key, f"{name} of slices beside the champion's", -limit.by, reason)
             continue
         if not evaluated["slices"] and evaluated["model"]["metrics"].get(name, 0.0) is None:
             yield _no_worse(key, f"{name} of slices beside the champion's", name, None, limit.by, limit.bound)
@@ -165,12 +168,12 @@ def _slices(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _no_worse(
-    key: str, figure: str, metric: str, found: Mapping[str, float | None] | None, by: float, bound: str
+    key: str, figure: str, metric: str, difference: Mapping[str, float | None] | None, by: float, bound: str
 ) -> Rule:
-    """A difference, above 0 where the model is better: at least -by."""
-    if found is None:
+    """Return a difference, above 0 where the model is better: at least -by."""
+    if difference is None:
         return Rule(key, figure, None, -by, None, False, f"{figure}: the model's is undefined on the day's rows")
-    low, high, value = found["low"], found["high"], found["value"]
+    low, high, value = difference["low"], difference["high"], difference["value"]
     assert value is not None
     if not HIGHER_IS_BETTER[metric]:
         low, high, value = (None if x is None else -x for x in (high, low, value))
@@ -180,8 +183,10 @@ def _no_worse(
     if held is None:
         return Rule(key, figure, value, -by, None, False, f"{figure}: {value:+.4g}, and no interval: too few users")
     margin = held + by
-    of = {"low": "the interval's lower end", "value": "the difference", "high": "the interval's upper end"}[bound]
-    short = "" if margin >= 0 else f": {of} is by {_n(-margin)} below"
+    bound_text = {"low": "the interval's lower end", "value": "the difference", "high": "the interval's upper end"}[
+        bound
+    ]
+    short = "" if margin >= 0 else f": {bound_text} is by {_n(-margin)} below"
     text = f"{figure}: better by {value:+.4g}{between}, at least {-by:+.4g} is asked for{short}"
     return Rule(key, figure, value, -by, margin, margin >= 0, text, low, high)
 
@@ -228,8 +233,8 @@ def _drift(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | 
         yield _at_most("gate.drift.max_columns", "columns over a limit", drift["over_limit"], limits.max_columns)
     if limits.max_score_psi is not None:
         key, figure = "gate.drift.max_score_psi", "PSI of the predictions against the champion's"
-        if why := _no_champion(evaluated):
-            yield _not_judged(key, figure, limits.max_score_psi, why)
+        if reason := _no_champion(evaluated):
+            yield _not_judged(key, figure, limits.max_score_psi, reason)
         else:
             yield _at_most(key, figure, evaluated["score_psi"], limits.max_score_psi)
 
@@ -240,8 +245,8 @@ def _size(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
         yield _at_most("gate.size.max_bytes", "bytes of the saved model", size, limits.max_bytes)
     if limits.max_growth is not None:
         key, figure = "gate.size.max_growth", "bytes over the champion's"
-        if why := _no_champion(evaluated):
-            yield _not_judged(key, figure, limits.max_growth, why)
+        if reason := _no_champion(evaluated):
+            yield _not_judged(key, figure, limits.max_growth, reason)
         else:
             yield _at_most(key, figure, size / evaluated["champion"]["bytes"], limits.max_growth)
 
@@ -257,33 +262,114 @@ def _latency(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _expressions(gate: Gate, evaluated: Mapping[str, Any]) -> Iterator[Rule]:
-    mine, other = metrics_of(evaluated["model"]), metrics_of(evaluated["champion"])
+    metrics, champion_metrics = metrics_of(evaluated["model"]), metrics_of(evaluated["champion"])
     for name, rule in gate.expressions().items():
-        yield _expression(f"gate.rules.{name}", rule, mine, other, _no_champion(evaluated))
+        yield _expression(f"gate.rules.{name}", rule, metrics, champion_metrics, _no_champion(evaluated))
 
 
 def _expression(
     key: str,
     rule: MetricExpression,
-    mine: Mapping[str, float | None],
-    other: Mapping[str, float | None],
+    metrics: Mapping[str, float | None],
+    champion_metrics: Mapping[str, float | None],
     no_champion: str,
 ) -> Rule:
     for metric in rule.names:
-        _named(key, metric, mine)
+        _named(key, metric, metrics)
     if rule.champion_names and no_champion:
         return _not_judged(key, rule.text, None, no_champion)
     for metric in rule.champion_names:
-        _named(key, metric, other)
-        if other[metric] is None and mine.get(metric) is not None:
+        _named(key, metric, champion_metrics)
+        if champion_metrics[metric] is None and metrics.get(metric) is not None:
             return _not_judged(key, rule.text, None, f"champion.{metric} is undefined on the day's rows")
-    values = {n: mine[n] for n in rule.names} | {f"champion.{n}": other[n] for n in rule.champion_names}
-    said = ", ".join(f"{n} is {'undefined' if v is None else _n(v)}" for n, v in values.items())
+    values = {n: metrics[n] for n in rule.names} | {f"champion.{n}": champion_metrics[n] for n in rule.champion_names}
+    values_text = ", ".join(f"{n} is {'undefined' if v is None else _n(v)}" for n, v in values.items())
     try:
-        passed = rule.holds(mine, other)
+        passed = rule.holds(metrics, champion_metrics)
     except UndefinedMetric as e:
         return Rule(key, rule.text, None, None, None, False, f"{rule.text}: {e.args[0]} is undefined")
     except ZeroDivisionError:
-        return Rule(key, rule.text, None, None, None, False, f"{rule.text}: it divides by 0 ({said})")
+        return Rule(key, rule.text, None, None, None, False, f"{rule.text}: it divides by 0 ({values_text})")
     holds = "holds" if passed else "does not hold"
-    return Rule(key, rule.text, None, None, None, passed, f"{rule.text} {holds}: {said}")
+    return Rule(key, rule.text, None, None, None, passed, f"{rule.text} {holds}: {values_text}")
+
+
+def judge_challenger(gate: Gate, evaluated: Mapping[str, Any], drift: Mapping[str, Any] | None) -> list[Rule]:
+    """Return every rule of the section, of the challenger instead of the day's model, against the same champion.
+
+    Args:
+        gate: the section.
+        evaluated: facts of the stage `evaluate`, with a challenger that was measured.
+        drift: see `judge`.
+
+    Raises:
+        UserError: as `judge`.
+    """
+    challenger = evaluated["challenger"]
+    beside_champion = challenger["beside_champion"] or {}
+    return judge(gate, {**evaluated, "model": challenger, **beside_champion}, drift)
+
+
+def better_rule(evaluated: Mapping[str, Any], verdict: str, monitor: str, required_gain: float) -> Rule | None:
+    """Return whether a challenger is better than the version that would be champion without it.
+
+    Args:
+        evaluated: facts of the stage `evaluate`, with a challenger that was measured.
+        verdict: on the day's model, which is that version where it has passed; else the champion is, where it can
+            predict the rows.
+        monitor: the metric.
+        required_gain: by more than this, in units of the metric.
+
+    Returns:
+        the rule; None where there is no such version.
+    """
+    if verdict == PASSED:
+        reference, differences = evaluated["model"], evaluated["challenger"]["beside_model"]
+    elif evaluated["champion"] is not None and evaluated["challenger"]["beside_champion"] is not None:
+        reference, differences = evaluated["champion"], evaluated["challenger"]["beside_champion"]["differences"]
+    else:
+        return None
+    figure = f"{monitor} beside that of version {reference['version']}"
+    difference = differences.get(monitor)
+    if difference is None:
+        return Rule(BEHIND, figure, None, required_gain, None, False, f"{figure}: it was not measured on these rows")
+    value, low, high = (difference[name] for name in ("value", "low", "high"))
+    if not HIGHER_IS_BETTER.get(monitor, True):
+        value, low, high = -value, None if high is None else -high, None if low is None else -low
+    between = "" if low is None or high is None else f" [{low:+.4g}, {high:+.4g}]"
+    text = f"{figure}: better by {value:+.4g}{between}, more than {required_gain:.4g} is asked for"
+    return Rule(BEHIND, figure, value, required_gain, value - required_gain, value > required_gain, text, low, high)
+
+
+def verdict_on_challenger(
+    gate: Gate,
+    evaluated: Mapping[str, Any],
+    drift: Mapping[str, Any] | None,
+    verdict: str,
+    monitor: str,
+    required_gain: float,
+) -> dict[str, Any]:
+    """Return the gate's facts of a measured challenger: verdict, rules, `becomes_champion`.
+
+    Args:
+        gate: the section.
+        evaluated: facts of the stage `evaluate`, with it.
+        drift: see `judge`.
+        verdict: on the day's model.
+        monitor: see `better_rule`.
+        required_gain: see `better_rule`.
+
+    Raises:
+        UserError: as `judge`.
+    """
+    rules = judge_challenger(gate, evaluated, drift)
+    challenger_verdict = verdict_of(rules)
+    better = better_rule(evaluated, verdict, monitor, required_gain) if gate.challenger == "promote" else None
+    becomes = (
+        gate.challenger == "promote" and challenger_verdict == PASSED and (better is None or better.passed is True)
+    )
+    return {
+        "verdict": challenger_verdict,
+        "becomes_champion": becomes,
+        "rules": [rule.fact() for rule in (*rules, *([] if better is None else [better]))],
+    }

@@ -1,5 +1,5 @@
-"""What users did with the lists that they were served: the stage `outcomes`.
+"""Outcomes of served lists: what users did with the lists they were shown, and the stage `outcomes`.
 
-`served` says which lists there were, `join` puts the events that followed beside their rows, `measure` makes metrics of
-them, `delays` knows how much is still to come, `alerts` holds metrics against limits, `stage` commits.
+`served` finds the lists of earlier days, `measure` joins them with the events that followed and computes metrics, and
+`stage` checks the metrics against limits and commits.
 """

@@ -1,45 +1,141 @@
-"""The stage `outcomes`: lists of earlier days beside what followed, one commit to each of two Delta tables."""
+"""Stage `outcomes`: lists of earlier days with the events that followed, one commit to each of two Delta tables.
+
+Metrics of the last ripe day are checked against the limits of `outcomes.alerts`.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from headrace.config import Spec
+from headrace.config import OutcomeAlert, Outcomes, Spec
 from headrace.errors import RefusedError, UserError
 from headrace.features.build.events import pinned_table
 from headrace.lake.delta.frame import read_version
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.outcomes.alerts import judge
-from headrace.outcomes.delays import Delays, age_of, final_rate
-from headrace.outcomes.measure import SCHEMA, Measure, measured
-from headrace.outcomes.served import Served, pinned_days, section, served_days
+from headrace.outcomes.served import Served, pinned_days, section, served_days, sources
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.stage import Context, Result, Stage
-from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("headrace.outcomes")
 
-#: Of the metrics table, Spark's names of types.
-_SQL = {pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint"}
+#: A row of the metrics: the columns of headrace.outcomes.measure.SCHEMA, and `ripe`.
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Metric beyond its limit."""
+
+    served_ds: str
+    label: str
+    metric: str
+    dimension: str
+    value: str
+    #: The metric's value; for `max_drop` its fall, as a share of the mean of earlier days.
+    figure: float
+    limit: float
+    #: min, max, max_drop or min_rows; for min_rows the figure is the number of rows that were shown.
+    kind: str
+    action: str
+    #: The limit's key in the spec.
+    key: str
+
+    def fact(self) -> dict[str, Any]:
+        """Return the alert as JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.kind == "min_rows":
+            few = f"{self.figure:.0f} rows served on {self.served_ds} were shown, fewer than {self.limit:g}"
+            return f"{self.label}: {few} ({self.key})"
+        group = "" if self.dimension == "all" else f" of {self.dimension} {self.value}"
+        texts = {
+            "min": f"is {self.figure:.4g}, below {self.limit:g}",
+            "max": f"is {self.figure:.4g}, above {self.limit:g}",
+            "max_drop": f"is {100 * self.figure:.3g} % below the mean of the ripe days before, "
+            f"the limit is {100 * self.limit:g} %",
+        }
+        return f"{self.label} {self.metric}{group}, served on {self.served_ds}, {texts[self.kind]} ({self.key})"
+
+
+def judge(
+    records: Sequence[Record], outcomes: Outcomes, last_ripe: Mapping[str, str], served: Collection[str]
+) -> list[Alert]:
+    """Check the last ripe day of each label against the limits; a day with too few shown rows is an alert itself.
+
+    Args:
+        records: metrics of several served days.
+        outcomes: the section.
+        last_ripe: by label, the day to check.
+        served: the days that have lists.
+    """
+    alerts: list[Alert] = []
+    for number, limit in enumerate(outcomes.alerts):
+        label = limit.label or next(iter(outcomes.labels))
+        day, key = last_ripe[label], f"outcomes.alerts[{number}]"
+        of_label = [r for r in records if r["label"] == label]
+        rows_shown = max((r["rows"] for r in of_label if r["served_ds"] == day and r["dimension"] == "all"), default=0)
+        if day in served and rows_shown < limit.min_rows:
+            alerts.append(
+                Alert(
+                    served_ds=day,
+                    label=label,
+                    metric=limit.metric,
+                    dimension="all",
+                    value="",
+                    figure=float(rows_shown),
+                    limit=float(limit.min_rows),
+                    kind="min_rows",
+                    action=limit.action,
+                    key=f"{key}.min_rows",
+                )
+            )
+            continue
+        of_metric = [r for r in of_label if r["metric"] == limit.metric and r["dimension"] == limit.by and r["ripe"]]
+        for record in of_metric:
+            if record["served_ds"] == day and record["rows"] >= limit.min_rows and record["estimate"] is not None:
+                earlier = [
+                    r["estimate"]
+                    for r in of_metric
+                    if r["value"] == record["value"] and r["served_ds"] < day and r["estimate"] is not None
+                ]
+                alerts += _broken(record, earlier, limit, key)
+    return alerts
+
+
+def _broken(record: Record, earlier: Sequence[float], limit: OutcomeAlert, key: str) -> list[Alert]:
+    figure = record["estimate"]
+    about = {name: record[name] for name in ("served_ds", "label", "metric", "dimension", "value")}
+    broken: list[tuple[str, float, float]] = []
+    if limit.min is not None and figure < limit.min:
+        broken.append(("min", figure, limit.min))
+    if limit.max is not None and figure > limit.max:
+        broken.append(("max", figure, limit.max))
+    mean = sum(earlier) / len(earlier) if earlier else 0.0
+    if limit.max_drop is not None and mean > 0 and (drop := 1 - figure / mean) > limit.max_drop:
+        broken.append(("max_drop", drop, limit.max_drop))
+    return [
+        Alert(**about, figure=figure_, limit=limit_, kind=kind, action=limit.action, key=f"{key}.{kind}")
+        for kind, figure_, limit_ in broken
+    ]
 
 
 class MeasureOutcomes(Stage):
-    """Join the lists of earlier days with the events that had landed by the day, and measure them."""
+    """Stage that joins the lists of earlier days with the events that had landed by the day, and measures them."""
 
     name = "outcomes"
     version = 1
     needs: tuple[str, ...] = ("ingest",)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """The section, and what says when a label is ripe and what a row of a list is."""
+        """Return the section, and the keys that decide when a label is ripe and what a list's row is."""
         outcomes = section(spec)
         assert spec.score is not None
         return {
@@ -52,22 +148,20 @@ class MeasureOutcomes(Stage):
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events at ingest's versions, and the lists of earlier days as their manifests have them."""
-        from headrace.outcomes.join import sources
-
+        """Return the events at ingest's versions, and the lists of earlier days at their manifests' versions."""
         pinned = [pinned_table(ctx, source) for source in sources(ctx.spec)]
         events = [Input(kind=o.kind, name=o.name, version=o.version) for o in pinned]
         return (*events, *(day.input for day in served_days(ctx).days))
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """Both tables still have the day at their versions, and its files are there."""
+        """Check that both tables still have the day at their versions, and that its files exist."""
         for output in manifest.outputs:
             if reason := verify_day(ctx.ws, output, ctx.ds):
                 return reason
         return None
 
     def run(self, ctx: Context) -> Result:
-        """See the class.
+        """Join, measure, check and commit.
 
         Raises:
             UserError: a slice is no expression over the events' columns.
@@ -75,7 +169,7 @@ class MeasureOutcomes(Stage):
         """
         served = pinned_days(ctx)
         if served.late:
-            log.warning("outcomes: published when they could no longer be shown: lists of %s", ", ".join(served.late))
+            log.warning("outcomes: lists of %s were published too late to be shown", ", ".join(served.late))
         if not served.days:
             log.info("outcomes: no list was served before %s", ctx.ds)
             return Result(
@@ -90,7 +184,7 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    from headrace.outcomes.join import outcome_rows
+    from headrace.outcomes.measure import Delays, by_age, completed_metrics, measure_days, metrics_frame, outcome_rows
 
     spec, outcomes, days = ctx.spec, section(ctx.spec), served.days
     try:
@@ -104,20 +198,22 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
     written = Output(
         kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows_of_day(table, version, ctx.ds)
     )
-    mine = read_version(spark, table, version, lambda of: of["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)
-    counts = {name: _by_age(mine, name) for name in ("shown", *outcomes.labels)}
-    found = _completed(ctx, _measured(ctx, mine), counts)
+    day_rows = read_version(spark, table, version, lambda partition: partition["ds"] == ctx.ds).where(
+        F.col("ds") == ctx.ds
+    )
+    counts = {name: by_age(day_rows, name) for name in ("shown", *outcomes.labels)}
+    records = completed_metrics(ctx, measure_days(ctx, day_rows), counts)
     ripe = {name: spec.last_ripe_day(name, ctx.ds) for name in outcomes.labels}
-    alerts = judge(found, outcomes, ripe, {day.ds for day in days})
+    alerts = judge(records, outcomes, ripe, {day.ds for day in days})
     metrics = ctx.ws.table(spec.pipeline, "outcome_metrics")
-    metrics_version = write_day(_frame(spark, ctx.ds, found), metrics, ctx, "outcomes")
+    metrics_version = write_day(metrics_frame(spark, ctx.ds, records), metrics, ctx, "outcomes")
     for alert in alerts:
         log.warning("outcomes: %s", alert)
     if stops := [alert for alert in alerts if alert.action == "stop"]:
-        told = "\n".join(f"  {alert}" for alert in stops)
+        listing = "\n".join(f"  {alert}" for alert in stops)
         raise RefusedError(
             f"outcomes of '{spec.pipeline}' stop {ctx.ds}: nothing was trained, scored or published. Beyond a limit:\n"
-            f"{told}\nThe figures are in {ctx.ws.name_of(metrics)} (ds = '{ctx.ds}'). To go on, set action: warn"
+            f"{listing}\nThe figures are in {ctx.ws.name_of(metrics)} (ds = '{ctx.ds}'). To go on, set action: warn"
         )
     log.info("outcomes: %s rows shown of %d days, %d alerts", f"{written.rows:,}", len(days), len(alerts))
     return Result(
@@ -140,74 +236,19 @@ def _run(ctx: Context, served: Served, spark: SparkSession) -> Result:
         facts={
             "last_ripe_day": ripe,
             "late_days": served.late,
-            "days": [r for r in found if r["dimension"] == "all"],
-            "groups": [r for r in found if r["dimension"] != "all" and r["served_ds"] == _told(found, r["label"])],
-            "delays": {name: Delays.of(by_day, ripe[name]).curve() for name, by_day in counts.items() if name in ripe},
+            "days": [r for r in records if r["dimension"] == "all"],
+            "groups": [
+                r for r in records if r["dimension"] != "all" and r["served_ds"] == _groups_day(records, r["label"])
+            ],
+            "delays": {
+                name: Delays.of_ripe_days(by_day, ripe[name]).curve() for name, by_day in counts.items() if name in ripe
+            },
             "alerts": [alert.fact() for alert in alerts],
         },
     )
 
 
-def _told(found: Sequence[Mapping[str, Any]], label: str) -> str:
-    """The day whose groups a manifest tells: the newest that is ripe; while none is, the newest."""
-    days = {r["served_ds"]: r["ripe"] for r in found if r["label"] == label}
+def _groups_day(records: Sequence[Mapping[str, Any]], label: str) -> str:
+    """Return the day whose groups the manifest lists: the newest ripe one, or the newest while none is ripe."""
+    days = {r["served_ds"]: r["ripe"] for r in records if r["label"] == label}
     return max((ds for ds, ripe in days.items() if ripe), default=max(days, default=""))
-
-
-def _measured(ctx: Context, rows: DataFrame) -> pa.Table:
-    """The metrics of each served day: one task a day."""
-    outcomes = section(ctx.spec)
-    assert ctx.spec.score is not None
-    drawn = outcomes.bootstrap
-    measure = Measure(
-        user=ctx.spec.score.user.key,
-        labels=tuple(outcomes.labels),
-        lengths=outcomes.k,
-        slices=tuple(outcomes.slices),
-        most=outcomes.max_slices,
-        bootstrap=NO_REPLICATES if drawn is None else Bootstrap(drawn.replicates, drawn.seed, drawn.confidence),
-    )
-    schema = ", ".join(f"{field.name} {_SQL[field.type]}" for field in SCHEMA)
-
-    def of_day(rows: pa.Table) -> pa.Table:  # Spark counts the parameters, and of a callable object `self`, too
-        return measure(rows)
-
-    return measured([rows.groupBy("served_ds").applyInArrow(of_day, schema).toArrow().cast(SCHEMA)])
-
-
-def _by_age(rows: DataFrame, name: str) -> dict[str, dict[int, int]]:
-    """Served day -> days until it was known -> how many: of what was shown, or of a label's positives."""
-    found: dict[str, dict[int, int]] = {}
-    landed = rows.where(f"`{name}_landed` IS NOT NULL").groupBy("served_ds", f"{name}_landed").count()
-    for served, day, count in landed.collect():
-        found.setdefault(served, {})[age_of(served, day)] = count
-    return found
-
-
-def _completed(
-    ctx: Context, metrics: pa.Table, counts: Mapping[str, Mapping[str, Mapping[int, int]]]
-) -> list[dict[str, Any]]:
-    """The metrics with whether they are ripe, the share of the positives that has come, and the rate to be expected."""
-    spec = ctx.spec
-    last = {name: spec.last_ripe_day(name, ctx.ds) for name in section(spec).labels}
-    delays = {name: Delays.of(counts[name], day) for name, day in last.items()}
-    shown = {name: Delays.of(counts["shown"], day) for name, day in last.items()}
-    found = []
-    for record in metrics.to_pylist():
-        label, age = record["label"], age_of(record["served_ds"], ctx.ds)
-        ripe = record["served_ds"] <= last[label]
-        known = 1.0 if ripe else delays[label].known(age)
-        expected = None
-        if record["metric"] == "rate":
-            # Where all rows count, none of them is still to come.
-            rows = 1.0 if ripe or section(spec).shown == "all" else shown[label].known(age)
-            expected = final_rate(record["estimate"], known, rows)
-        found.append(record | {"ripe": ripe, "known": known, "expected": expected})
-    return found
-
-
-def _frame(spark: SparkSession, ds: str, records: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """The rows of the metrics table."""
-    columns = {f.name: _SQL[f.type] for f in SCHEMA} | {"ripe": "boolean", "known": "double", "expected": "double"}
-    schema = "ds string, " + ", ".join(f"{name} {type_}" for name, type_ in columns.items())
-    return spark.createDataFrame([(ds, *(r[name] for name in columns)) for r in records], schema).coalesce(1)

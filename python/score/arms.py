@@ -9,8 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from headrace.config.experiments import PARTS
-from headrace.experiments.assign import ARM, PART, edges, parts_of
-from headrace.experiments.live import Live
+from headrace.experiments.assignment import ARM, PART, Live, edges, parts_of
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 
@@ -65,7 +64,7 @@ class Assigned:
 
     @staticmethod
     def of(key: Column, is_integer: bool, experiments: Sequence[Live], models: Mapping[str | None, int]) -> Assigned:
-        """As headrace.experiments.assign has them of Arrow's columns.
+        """As headrace.experiments.assignment has them of Arrow's columns.
 
         Of experiments whose arms have models, a user takes part in the first that takes him; an arm that was stopped
         is no longer named.

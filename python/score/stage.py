@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegralType
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.experiments.live import Live, live_experiments, pinned
+from headrace.experiments.assignment import Live, live_experiments, pinned
 from headrace.features.build.events import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import pin

@@ -20,10 +20,8 @@ from headrace.cli import app
 from headrace.config import Challenger, Gate, Spec, Train
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
-from headrace.gate.estimate_stage import EstimatePolicies
-from headrace.gate.evaluate_stage import Evaluate
-from headrace.gate.promote_stage import Promote
-from headrace.gate.stage import JudgeModel
+from headrace.gate.evaluation_stages import EstimatePolicies, Evaluate
+from headrace.gate.stage import JudgeModel, Promote
 from headrace.manifest import Manifest, Output
 from headrace.registry.promotion import promote, roll_back
 from headrace.registry.versions import versions

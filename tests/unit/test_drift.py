@@ -20,11 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Drift, Spec, build_spec, load_spec
-from headrace.drift.bins import NumberBins, ValueBins, describe
-from headrace.drift.column_statistics import ColumnStatistics
+from headrace.drift.column_statistics import ColumnStatistics, NumberBins, ValueBins, describe
 from headrace.drift.columns import MeasuredColumn, feature_columns, input_columns
+from headrace.drift.count_day import SCHEMA
 from headrace.drift.stage import JudgeDrift, judge
-from headrace.drift.table import SCHEMA
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.types import ValueType
@@ -66,7 +65,7 @@ def test_psi_of_known_shares() -> None:
 
 @given(st.lists(REALS, max_size=60), st.lists(REALS, max_size=60), st.integers(2, 12))
 def test_number_bins(sample: list[float], later: list[float], count: int) -> None:
-    bins = NumberBins.of(np.array(sample), count)
+    bins = NumberBins.from_sample(np.array(sample), count)
     assert list(bins.edges) == sorted(set(bins.edges))
     assert all(math.isfinite(e) for e in bins.edges)
     found = bins.index(np.array(later, np.float64))
@@ -87,7 +86,7 @@ def test_number_bins(sample: list[float], later: list[float], count: int) -> Non
 
 
 def test_a_constant_that_moves_is_seen() -> None:
-    bins = NumberBins.of(np.full(50, 3.0), 10)
+    bins = NumberBins.from_sample(np.full(50, 3.0), 10)
     before, after = (np.bincount(bins.index(np.full(50, x)), minlength=bins.size).tolist() for x in (3.0, 3.0000001))
     assert psi(before, before) == 0
     assert (psi(before, after) or 0) > 10
@@ -95,7 +94,7 @@ def test_a_constant_that_moves_is_seen() -> None:
 
 @given(st.lists(st.sampled_from(["a", "b", "é", "", "日本"]), max_size=40), st.integers(1, 4))
 def test_value_bins(sample: list[str], count: int) -> None:
-    bins = ValueBins.of(pa.array(sample, pa.string()), count)
+    bins = ValueBins.from_sample(pa.array(sample, pa.string()), count)
     top = sorted(Counter(sample).items(), key=lambda kv: (-kv[1], kv[0]))[:count]
     assert bins.values == tuple(v for v, _ in top)
     later = [*sample, "new", "b"]
@@ -107,14 +106,14 @@ def test_value_bins(sample: list[str], count: int) -> None:
 
 
 def test_value_bins_of_other_types() -> None:
-    integers = ValueBins.of(pa.array([2**62, 2**62 + 1, 2**62, 1], pa.int64()), 1)
+    integers = ValueBins.from_sample(pa.array([2**62, 2**62 + 1, 2**62, 1], pa.int64()), 1)
     assert integers.values == (2**62,)
     assert integers.index(pa.array([2**62 + 1, 2**62], pa.int64())).tolist() == [1, 0]
-    flags = ValueBins.of(pa.array([True, False, True]), 5)
+    flags = ValueBins.from_sample(pa.array([True, False, True]), 5)
     assert [r["value"] for r in describe(flags, np.array([2, 1, 0]))] == ["true", "false", None]
     # The unknown code has the first bin, whether the sample has it or not.
-    assert ValueBins.of(pa.array([5, 5, 1, 7], pa.int32()), 2, (1,)).values == (1, 5, 7)
-    assert ValueBins.of(pa.array([], pa.int32()), 2, (1,)).values == (1,)
+    assert ValueBins.from_sample(pa.array([5, 5, 1, 7], pa.int32()), 2, (1,)).values == (1, 5, 7)
+    assert ValueBins.from_sample(pa.array([], pa.int32()), 2, (1,)).values == (1,)
 
 
 CELLS = st.lists(
@@ -130,7 +129,7 @@ def test_a_numbers_statistics_are_pandas_however_the_rows_are_cut(cells: list[fl
     column = MeasuredColumn("input", "x", "number")
     array = pa.array(cells, pa.float64())
     sample, _ = column.values([array])
-    bins = NumberBins.of(sample.to_numpy(zero_copy_only=False), 4)
+    bins = NumberBins.from_sample(sample.to_numpy(zero_copy_only=False), 4)
     whole = ColumnStatistics(bins)
     edges = [0, *sorted(min(c, len(cells)) for c in cuts), len(cells)]
     for start, end in pairwise(edges):
@@ -167,7 +166,11 @@ def test_values_that_are_kept_once_each(kind: Any, cells: list[int | None], data
     encoded = array.dictionary_encode(null_encoding="encode")
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(cells), max_size=len(cells))), bool)
     sample, _ = column.values([array])
-    bins = NumberBins.of(sample.to_numpy(False).astype(float), 3) if name == "number" else ValueBins.of(sample, 2)
+    bins = (
+        NumberBins.from_sample(sample.to_numpy(False).astype(float), 3)
+        if name == "number"
+        else ValueBins.from_sample(sample, 2)
+    )
     for rows in (None, mask):
         mine = array if rows is None else array.filter(pa.array(rows))
         plain, once = ColumnStatistics(bins), ColumnStatistics(bins)
@@ -191,7 +194,7 @@ def test_moments_are_seconds() -> None:
 
 def test_spread_beside_a_large_mean() -> None:
     x = 1e9 + np.random.default_rng(0).normal(0, 1e-3, 5000)
-    tally = ColumnStatistics(NumberBins.of(x, 10))
+    tally = ColumnStatistics(NumberBins.from_sample(x, 10))
     tally.add(pa.array(x), 0, len(x))
     assert tally.std == pytest.approx(np.std(x - 1e9, ddof=1), rel=1e-6)
 

@@ -12,10 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from headrace.experiments.assign import arms, bucket
-from headrace.experiments.difference import Arm, Difference, difference
-from headrace.experiments.ratio import chi_square_tail, sample_ratio_p
-from headrace.experiments.sequential import always_valid_interval, always_valid_p
+from headrace.experiments.assignment import arms, bucket
+from headrace.experiments.comparison import (
+    Arm,
+    Difference,
+    always_valid_interval,
+    always_valid_p,
+    chi_square_tail,
+    difference,
+    sample_ratio_p,
+)
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 USERS = pa.array(range(200_000), pa.int64())

@@ -18,11 +18,9 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.config import Spec, load_spec
-from headrace.experiments.figures import figures
-from headrace.experiments.live import live_experiments, pinned
-from headrace.experiments.stage import JudgeExperiments
-from headrace.experiments.stops import RULE, stopped
-from headrace.experiments.totals import Totals, first_day, served_outcomes
+from headrace.experiments.assignment import RULE, live_experiments, pinned, stopped
+from headrace.experiments.comparison import Totals, first_day, served_outcomes
+from headrace.experiments.stage import JudgeExperiments, figures
 from headrace.manifest import Manifest, Output
 from headrace.monitor.report import page
 from headrace.monitor.sections.day import Day

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from headrace.config import Gate, Loss, Train, load_spec
 from headrace.config.gate import check_gate
 from headrace.errors import UserError
-from headrace.gate.challenger import BEHIND, better_rule, judge_challenger, verdict_on_challenger
-from headrace.gate.models import JudgedModel, challenger_to_evaluate
-from headrace.gate.rules import PASSED, REFUSED, judge
-from headrace.gate.stage import JudgeModel
+from headrace.gate.rules import BEHIND, PASSED, REFUSED, better_rule, judge, judge_challenger, verdict_on_challenger
+from headrace.gate.stage import JudgedModel, JudgeModel, challenger_to_evaluate
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, run_stage
 from headrace.train.checkpoint.progress import spec_monitor

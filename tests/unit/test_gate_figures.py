@@ -14,9 +14,8 @@ from sklearn.metrics import roc_auc_score
 
 from bench.simulated_days import day, run_day
 from headrace.config import Train
-from headrace.gate.day_evaluation import asked_metrics
+from headrace.gate.day_evaluation import model_facts, requested_metrics
 from headrace.gate.evaluate import EvaluationTask, ModelResult, _measured
-from headrace.gate.figures import told_of
 from headrace.gate.predictions import KnownValues
 from headrace.manifest import Manifest
 from headrace.train.evaluation.ranks import Ranks
@@ -29,7 +28,7 @@ def test_a_model_of_changed_rows_is_as_large_as_all_that_it_lies_upon(tmp_path: 
         run_day(ws, ds, size=5, base=days[n - 1] if n else None)
     folders = [ws.model("clicks", ds, f"train-{ds}") / "model" for ds in days]
     sizes = [sum(p.stat().st_size for p in f.local_path().rglob("*") if p.is_file()) for f in folders]
-    told = [told_of(f, ModelResult({}, 0, {}, []), ("valid",), 64, None) for f in folders]
+    told = [model_facts(f, ModelResult({}, 0, {}, []), ("valid",), 64, None) for f in folders]
     assert [t["bytes"] for t in told] == [sum(sizes[: n + 1]) for n in range(3)]
 
 
@@ -65,7 +64,7 @@ def test_where_no_row_has_a_number_of_both(
     task = replace(task, models=(dataset, dataset))
     found = _measured(task, Ranks(), {"valid": rows}, ())
     assert found["rows"] == 50
-    asked = asked_metrics(task)
+    asked = requested_metrics(task)
     assert asked == ["auc", "log_loss", "calibration", "base_rate"]
     for i, model in enumerate(found["models"]):
         assert model["finite"] == (0 if i in empty else 50)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.config.evaluation import OffPolicy
 from headrace.errors import UserError
-from headrace.gate import policies
-from headrace.gate.policies import RawActions, logits_of
+from headrace.gate import predictions
+from headrace.gate.predictions import RawActions, logits_of
 
 ITEMS, PRICES = ["a", "b", "c"], [1.0, 2.5, 4.0]
 
@@ -37,7 +37,7 @@ def test_choices_are_a_softmax_of_the_logits_of_all_actions(rows: list[tuple[str
         {"age": pa.array(ages, pa.int32()), "item": pa.array(items, pa.large_string()), "price": [7.0] * len(rows)}
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policies, "_CELLS", cells)  # blocks of any size
+        patch.setattr(predictions, "_CELLS", cells)  # blocks of any size
         found = actions().choices(predict, batch)
         greedy = actions("greedy").choices(predict, batch)
     for i, (item, age) in enumerate(rows):

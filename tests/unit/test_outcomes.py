@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.config import Outcomes, Spec, load_spec
 from headrace.errors import UserError
-from headrace.outcomes.alerts import judge
-from headrace.outcomes.delays import Delays, final_rate
-from headrace.outcomes.measure import Measure
+from headrace.outcomes.measure import Delays, Measure, final_rate
+from headrace.outcomes.stage import judge
 from headrace.train.evaluation.bootstrap import Bootstrap
 
 
@@ -86,7 +85,7 @@ def test_the_share_that_has_come_is_that_of_ripe_days(counts: dict[int, dict[int
     def day(number: int) -> str:
         return (date(2026, 1, 1) + timedelta(days=number)).isoformat()
 
-    delays = Delays.of({day(n): ages for n, ages in counts.items()}, day(last))
+    delays = Delays.of_ripe_days({day(n): ages for n, ages in counts.items()}, day(last))
     ages = [a for n, found in counts.items() if n <= last for a, k in found.items() for _ in range(k)]
     if not ages:
         assert delays.known(age) is None
