@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config import Spec, load_spec
 from headrace.housekeeping.collect import collect
-from headrace.housekeeping.step import Step
+from headrace.housekeeping.workspace_state import Step
 from headrace.workspace import Workspace
 
 

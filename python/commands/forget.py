@@ -10,8 +10,7 @@ from typing import Any
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
 from headrace.housekeeping.forget import erase
-from headrace.housekeeping.forget.persons import read_persons
-from headrace.housekeeping.forget.place import Place
+from headrace.housekeeping.forget.persons import Place, read_persons
 from headrace.workspace import Workspace
 
 
@@ -49,13 +48,20 @@ def forget(
 
 def _show(places: Sequence[Place], said: dict[str, Any], delete: bool, as_json: bool) -> None:
     if as_json:
-        names = ("kind", "what", "rows", "rewritten", "removed", "size", "note", "left", "later")
-        print_json(said | {"places": [{name: getattr(p, name) for name in names} for p in places]})
+        names = ("rows", "rewritten", "removed", "size", "note", "left", "later")
+        print_json(
+            said
+            | {
+                "places": [
+                    {"kind": p.kind, "what": p.name, **{name: getattr(p, name) for name in names}} for p in places
+                ]
+            }
+        )
         return
     shown = table("kind", "what", ">rows", ">written again", ">removed", "")
     for p in places:
         counts = (f"{n:,}" if n else "–" for n in (p.rows, p.rewritten, p.removed))
-        shown.add_row(p.kind, p.what, *counts, "; ".join(x for x in (p.left, p.note) if x))
+        shown.add_row(p.kind, p.name, *counts, "; ".join(x for x in (p.left, p.note) if x))
     if places:
         out.print(shown)
     ours = sum(p.act is not None for p in places)

@@ -23,9 +23,9 @@ def gc(ws: Workspace, pipeline: str, delete: bool, overrides: Sequence[str] = ()
     shown = table("kind", "what", ">MiB", "why")
     for step in collect(spec, ws, datetime.now(UTC), delete):
         steps.append(step)
-        shown.add_row(step.kind, step.what, f"{step.size / 2**20:,.1f}" if step.size else "–", step.reason)
+        shown.add_row(step.kind, step.name, f"{step.size / 2**20:,.1f}" if step.size else "–", step.reason)
     if as_json:
-        found = [{"kind": s.kind, "what": s.what, "bytes": s.size, "reason": s.reason} for s in steps]
+        found = [{"kind": s.kind, "what": s.name, "bytes": s.size, "reason": s.reason} for s in steps]
         print_json({"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete, "steps": found})
         return
     if steps:

@@ -1,27 +1,84 @@
-"""All that can go, in order: what manifests name first, then what they no longer pin."""
+"""All steps of `headrace gc`, in order: outputs that manifests name, then what they no longer pin, then manifests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import datetime
+from datetime import date, datetime, timedelta
+from functools import cache, partial
+from itertools import groupby
 
 from headrace.config import Spec
-from headrace.housekeeping.compaction import compaction_steps
-from headrace.housekeeping.folders import dataset_steps, log_steps, report_steps, search_steps
-from headrace.housekeeping.manifests import manifest_steps
-from headrace.housekeeping.models import mapped_steps, model_steps
-from headrace.housekeeping.registry import registry_steps
-from headrace.housekeeping.scratch import decoded_steps, scratch_steps
-from headrace.housekeeping.step import Step
-from headrace.housekeeping.tables import history_steps, row_steps, vacuum_steps
-from headrace.housekeeping.unfinished import unfinished_steps
-from headrace.housekeeping.warehouse import warehouse_steps
-from headrace.housekeeping.workspace_state import WorkspaceState
-from headrace.stage import run_lock
+from headrace.housekeeping.folders import (
+    dataset_steps,
+    decoded_steps,
+    log_steps,
+    mapped_steps,
+    model_steps,
+    registry_steps,
+    report_steps,
+    scratch_steps,
+    search_steps,
+    unfinished_steps,
+)
+from headrace.housekeeping.tables import compaction_steps, history_steps, row_steps, vacuum_steps, warehouse_steps
+from headrace.housekeeping.workspace_state import Step, WorkspaceState, remove_all, size_of
+from headrace.lake.delta.log import DeltaLog
+from headrace.manifest import Manifest, Output
+from headrace.stage import RunLock, run_lock
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
-#: Each looks at what the ones before it have left.
+
+def manifest_steps(state: WorkspaceState) -> Iterator[Step]:
+    """Yield the manifests of old days whose outputs are all removed: later runs then see no such day.
+
+    All manifests of a day stay, or none: they are each other's lineage, and that of a model which is kept.
+    """
+    first, days_of = state.first_day(state.keep.manifests), cache(_days_of)
+    for day, day_manifests in groupby(state.manifests(), key=lambda pair: pair[1].ds):
+        old_manifests = list(day_manifests) if day < first else []
+        outputs = ((manifest, output) for _, manifest in old_manifests for output in manifest.outputs)
+        if not old_manifests or any(_is_readable(state, m, o, days_of(state.ws.locate(o.name))) for m, o in outputs):
+            continue
+        files = [file for file, _ in old_manifests]
+        name = f"{state.ws.name_of(files[0].parent)} ({len(files)} manifests)"
+        reason = f"before {first}, and nothing else of the day is left"
+        yield Step("manifests", name, reason, sum(map(size_of, files)), partial(_remove_manifests, files, state.lock))
+
+
+def _remove_manifests(files: list[Location], lock: RunLock | None) -> None:
+    remove_all(files, lock)
+    folder = files[0].parent
+    if not folder.entries():
+        folder.remove()
+
+
+def _is_readable(state: WorkspaceState, manifest: Manifest, output: Output, days: frozenset[str]) -> bool:
+    """Return whether an output may still be read: its files, rows of the run's days, or a published day."""
+    if any(removed.name == output.name for removed in manifest.removed):
+        return False
+    if output.name.startswith("lake/"):
+        sources = (manifest.facts, *manifest.facts.get("sources", {}).values()) if manifest.stage == "ingest" else ()
+        return not days.isdisjoint(
+            {manifest.ds, *(ds for source_facts in sources for ds in source_facts.get("days", ()))}
+        )
+    if output.kind in ("dataset", "model", "file"):
+        return state.ws.locate(output.name).exists()
+    publish, newest = state.spec.publish, state.newest_day
+    if publish is None or publish.retain_days is None or newest is None:
+        return True
+    return manifest.ds > (date.fromisoformat(newest) - timedelta(days=publish.retain_days)).isoformat()
+
+
+def _days_of(table: Location) -> frozenset[str]:
+    """Return the days (partitions `ds`) of which a table has files; none of what is no table."""
+    log = DeltaLog(table)
+    files = log.files(log.version) if log.version is not None else None
+    return frozenset(ds for f in files or () if (ds := f.partition.get("ds")) is not None)
+
+
+#: Each sees the workspace as the ones before it have left it.
 _KINDS: tuple[Callable[[WorkspaceState], Iterator[Step]], ...] = (
     unfinished_steps,
     dataset_steps,
@@ -43,15 +100,15 @@ _KINDS: tuple[Callable[[WorkspaceState], Iterator[Step]], ...] = (
 
 
 def collect(spec: Spec, ws: Workspace, now: datetime, delete: bool) -> Iterator[Step]:
-    """What can go, step by step, each after it is done where `delete` says so.
+    """Yield the steps, each after it is done if `delete` is set.
 
-    May be killed anywhere: what is done stays done, and the next call does the rest.
+    May be killed anywhere: finished steps stay done, and the next call does the rest.
 
     Args:
         spec: the pipeline.
         ws: the workspace.
         now: the clock, with its time zone.
-        delete: do it; else nothing is changed, and nothing is locked.
+        delete: remove; else nothing is changed, and nothing is locked.
 
     Raises:
         BusyError: a stage of the pipeline is at work (`delete` alone).

@@ -1,39 +1,47 @@
-"""The pipeline's Delta tables: days that are removed, small files that are joined, files that no version needs."""
+"""Delta tables and the warehouse: days that are removed, small files that are joined, files that no version needs."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, timedelta
 from functools import partial
 
 from headrace.config import Spec
-from headrace.housekeeping.step import Step, remove_all, size_of
-from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
+from headrace.housekeeping.workspace_state import Step, WorkspaceState, manifests_of, remove_all, size_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.log_retention import unused_log_files
 from headrace.lake.delta.retention import days_before, remove_days_before
-from headrace.lake.delta.transaction import claim
+from headrace.lake.delta.small_files import crowded
+from headrace.lake.delta.transaction import Transaction, UnsupportedTable, claim
 from headrace.lake.delta.vacuum import unnamed_files, unused_files
+from headrace.lake.join_files import join_files
 from headrace.manifest import Input, Manifest, Output
+from headrace.publish.target import Target, beyond_retention
+from headrace.publish.warehouses import open_target
 from headrace.storage import Location
 from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.housekeeping")
 
 #: A version, or those of a change feed, the first and the last of which are kept.
 _VERSIONS = re.compile(r"\d+|\d*\.\.\d+")
 
-
 #: The table of users' hashes (headrace.score.incremental, which imports Spark).
 SCORE_INPUTS = "score_inputs"
 
+_MIB = 1 << 20
+
 
 def tables_of(ws: Workspace, pipeline: str) -> list[Location]:
-    """The folders of a pipeline's Delta tables in the lake."""
+    """Return the folders of a pipeline's Delta tables in the lake."""
     folder = ws.table(pipeline, "x").parent
     return [table for table in folder.entries() if DeltaLog(table).version is not None]
 
 
 def row_steps(state: WorkspaceState) -> Iterator[Step]:
-    """Days of rows that tables do not keep."""
+    """Yield days of rows that tables do not keep."""
     for table in tables_of(state.ws, state.pipeline):
         first = state.first_day(state.keep.table_days(table.name))
         first = _first_kept(table, first)
@@ -43,7 +51,7 @@ def row_steps(state: WorkspaceState) -> Iterator[Step]:
 
 
 def vacuum_steps(state: WorkspaceState) -> Iterator[Step]:
-    """Data files that neither the newest version nor one that a kept day names has."""
+    """Yield data files that are neither in the newest version nor in one that a kept day names."""
     by_table = pinned_versions(state)
     for table in tables_of(state.ws, state.pipeline):
         first = state.first_day(state.keep.table_days(table.name))
@@ -56,7 +64,7 @@ def vacuum_steps(state: WorkspaceState) -> Iterator[Step]:
 
 
 def history_steps(state: WorkspaceState) -> Iterator[Step]:
-    """Files of tables' logs that nobody needs: of tables that keep some days, commits before all that is kept, too."""
+    """Yield unneeded files of tables' logs; for tables that keep some days, also commits before all kept ones."""
     by_table = pinned_versions(state)
     for table in tables_of(state.ws, state.pipeline):
         first = _first_kept(table, state.first_day(state.keep.table_days(table.name)))
@@ -69,15 +77,15 @@ def history_steps(state: WorkspaceState) -> Iterator[Step]:
 
 
 def _vacuum(state: WorkspaceState, table: Location, files: Sequence[Location]) -> None:
-    """Remove data files. Of a run that stands still since before they were too old, no later commit names them."""
+    """Remove data files; a run that was paused before they were too old cannot commit them any more."""
     if state.lock is not None and unnamed_files(table, files):
         claim(table, state.lock.fence)
     remove_all(files, state.lock)
 
 
 def pinned_versions(state: WorkspaceState) -> Mapping[str, set[int]]:
-    """By the table's name: the versions that runs of kept days have read or made, also of other pipelines."""
-    found: dict[str, set[int]] = {}
+    """Return by the table's name the versions that runs of kept days have read or made, also of other pipelines."""
+    versions: dict[str, set[int]] = {}
     # Lists are read at the versions of their days.
     served = state.spec.served_days_read if state.spec.outcomes else 0
     first = state.first_day(max(state.keep.versions, served))
@@ -85,8 +93,8 @@ def pinned_versions(state: WorkspaceState) -> Mapping[str, set[int]]:
         for _, manifest in manifests_of(state.ws, pipeline):
             if manifest.ds >= first:
                 for name, version in _versions(manifest):
-                    found.setdefault(name, set()).add(version)
-    return found
+                    versions.setdefault(name, set()).add(version)
+    return versions
 
 
 def _versions(manifest: Manifest) -> Iterator[tuple[str, int]]:
@@ -97,7 +105,7 @@ def _versions(manifest: Manifest) -> Iterator[tuple[str, int]]:
 
 
 def _first_kept(table: Location, first: str) -> str:
-    """Of users' hashes, by which the next run tells who is to be scored anew, the newest day stays, however old."""
+    """Return the first kept day; of users' hashes the newest day always stays, as the next run compares with it."""
     if table.name != SCORE_INPUTS:
         return first
     log = DeltaLog(table)
@@ -123,7 +131,7 @@ def _rows_step(state: WorkspaceState, table: Location, first: str, days: list[st
 
 
 def _holds(spec: Spec, manifest: Manifest, table: str, name: str, first: str) -> bool:
-    """Whether a run that has made the table's rows looks at some before a day."""
+    """Return whether a run that has made the table's rows looks at some before a day."""
     if not any(o.name == name for o in manifest.outputs):
         return False
     if manifest.stage == "ingest":
@@ -131,3 +139,61 @@ def _holds(spec: Spec, manifest: Manifest, table: str, name: str, first: str) ->
         return any(ds < first for ds in facts.get("days", []))
     # Its output is the dataset, which does without the statistics; and scores do without what they were made of.
     return manifest.stage != "features" and table != SCORE_INPUTS and manifest.ds < first
+
+
+def compaction_steps(state: WorkspaceState) -> Iterator[Step]:
+    """Yield one step for each table that has such partitions, and can be written; the others are named."""
+    keep = state.keep
+    if keep.compact_files is None:
+        return
+    for table in tables_of(state.ws, state.pipeline):
+        days, size = crowded(table, keep.compact_files, keep.compact_mib * _MIB)
+        if days and _can_be_written(table):
+            days_text = "" if days == [None] else f" of {len(days)} days"
+            reason = f"{keep.compact_files} or more files below {keep.compact_mib:g} MiB"
+            name = f"{state.ws.name_of(table)}{days_text}"
+            yield Step(
+                "compaction", name, reason, size, partial(join_files, table, days, keep.compact_mib * _MIB, state.fence)
+            )
+
+
+def _can_be_written(table: Location) -> bool:
+    try:
+        Transaction(table)
+    except UnsupportedTable as e:
+        log.warning("the small files of a table stay as they are: %s", e)
+        return False
+    return True
+
+
+def warehouse_steps(state: WorkspaceState) -> Iterator[Step]:
+    """Yield the warehouse's old days and failed audits, if the pipeline has published.
+
+    Raises:
+        UserError: the warehouse cannot be reached.
+    """
+    ws, publish = state.ws, state.spec.publish
+    if publish is None or not any(m.stage in ("score", "publish") for _, m in state.manifests()):
+        return
+    with open_target(state.spec, ws, state.lock) as target:
+        old = beyond_retention(target.days(), publish.retain_days)
+        if old:
+            name = f"{target.label}: {len(old)} days up to {old[-1]}"
+            reason = f"publish.retain_days is {publish.retain_days}"
+            yield Step("published", name, reason, act=partial(target.drop_days, old))
+        days = _days_before(state)
+        staged = target.kept(days)
+        if staged:
+            yield Step("staged", ", ".join(staged), "their audits failed", act=partial(_drop_kept, target, days))
+
+
+def _days_before(state: WorkspaceState) -> list[str]:
+    """Return days that have run and are older than `unfinished_days`, by the pipeline's days."""
+    if state.newest_day is None:
+        return []
+    first = (date.fromisoformat(state.newest_day) - timedelta(days=state.keep.unfinished_days)).isoformat()
+    return [day for day in state.ws.days(state.pipeline) if day < first]
+
+
+def _drop_kept(target: Target, days: list[str]) -> None:
+    target.drop_kept(days)

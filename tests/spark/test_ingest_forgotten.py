@@ -115,7 +115,7 @@ def test_a_table_that_is_read_in_place(spark: SparkSession, tmp_path: Path) -> N
     whole = table_support.ids(table_support.dataset(spec, ws, D3))
     gone = Persons("user", False, frozenset(["u3", "u11"]))
     places = [p for p in forget(spec, ws, gone, NOW) if not isinstance(p, tuple)]
-    assert [p.what for p in places if p.kind == "source"] == [f"parquet {folder}"]
+    assert [p.name for p in places if p.kind == "source"] == [f"parquet {folder}"]
     left = table_support.ids(table_support.dataset(spec, ws, D3))
     theirs = set(rows["id"][rows["user"].isin(["u3", "u11"])])
     assert left == {split: [i for i in of if i not in theirs] for split, of in whole.items()}

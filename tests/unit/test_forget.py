@@ -24,9 +24,8 @@ from headrace.config import EmbeddingOptimizer, Spark, Spec
 from headrace.errors import EXIT_USER_ERROR, BusyError, IncompleteError, UserError
 from headrace.housekeeping.forget.erase import forget, found_places
 from headrace.housekeeping.forget.models import model_places
-from headrace.housekeeping.forget.persons import Persons
-from headrace.housekeeping.forget.place import Place
-from headrace.housekeeping.forget.request import Request
+from headrace.housekeeping.forget.persons import Persons, Place
+from headrace.housekeeping.forget.proof import Request
 from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
@@ -108,7 +107,7 @@ def test_nothing_of_them_is_left_and_all_of_the_others(ws: Workspace) -> None:
     assert request.finished == NOW
     assert files_with(ws.home, GONE) == []
     # The same places as were listed, with the same counts.
-    assert {(p.kind, p.what, p.rows) for p in places} == {(p.kind, p.what, p.rows) for p in listed}
+    assert {(p.kind, p.name, p.rows) for p in places} == {(p.kind, p.name, p.rows) for p in listed}
     for name, rows in tables(ws.home).items():
         if name == "vocabulary":
             old, new = (t.sort_by("code").to_pylist() for t in (before[name], rows))
@@ -225,7 +224,7 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     assert {p.parts[0] for p in map(Path, files_with(tmp_path / "cache", GONE))} == {"files", "folders"}
     upload = copies.new_path("part-0.parquet")
     upload.write_text(GONE[1])
-    listed = [p for p in found_places(SPEC, ws, PERSONS, NOW) if str(copies.folder()) in p.what]
+    listed = [p for p in found_places(SPEC, ws, PERSONS, NOW) if str(copies.folder()) in p.name]
     assert [bool(p.left) for p in listed] == [False, True]
     # A writer that was killed an hour ago, or is at work: nobody knows. A later run removes it.
     until = datetime.fromtimestamp(upload.stat().st_mtime + 86_400, UTC)
@@ -373,7 +372,7 @@ def test_folders_of_other_hosts_are_named(ws: Workspace) -> None:
     named = "encoded/clicks, mapped/clicks and copies of the store's files on other hosts"
     for master, scratch, told in (("local[2]", "auto", 0), ("local[2]", "own", 1), ("spark://head:7077", "auto", 1)):
         spec = SPEC.model_copy(update={"spark": Spark(master=master, scratch=scratch)})  # type: ignore[arg-type]
-        assert [p.what for p in found_places(spec, ws, PERSONS, NOW)].count(named) == told, master
+        assert [p.name for p in found_places(spec, ws, PERSONS, NOW)].count(named) == told, master
     _, request = erase(ws, spec)
     assert request.finished == NOW
     text = next(ws.home.glob("forgotten/clicks/*/proof.txt")).read_text()
@@ -388,7 +387,7 @@ def test_a_graph_of_training_rows_stays_named_until_its_model_is_gone(ws: Worksp
     state = WorkspaceState(SPEC, ws, NOW)
     for acts in (True, False, False):
         (found,) = [p for p in model_places(state, PERSONS) if p.left]
-        assert (found.what, found.act is not None) == (ws.name_of(folder), acts)
+        assert (found.name, found.act is not None) == (ws.name_of(folder), acts)
         if found.act is not None:
             found.act()
     # A graph without edges of theirs, as of a later training with the same codes.

@@ -12,9 +12,9 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.housekeeping.forget import tables as tables_module
+from headrace.housekeeping.forget import places as places_module
 from headrace.housekeeping.forget.persons import Persons, read_persons
-from headrace.housekeeping.forget.scan import scan
+from headrace.housekeeping.forget.proof import scan
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.workspace import Workspace
 from tests.forget_support import shop
@@ -63,7 +63,7 @@ def test_the_search_trusts_short_values_in_their_own_column_alone(tmp_path: Path
     for kind in ("ingest", "tables", "vocabulary"):
         (ws.spark_local / kind / "clicks" / "half.parquet").put_text("PAR1")
     found = scan(state, persons)
-    assert sorted(found.found) == [f"lake/clicks/{name}/x.parquet" for name in ("nested", "other", "user_id")]
+    assert sorted(found.matches) == [f"lake/clicks/{name}/x.parquet" for name in ("nested", "other", "user_id")]
     unread = [f"spark/{kind}/clicks/half.parquet" for kind in ("ingest", "tables", "vocabulary")]
     assert sorted(found.unread) == unread
 
@@ -80,7 +80,7 @@ def test_the_search_finds_long_integers_in_texts_and_lists(tmp_path: Path) -> No
     for name, values in columns.items():
         with (ws.table("clicks", name) / "x.parquet").new_file() as file:
             pq.write_table(pa.table({name: values}), file)
-    found = scan(WorkspaceState(SPEC, ws, NOW), persons).found
+    found = scan(WorkspaceState(SPEC, ws, NOW), persons).matches
     assert sorted(found) == [f"lake/clicks/{name}/x.parquet" for name in ("bins", "text", "user_id")]
 
 
@@ -93,7 +93,7 @@ def test_the_most_frequent_values_in_statistics() -> None:
         (load_spec("clicks"), Persons("user_id", True, frozenset({"7"}))),
         (SPEC, Persons("user_id", False, frozenset({"7"}))),
     ):
-        kind, change, _ = tables_module.change_of(spec, "statistics", persons)
+        kind, change, _ = places_module.change_of(spec, "statistics", persons)
         new, count = change.apply(rows)
         assert (kind, count) == ("statistics", 2)
         left = [None if h is None else [b["value"] for b in h] for h in new["histogram"].to_pylist()]
@@ -107,4 +107,4 @@ def test_values_of_integers(tmp_path: Path) -> None:
     persons = read_persons(SPEC, "item_id", tmp_path / "values")
     assert persons.texts == {"7", "8", "-9"}
     assert persons.mask(pa.array([7, 9, None, -9], pa.int32())).tolist() == [True, False, False, True]
-    assert [persons.said_in(t) for t in ("a;7", "77", '{"i": -9}', None)] == [True, False, True, False]
+    assert [persons.occurs_in(t) for t in ("a;7", "77", '{"i": -9}', None)] == [True, False, True, False]

@@ -12,8 +12,7 @@ from mlflow.tracking import MlflowClient
 from headrace import registry
 from headrace.errors import UserError
 from headrace.housekeeping.forget.erase import forget, found_places
-from headrace.housekeeping.forget.persons import Persons
-from headrace.housekeeping.forget.place import Place
+from headrace.housekeeping.forget.persons import Persons, Place
 from headrace.models.predictor import load_predictor
 from headrace.registry.versions import versions
 from headrace.workspace import Workspace
@@ -66,7 +65,7 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
     ws, runs = registered(tmp_path / "home", url)
     for n, run in enumerate(runs):
         assert values(on_server(url, run, tmp_path / f"before-{n}")) >= set(GONE)
-    listed = {p.what: p.rows for p in found_places(shop(), ws, PERSONS, NOW) if url in p.what}
+    listed = {p.name: p.rows for p in found_places(shop(), ws, PERSONS, NOW) if url in p.name}
     assert listed == {f"clicks version 1 on {url}": 3, f"clicks version 2 on {url}": 4}
 
     # Killed when a part of the first one is there.
@@ -79,7 +78,7 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
         patch.setattr(MlflowClient, "log_artifacts", killed)
         with pytest.raises(KeyboardInterrupt):
             erase(ws)
-    assert {p.what for p in erase(ws) if url in p.what} == set(listed)
+    assert {p.name for p in erase(ws) if url in p.name} == set(listed)
     for n, run in enumerate(runs):
         artifact = on_server(url, run, tmp_path / f"after-{n}")
         assert values(artifact).isdisjoint(GONE)
@@ -90,7 +89,7 @@ def test_models_on_a_server_are_uploaded_again_and_those_that_cannot_be_are_name
             load_predictor(file.parent)
             (stored,) = tmp_path.glob(f"home/models/clicks/*/{file.parts[-3]}/model/model.json")
             assert stored.read_bytes() == file.read_bytes()
-    assert [p for p in found_places(shop(), ws, PERSONS, NOW) if url in p.what] == []
+    assert [p for p in found_places(shop(), ws, PERSONS, NOW) if url in p.name] == []
     assert list((ws.scratch / "registry").files()) == []
 
     # Each is brought here once: to see what was uploaded, or that there was nothing to go.

@@ -20,9 +20,8 @@ from headrace import registry
 from headrace.cli import app
 from headrace.config import Spec, load_spec
 from headrace.errors import BusyError, UserError
-from headrace.housekeeping.models import kept_models, listed
-from headrace.housekeeping.step import size_of
-from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
+from headrace.housekeeping.folders import kept_models, versions_with_aliases
+from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of, size_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before
 from headrace.lake.delta.small_files import crowded
@@ -114,7 +113,7 @@ def test_what_goes_and_what_stays(registered: Path, tmp_path: Path) -> None:
     assert {s.kind for s in steps} == {
         *("dataset", "model", "checkpoints", "mapped", "report", "log", "unfinished", "rows", "vacuum")
     }
-    assert {s.what for s in listed_steps if s.kind != "vacuum"} <= {s.what for s in steps}
+    assert {s.name for s in listed_steps if s.kind != "vacuum"} <= {s.name for s in steps}
     assert days_of(ws, "datasets") == [day(6), day(7)]
     # The champion, one before it, and three days; where the registry has the whole path of another folder, too.
     assert days_of(ws, "models") == [day(0), day(1), day(5), day(6), day(7)]
@@ -144,7 +143,11 @@ def test_a_moved_workspace_keeps_its_champion(registered: Path, tmp_path: Path) 
     found = kept_models(WorkspaceState(clicks(**SPEC), ws, datetime.now(UTC)))
     assert found[ws.model("clicks", day(1), f"train-{day(1)}") / "model"] == "version 2 is @champion"
     assert found[ws.model("clicks", day(0), f"train-{day(0)}") / "model"] == "version 1 is before the champion"
-    assert [(v.version, aliases) for v, aliases in listed(ws, "clicks")] == [("1", ()), ("2", (CHAMPION,)), ("3", ())]
+    assert [(v.version, aliases) for v, aliases in versions_with_aliases(ws, "clicks")] == [
+        ("1", ()),
+        ("2", (CHAMPION,)),
+        ("3", ()),
+    ]
 
 
 def test_a_rollback_finds_its_target_after_gc(registered: Path, tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_what_a_kept_model_rests_on_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])
 def test_killed_at_any_call(made: Path, tmp_path: Path, kills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = clicks(**SPEC)
-    monkeypatch.setattr("headrace.housekeeping.models.listed", _versions)
+    monkeypatch.setattr("headrace.housekeeping.folders.listed", _versions)
     whole = copy(made, tmp_path / "whole")
     gc(spec, whole)
     wanted = sorted(str(p.relative_to(whole.home)) for p in whole.home.rglob("*") if p.is_file())
@@ -378,14 +381,14 @@ def test_manifests_go_when_nothing_else_of_their_day_is_left(registered: Path, t
     gc(clicks(**keep), ws)
     assert ws.days("clicks") == [day(n) for n in range(DAYS)]
     steps = gc(clicks(**keep, manifests=4), ws)
-    gone = [s.what.split()[0] for s in steps if s.kind == "manifests"]
+    gone = [s.name.split()[0] for s in steps if s.kind == "manifests"]
     # The second day's model is the champion; the last four days are kept for themselves.
     assert gone == [f"runs/clicks/{day(n)}" for n in (0, 2, 3)]
     assert ws.days("clicks") == [day(n) for n in (1, 4, 5, 6, 7)]
     assert {m.stage for _, m in manifests_of(ws, "clicks", [day(1)])} >= {"ingest", "features", "train", "score"}
     # What MLflow has of these days went with them, but for the newest version, after which the next is numbered.
-    assert [s.what for s in steps if s.kind == "registry"] == [f"1 trainings of clicks up to {day(0)}"]
-    assert [v.version for v, _ in listed(ws, "clicks")] == ["2", "3"]
+    assert [s.name for s in steps if s.kind == "registry"] == [f"1 trainings of clicks up to {day(0)}"]
+    assert [v.version for v, _ in versions_with_aliases(ws, "clicks")] == ["2", "3"]
     assert [s for s in gc(clicks(**keep, manifests=4), ws) if s.kind in ("manifests", "registry")] == []
     # A day whose rows are there stays, however old.
     other = copy(registered, tmp_path / "other")
@@ -436,10 +439,10 @@ def test_small_files_that_nobody_can_join(
     joined = grows("b_joined", "none", {})
     (left / "orphan.parquet").put_text("named by no commit")
     spec = clicks(compact_files=2)
-    listed = [(s.kind, s.what) for s in gc(spec, ws, delete=False) if s.kind == "compaction"]
-    assert listed == [("compaction", "lake/clicks/b_joined of 1 days")]
-    done = [(s.kind, s.what) for s in gc(spec, ws)]
-    assert [step for step in done if step[0] == "compaction"] == listed
+    versions_with_aliases = [(s.kind, s.name) for s in gc(spec, ws, delete=False) if s.kind == "compaction"]
+    assert versions_with_aliases == [("compaction", "lake/clicks/b_joined of 1 days")]
+    done = [(s.kind, s.name) for s in gc(spec, ws)]
+    assert [step for step in done if step[0] == "compaction"] == versions_with_aliases
     assert f"the small files of a table stay as they are: {left}" in caplog.text
     assert reason in caplog.text
     assert not (left / "orphan.parquet").exists()

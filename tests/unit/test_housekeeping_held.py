@@ -104,9 +104,9 @@ def test_states_of_a_home(
             (go if is_old and pipeline == "clicks" else stay).add(path)
             (stay if is_old and pipeline == "clicks" else go).discard(path)
         listed = list(collect(clicks(unfinished_days=DAYS), ws, NOW, delete=False))
-        assert {ws.home / step.what for step in listed if step.what.startswith("spark/")} == go
+        assert {ws.home / step.name for step in listed if step.name.startswith("spark/")} == go
         done = list(collect(clicks(unfinished_days=DAYS), ws, NOW, delete=True))
-        assert {ws.home / step.what for step in done if step.what.startswith("spark/")} == go
+        assert {ws.home / step.name for step in done if step.name.startswith("spark/")} == go
         assert {path for path in stay | go if path.exists()} == stay
         for folder in held:
             os.close(folder._fd)
@@ -122,11 +122,11 @@ def test_the_folder_of_a_live_process_and_of_one_that_was_killed(tmp_path: Path)
         assert process.stdout is not None
         name = process.stdout.readline().strip()
         later = datetime.now(UTC) + timedelta(days=DAYS + 1)
-        assert [s.what for s in collect(clicks(unfinished_days=DAYS), ws, later, delete=True)] == []
+        assert [s.name for s in collect(clicks(unfinished_days=DAYS), ws, later, delete=True)] == []
         assert (parent / name).is_dir()
         process.kill()
     time.sleep(0.01)
-    gone = {s.what for s in collect(clicks(unfinished_days=DAYS), ws, later, delete=True)}
+    gone = {s.name for s in collect(clicks(unfinished_days=DAYS), ws, later, delete=True)}
     assert gone == {f"spark/local/{name}", f"spark/local/{name}.lock"}
     assert list(parent.iterdir()) == []
 

@@ -12,9 +12,8 @@ import pytest
 from headrace.config import Spec, load_spec
 from headrace.errors import BusyError
 from headrace.housekeeping.collect import collect
-from headrace.housekeeping.step import Step
-from headrace.housekeeping.unfinished import discard_unfinished
-from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.housekeeping.folders import discard_unfinished
+from headrace.housekeeping.workspace_state import Step, WorkspaceState
 from headrace.manifest import Manifest, Output
 from headrace.stage import run_lock
 from headrace.storage import LeaseLost, Location
@@ -42,7 +41,7 @@ def spec() -> Spec:
 def unfinished(spec: Spec, ws: Workspace, now: datetime, delete: bool = False) -> dict[str, int]:
     """Bytes by what can go."""
     steps: list[Step] = [s for s in collect(spec, ws, now, delete) if "killed" in s.reason]
-    return {s.what: s.size for s in steps}
+    return {s.name: s.size for s in steps}
 
 
 def test_what_tasks_handed_on_in_the_lake_goes(ws: Workspace, spec: Spec) -> None:
@@ -54,7 +53,7 @@ def test_what_tasks_handed_on_in_the_lake_goes(ws: Workspace, spec: Spec) -> Non
         names.add(f"staging/clicks/{stage}")
     (ws.staging("other") / "score" / "run" / "rows.parquet").put_text("x")
     now = datetime.now(UTC) + timedelta(seconds=1)
-    steps = [s.what for s in collect(spec, ws, now, True) if s.what.startswith("staging/")]
+    steps = [s.name for s in collect(spec, ws, now, True) if s.name.startswith("staging/")]
     assert set(steps) == names
     assert [f.below(ws.lake) for f in (ws.lake / "staging").files()] == ["staging/other/score/run/rows.parquet"]
     assert left_over(ws.lake) == []
@@ -65,7 +64,7 @@ def test_what_stages_have_in_scratch_goes(tmp_path: Path, spec: Spec) -> None:
     for kind in kinds:
         for pipeline in ("clicks", "other"):
             (ws.spark_local / kind / pipeline / "x" / "rows.arrow").put_text("x")
-    steps = [s.what for s in collect(spec, ws, datetime.now(UTC) + timedelta(seconds=1), True)]
+    steps = [s.name for s in collect(spec, ws, datetime.now(UTC) + timedelta(seconds=1), True)]
     assert sorted(steps) == [f"spark/{kind}/clicks" for kind in kinds]
     assert [f.below(ws.spark_local) for f in ws.spark_local.files()] == [f"{k}/other/x/rows.arrow" for k in kinds]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
-from headrace.housekeeping.forget.request import Request
+from headrace.housekeeping.forget.proof import Request
 from headrace.lake.delta.erased import erased_rows, erasure_text, replacements
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import first_kept

@@ -16,7 +16,7 @@ import pytest
 from headrace.commands import export, export_triton
 from headrace.errors import EXIT_INCOMPLETE, UserError
 from headrace.export.triton.options import Options
-from headrace.housekeeping.forget import scan
+from headrace.housekeeping.forget import proof
 from headrace.jobs import run_stage
 from headrace.storage import StoreAway, local, location
 from headrace.storage.objects.calls import StoreError
@@ -139,14 +139,14 @@ def test_a_search_for_persons_ends_where_a_datanode_is_away(monkeypatch: pytest.
     def read(file: Any, persons: Any) -> bool:
         return bool(rpc.read(node(Refused(file.fault)), "/a", 0, 1))
 
-    monkeypatch.setattr(scan, "_in_bytes", read)
+    monkeypatch.setattr(proof, "_in_bytes", read)
     state: Any = SimpleNamespace(ws=SimpleNamespace(name_of=lambda file: "a"))
 
-    def search(fault: Exception) -> scan.Scan:
+    def search(fault: Exception) -> proof.Scan:
         file: Any = SimpleNamespace(suffix=".json", size=lambda: 1, fault=fault)
         file.local_path = lambda: file
         persons: Any = None
-        return scan._search([file], state, persons, scan.Scan())
+        return proof._search([file], state, persons, proof.Scan())
 
     assert search(RuntimeError("ChecksumError")).unread == ["a"]
     with pytest.raises(StoreAway):

@@ -1,13 +1,10 @@
-"""Persons who are erased from a pipeline: `headrace forget`.
+"""Erasure of persons from a pipeline: `headrace forget`.
 
-    persons           the values, from a file
-    request           what was asked and how far it is; the list that ingest consults
-    place             what was found in one place
-    folders, models, uploads, tables, warehouse, host       what is erased, by place
-    scan              every file of ours read again, for what may be left
-    erase             all of it, in order
-    proof             what was done, without the values
+    persons           the values, from a file; one place that has some
+    places, models    what is erased, by place: folders, tables, the warehouse, hosts; saved and uploaded models
+    erase             all places, in order
+    proof             the request, the search of all files for what remains, and the proof without the values
 
-The request is written first, and with it the list of hashes, so that nothing comes back from then on. What follows can
-be done twice: a process that is killed anywhere is followed by the same command, which does the rest.
+The request is written first, and with it the list of hashes that ingest consults, so that no value comes back from then
+on. All later steps can be repeated: after a process that was killed, the same command does the rest.
 """

@@ -1,4 +1,4 @@
-"""All that is erased of persons, in order, and the second look that finds none."""
+"""Erasure of persons in all places, in order, and the second look that must find none."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from datetime import datetime
 
 from headrace.config import LandingSource, Spec
 from headrace.errors import IncompleteError, UserError
+from headrace.housekeeping.folders import discard_unfinished
 from headrace.housekeeping.forget import proof
-from headrace.housekeeping.forget.folders import (
+from headrace.housekeeping.forget.models import model_places, upload_places
+from headrace.housekeeping.forget.persons import Persons, Place, sources_with
+from headrace.housekeeping.forget.places import (
     cache_places,
+    claim_tables,
+    claim_warehouse,
     dataset_places,
+    host_places,
+    other_hosts,
     search_places,
+    table_places,
     text_places,
     training_places,
+    warehouse_places,
 )
-from headrace.housekeeping.forget.host import host_places, other_hosts
-from headrace.housekeeping.forget.models import model_places
-from headrace.housekeeping.forget.persons import Persons, sources_with
-from headrace.housekeeping.forget.place import Place
-from headrace.housekeeping.forget.request import Request, begin, is_erased
-from headrace.housekeeping.forget.scan import Scan, scan, scan_copies
-from headrace.housekeeping.forget.tables import claim_tables, table_places
-from headrace.housekeeping.forget.uploads import upload_places
-from headrace.housekeeping.forget.warehouse import claim_warehouse, warehouse_places
-from headrace.housekeeping.unfinished import discard_unfinished
+from headrace.housekeeping.forget.proof import Request, Scan, begin, is_erased, scan, scan_copies
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.stage import run_lock
 from headrace.storage import Location
@@ -33,7 +33,7 @@ from headrace.workspace import Workspace
 
 
 def found_places(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterator[Place]:
-    """What would be erased. Changes nothing and takes no lock.
+    """Yield the places that would be erased. Changes nothing and takes no lock.
 
     Raises:
         UserError: a file of ours cannot be read, or the warehouse cannot be reached.
@@ -41,7 +41,7 @@ def found_places(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> 
     state = WorkspaceState(spec, ws, now)
     yield from _places(state, persons, "", set(), is_again=is_erased(ws, spec.pipeline, persons))
     yield from host_places(state)
-    yield from _of_others(state, persons)
+    yield from _unreachable_places(state, persons)
 
 
 def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterator[Place | tuple[Request, Location]]:
@@ -59,12 +59,12 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
         discard_unfinished(state)
         again = is_erased(ws, spec.pipeline, persons)
         request = begin(ws, spec.pipeline, persons, now)
-        # A run that stands still, and read the list before the values were on it, brings no row back.
+        # A paused run that read the list before the values were on it must not bring rows back.
         claim_tables(state)
         claim_warehouse(state)
         looked = set[str]()
         if again and any(True for _ in _places(state, persons, request.id, looked, is_again=True)):
-            # Somebody has brought rows back: what was made of them has to go as well.
+            # Rows have come back: outputs computed from them must go as well.
             again = False
         if not again:
             request = request.model_copy(update={"erased": None, "finished": None})
@@ -75,21 +75,21 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
             done = _erase(ws, request, place, now)
             left += [done] if done.left else []
             yield done
-        for place in _of_others(state, persons):
+        for place in _unreachable_places(state, persons):
             proof.note(ws, request, place, now)
             yield place
         second = list(_places(state, persons, request.id, looked, is_again=True))
         searched = scan(state, persons)
-        is_ours_done = not (second or searched.found or searched.unread or left)
+        is_ours_done = not (second or searched.matches or searched.unread or left)
         for place in host_places(state):
             done = _erase(ws, request, place, now)
             left += [done] if done.left else []
             yield done
         searched = scan_copies(state, persons, searched)
         lease.check()
-        is_done = not (second or searched.found or searched.unread or left)
-        said = {"erased": (request.erased or now) if is_ours_done else None, "finished": now if is_done else None}
-        request = request.model_copy(update=said)
+        is_done = not (second or searched.matches or searched.unread or left)
+        times = {"erased": (request.erased or now) if is_ours_done else None, "finished": now if is_done else None}
+        request = request.model_copy(update=times)
         file = proof.write(ws, request, second, searched, left, now)
         request.save(ws.forgotten(spec.pipeline))
         yield request, file
@@ -98,11 +98,11 @@ def forget(spec: Spec, ws: Workspace, persons: Persons, now: datetime) -> Iterat
 
 
 def _remainder(second: Sequence[Place], searched: Scan, left: Sequence[Place], file: Location) -> UserError:
-    """What is left, and whether it is enough to run the command again later."""
-    what = [*(p.what for p in second), *searched.found, *(f"{p.what}: {p.left}" for p in left)]
-    what += [f"{name} cannot be read: restore or remove it" for name in searched.unread]
-    listed = "; ".join(dict.fromkeys(what))
-    if not (second or searched.found or searched.unread) and all(p.later for p in left):
+    """Return the error that lists what remains, and says whether running the command again later is enough."""
+    remaining = [*(p.name for p in second), *searched.matches, *(f"{p.name}: {p.left}" for p in left)]
+    remaining += [f"{name} cannot be read: restore or remove it" for name in searched.unread]
+    listed = "; ".join(dict.fromkeys(remaining))
+    if not (second or searched.matches or searched.unread) and all(p.later for p in left):
         return IncompleteError(f"not all is erased yet: {listed}. The rest is ({file})")
     return UserError(
         f"not all is erased: {listed}. The rest is; do what is said, and run the same command again ({file})"
@@ -110,7 +110,7 @@ def _remainder(second: Sequence[Place], searched: Scan, left: Sequence[Place], f
 
 
 def _erase(ws: Workspace, request: Request, place: Place, now: datetime) -> Place:
-    """Note a place, then do what is to be done there; the place with what is left."""
+    """Note a place, then erase it; return the place with what remains to be done."""
     proof.note(ws, request, place, now)
     left = place.act() if place.act is not None else None
     done = replace(place, left="; ".join(x for x in (place.left, left) if x), later=place.later and not left)
@@ -120,7 +120,7 @@ def _erase(ws: Workspace, request: Request, place: Place, now: datetime) -> Plac
 
 
 def _places(state: WorkspaceState, persons: Persons, request: str, looked: set[str], is_again: bool) -> Iterator[Place]:
-    """Each kind looks at what the ones before it have left.
+    """Yield each kind looks at what the ones before it have left.
 
     `looked`: see `upload_places`. `is_again`: nothing is looked for but the values themselves: what is made of rows was
     removed before, and what is there has been made since.
@@ -140,8 +140,8 @@ def _places(state: WorkspaceState, persons: Persons, request: str, looked: set[s
     yield from table_places(state, persons, request)
 
 
-def _of_others(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
-    """What is not ours to write: landing files and tables of the user's; what is not within reach: other hosts."""
+def _unreachable_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]:
+    """Yield what headrace does not write (landing files and tables of the user's) or cannot reach (other hosts)."""
     spec = state.spec
     for name, table in sources_with(spec, persons.column):
         if table is not None:

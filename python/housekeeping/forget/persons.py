@@ -1,10 +1,10 @@
-"""The values that are to be forgotten, and the columns that have them."""
+"""Persons to forget: their values of a column, and a place that has some."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from headrace.config import Spec, TableSource
 from headrace.errors import UserError, nearest
+from headrace.features.ops.categorify import Categorify
+from headrace.features.workflow.workflow import Workflow
 from headrace.lake.forgotten import words_of
 from headrace.schema import TableColumn
 
 Mask = npt.NDArray[np.bool_]
-
 _INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 #: Bytes of a text, and digits of an integer, that a search of files may rely on: shorter ones are in them by chance.
@@ -27,13 +28,42 @@ _LEAST_BYTES, _LEAST_DIGITS = 6, 12
 #: Integers, but for parts of other numbers.
 _DIGITS_IN_TEXT = re.compile(r"(?<![0-9.])[0-9]{12,19}(?![0-9.eE])")
 _DIGITS = re.compile(_DIGITS_IN_TEXT.pattern.encode())
-#: What stands where a value was.
-_GONE = "[forgotten]"
+#: Replaces a value in texts.
+_REDACTED = "[forgotten]"
+#: A letter of Unicode's private use area, which data do not have, and a number: one text for each code.
+_NOBODY = "\ue000forgotten/{}"
+_LENGTH = re.compile(r"(\d+):")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place that has some of the values. A second look after it is erased finds none."""
+
+    #: events, quarantine, table, vocabulary, statistics, dataset, search, cache, log, report, training, model,
+    #: warehouse, online, landing, source.
+    kind: str
+    #: A path below the workspace, or a name that people know.
+    name: str
+    #: Rows: of tables, values of a vocabulary, rows of embeddings, users of a store.
+    rows: int = 0
+    #: Files that are written again, and files that are removed.
+    rewritten: int = 0
+    removed: int = 0
+    #: Bytes of the latter.
+    size: int = 0
+    #: What could not be done, or must be done by hand; empty where everything is done.
+    left: str = ""
+    #: Whether a later run of the command does what is left.
+    later: bool = False
+    #: What happens to the place, for people.
+    note: str = ""
+    #: Erases it, and returns what remains to be done by hand, if anything; None: headrace does not write it.
+    act: Callable[[], str | None] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Persons:
-    """Values of a column, by their texts; whoever has them is forgotten."""
+    """Persons to forget: the texts of their values of a column."""
 
     column: str
     #: Whether they are integers.
@@ -47,19 +77,19 @@ class Persons:
         return pa.array(sorted(self.texts), pa.string())
 
     def mask(self, values: pa.ChunkedArray | pa.Array) -> Mask:
-        """Which values are theirs, whatever their type. bool [n]."""
+        """Return which values are theirs, of any type: bool [n]."""
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
         if pa.types.is_integer(values.type) and self.integers:
-            found = pc.is_in(values.cast(pa.int64()), value_set=self._set)
+            is_theirs = pc.is_in(values.cast(pa.int64()), value_set=self._set)
         elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-            found = pc.is_in(values.cast(pa.string()), value_set=self._set.cast(pa.string()))
+            is_theirs = pc.is_in(values.cast(pa.string()), value_set=self._set.cast(pa.string()))
         else:
             return np.zeros(len(values), np.bool_)
-        return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), np.bool_)
+        return np.asarray(pc.fill_null(is_theirs, False).to_numpy(zero_copy_only=False), np.bool_)
 
-    def said_in(self, text: str | None, cut: bool = False) -> bool:
-        """Whether a text that is no row has a value as one of its words, or, where a value is no word, anywhere.
+    def occurs_in(self, text: str | None, cut: bool = False) -> bool:
+        """Return whether a text that is no row has a value as one of its words, or, where a value is no word, anywhere.
 
         `cut`: it is the beginning of a longer one, so its last word may be that of a value.
         """
@@ -72,7 +102,7 @@ class Persons:
 
     @property
     def searchable(self) -> bool:
-        """Whether a search of bytes can find some: long texts, long integers; others are in files by chance."""
+        """Return whether a search of bytes can find some: long texts, long integers; others are in files by chance."""
         return bool(self._digits if self.integers else self._bytes)
 
     @cached_property
@@ -84,27 +114,27 @@ class Persons:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest value."""
+        """Return bytes of the longest value."""
         return max(len(t.encode()) for t in self.texts)
 
     def in_bytes(self, data: bytes) -> bool:
-        """Whether one is among a file's bytes, of those that can be searched."""
+        """Return whether a file's bytes have one of the searchable values."""
         if self.integers:
             return any(run in self._digits for run in _DIGITS.findall(data))
         return any(b in data for b in self._bytes)
 
-    def without(self, text: str) -> str:
-        """A text with another one in the place of those that can be searched."""
+    def redact(self, text: str) -> str:
+        """Return a text in which searchable values are replaced."""
         if self.integers:
-            return _DIGITS_IN_TEXT.sub(lambda m: _GONE if m[0].encode() in self._digits else m[0], text)
+            return _DIGITS_IN_TEXT.sub(lambda m: _REDACTED if m[0].encode() in self._digits else m[0], text)
         for value in self._bytes:
-            text = text.replace(value.decode(), _GONE)
+            text = text.replace(value.decode(), _REDACTED)
         return text
 
     @cached_property
     def _bytes(self) -> tuple[bytes, ...]:
-        found = (t.encode() for t in sorted(self.texts))
-        return tuple(b for b in found if len(b) >= _LEAST_BYTES)
+        encoded = (t.encode() for t in sorted(self.texts))
+        return tuple(b for b in encoded if len(b) >= _LEAST_BYTES)
 
     @cached_property
     def _digits(self) -> frozenset[bytes]:
@@ -120,7 +150,7 @@ class Persons:
 
 
 def read_persons(spec: Spec, column: str, file: Path) -> Persons:
-    """The values of a text file, one a line, of a column that the pipeline declares.
+    """Return the values of a text file, one a line, of a column that the pipeline declares.
 
     Raises:
         UserError: no source declares the column, or it is neither text nor integers; the file cannot be read, has no
@@ -134,8 +164,8 @@ def read_persons(spec: Spec, column: str, file: Path) -> Persons:
             f"{', '.join(sorted(known))}"
         )
     types = {c.type for c in declared}
-    if others := sorted(types - {*_INTEGERS, "string"}):
-        raise UserError(f"--column {column}: it is {others[0]}; persons are told apart by text or integers")
+    if other_types := sorted(types - {*_INTEGERS, "string"}):
+        raise UserError(f"--column {column}: it is {other_types[0]}; persons are told apart by text or integers")
     try:
         # Not splitlines(): texts may have other characters that end lines for it.
         lines = [line.removesuffix("\r") for line in file.read_bytes().decode("utf-8-sig").split("\n")]
@@ -160,7 +190,7 @@ def read_persons(spec: Spec, column: str, file: Path) -> Persons:
 
 
 def sources_with(spec: Spec, column: str) -> Iterator[tuple[str | None, TableSource | None]]:
-    """The sources that declare the column: the name (None: the main one), and the user's own table where it is one."""
+    """Yield the sources that declare the column: name (None: the main one), and the user's table where it is one."""
     for name, columns in _tables(spec):
         if any(c.name == column for c in columns):
             source = spec.source if name is None else spec.sources[name].source
@@ -175,3 +205,36 @@ def _tables(spec: Spec) -> Iterator[tuple[str | None, Collection[TableColumn]]]:
 
 def _declared(spec: Spec, column: str) -> Iterator[TableColumn]:
     return (c for _, columns in _tables(spec) for c in columns if c.name == column)
+
+
+def is_blanked(value: str | None) -> bool:
+    """Return whether a value is a placeholder."""
+    return value is not None and value.startswith(_NOBODY.format(""))
+
+
+def with_placeholders(
+    values: Sequence[str | None], is_replaced: Sequence[bool] | npt.NDArray[np.bool_], numbers: Iterable[int]
+) -> list[str | None]:
+    """Replace selected texts by placeholders that are distinct by their numbers."""
+    return [_NOBODY.format(n) if out else v for v, out, n in zip(values, is_replaced, numbers, strict=True)]
+
+
+def vocabularies_of(workflow: Workflow, column: str) -> set[str]:
+    """Return the vocabularies that have values of a column; one that an older spec named after the column, too."""
+    names = {column}
+    for chain in workflow.chains:
+        names |= {t.vocabulary for n, t in chain.outputs.items() if t.vocabulary and column in chain.sources[n]}
+        for step in chain.steps:
+            if isinstance(step.op, Categorify) and column in step.inputs:
+                names.add(step.op.vocabulary_of(column))
+    return names
+
+
+def parts_of(key: str) -> list[str]:
+    """Return the values that a key may consist of: itself, or its parts (features.functions.keys.joint_key)."""
+    parts, offset = [], 0
+    while (match := _LENGTH.match(key, offset)) is not None and match.end() + int(match.group(1)) <= len(key):
+        end = match.end() + int(match.group(1))
+        parts.append(key[match.end() : end])
+        offset = end
+    return [key, *parts, *([key[offset:]] if parts else [])]
