@@ -1,7 +1,7 @@
-"""Reading facts that may be missing or of another shape than expected, and writing them for people.
+"""Facts of manifests: read where they may be missing or of another shape, and formatted for people.
 
-Manifests of other versions, of stages that did not run and of runs that stopped half-way all end up in a report, so a
-value is taken as what it is asked for or not at all: nothing here raises.
+Manifests of other versions, of stages that did not run and of interrupted runs all end up in a report. So a value of
+another type counts as missing: nothing here raises.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from typing import Any
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None. Booleans are none."""
+    """Return a finite number, or None. Booleans are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        found = float(value)
+        converted = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return converted if math.isfinite(converted) else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A mapping, or an empty one."""
+    """Return a mapping, or an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def sequence(value: Any) -> Sequence[Any]:
-    """A list or tuple, or an empty one; a text is none."""
+    """Return a list or tuple, or an empty one; a text is none."""
     return value if isinstance(value, (list, tuple)) else ()
 
 
 def records(value: Any) -> list[Mapping[str, Any]]:
-    """The mappings of a list."""
+    """Return the mappings of a list."""
     return [v for v in sequence(value) if isinstance(v, Mapping)]
 
 
 def numbers(value: Any) -> dict[str, float]:
-    """The finite numbers of a mapping, by name."""
+    """Return the finite numbers of a mapping, by name."""
     return {str(k): n for k, v in mapping(value).items() if (n := number(v)) is not None}
 
 
 def points(value: Any, x: str, y: str) -> list[tuple[float, float]]:
     """(x, y) of the records that have both."""
-    found = ((number(r.get(x)), number(r.get(y))) for r in records(value))
-    return [(a, b) for a, b in found if a is not None and b is not None]
+    pairs = ((number(r.get(x)), number(r.get(y))) for r in records(value))
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 def show(value: Any) -> str:
-    """Any JSON value, short: whole numbers with separators, others with at most 4 significant decimals."""
+    """Format any JSON value: whole numbers with separators, others with at most 4 significant digits."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -69,79 +69,79 @@ def show(value: Any) -> str:
 
 
 def decimals(value: Any, places: int = 4) -> str:
-    """A number with that many decimals, or a dash."""
-    found = number(value)
-    return "–" if found is None else f"{found:.{places}f}"
+    """Return a number with that many decimals, or a dash."""
+    number_ = number(value)
+    return "–" if number_ is None else f"{number_:.{places}f}"
 
 
 def count(value: Any) -> str:
-    """A whole number with separators, or a dash."""
-    found = number(value)
-    return "–" if found is None else f"{found:,.0f}"
+    """Return a whole number with separators, or a dash."""
+    number_ = number(value)
+    return "–" if number_ is None else f"{number_:,.0f}"
 
 
 def percent(value: Any, places: int = 1) -> str:
-    """A share of 1 as per cent, or a dash."""
-    found = number(value)
-    return "–" if found is None else f"{100 * found:.{places}f} %"
+    """Return a share of 1 as per cent, or a dash."""
+    number_ = number(value)
+    return "–" if number_ is None else f"{100 * number_:.{places}f} %"
 
 
 def duration(seconds: Any) -> str:
-    """Seconds as people say them, or a dash."""
-    found = number(seconds)
-    if found is None:
+    """Format seconds for people; a dash without a number."""
+    number_ = number(seconds)
+    if number_ is None:
         return "–"
-    if found < 60:
-        return f"{found:.1f} s"
-    minutes, rest = divmod(round(found), 60)
+    if number_ < 60:
+        return f"{number_:.1f} s"
+    minutes, rest = divmod(round(number_), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def memory(mib: Any) -> str:
-    """MiB as MiB or GiB, or a dash."""
-    found = number(mib)
-    if found is None:
+    """Format MiB as MiB or GiB; a dash without a number."""
+    number_ = number(mib)
+    if number_ is None:
         return "–"
-    return f"{found:,.0f} MiB" if found < 1024 else f"{found / 1024:.1f} GiB"
+    return f"{number_:,.0f} MiB" if number_ < 1024 else f"{number_ / 1024:.1f} GiB"
 
 
 def size(count: Any) -> str:
-    """Bytes as KiB, MiB or GiB, or a dash."""
-    found = number(count)
-    if found is None:
+    """Return bytes as KiB, MiB or GiB, or a dash."""
+    number_ = number(count)
+    if number_ is None:
         return "–"
-    for unit, shown in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if found >= unit:
-            return f"{found / unit:,.1f} {shown}"
-    return f"{found / 1024:,.1f} KiB"
+    for unit, unit_name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if number_ >= unit:
+            return f"{number_ / unit:,.1f} {unit_name}"
+    return f"{number_ / 1024:,.1f} KiB"
 
 
 def saved_rows(saved: Any) -> str:
-    """What a manifest of `train` says of saved embeddings (`retrain.full_copy_days`); empty where it says nothing."""
-    found = mapping(saved)
-    mine, whole = number(found.get("embeddings_bytes")), number(found.get("whole_copy_bytes"))
-    if mine is None:
+    """Describe the saved embeddings of a manifest of `train` (`retrain.full_copy_days`); empty without the facts."""
+    embeddings = mapping(saved)
+    saved_bytes, full_bytes = number(embeddings.get("embeddings_bytes")), number(embeddings.get("whole_copy_bytes"))
+    if saved_bytes is None:
         return ""
-    if found.get("base") is None or not whole:
-        return f"{size(mine)}, all rows"
-    return f"{size(mine)} of changed rows, {percent(mine / whole)} of a whole copy"
+    if embeddings.get("base") is None or not full_bytes:
+        return f"{size(saved_bytes)}, all rows"
+    return f"{size(saved_bytes)} of changed rows, {percent(saved_bytes / full_bytes)} of a whole copy"
 
 
 def when(moment: datetime | None) -> str:
-    """A time, UTC, to the second."""
+    """Return a time, UTC, to the second."""
     return "–" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def short(text: Any, limit: int = 28) -> str:
-    """A text cut to a length that fits a plot's margin."""
-    found = str(text)
-    return found if len(found) <= limit else found[: limit - 1] + "…"
+    """Return a text cut to a length that fits a plot's margin."""
+    full_text = str(text)
+    return full_text if len(full_text) <= limit else full_text[: limit - 1] + "…"
 
 
 def ceiling_share(auc: float | None, ceiling: float | None) -> float | None:
-    """How far from a coin (0.5) to the ceiling a model came; None where one of them is unknown or says nothing."""
+    """Return the share of the way from 0.5 to the ceiling that an AUC reaches; None where one is unknown."""
     if auc is None or ceiling is None or ceiling <= 0.5:
         return None
     return (auc - 0.5) / (ceiling - 0.5)

@@ -25,35 +25,35 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class Node:
-    """One thing in the tree: a run of a stage, or something that was there before."""
+    """Node of the tree: a run of a stage, or an input that no stage made."""
 
     title: str
     detail: str = ""
-    #: Set where the chain no longer holds: what was read has been made anew since, or its record is gone.
+    #: Set where the chain is broken: the input has been made again since, or its manifest is gone.
     warning: str = ""
     children: tuple[Node, ...] = ()
-    #: The same for programs: of a run `stage`, `pipeline`, `ds`, `key`, `outputs` (or `repeated`, where it is told
-    #: above), of an input or an output `kind`, `name`, `version`; of those not listed `kind` and `more`, their number.
+    #: The same for programs. A run has `stage`, `pipeline`, `ds`, `key`, `outputs` (or `repeated`, where it is listed
+    #: above); an input or an output `kind`, `name`, `version`; the rest of a list `kind` and `more`, their number.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_runs(ws: Workspace, pipeline: str | None = None) -> dict[tuple[str, str, str], Manifest]:
-    """All manifests of a workspace (of one pipeline), by pipeline, day and order of stages.
+    """Return all manifests of a workspace (of one pipeline), by pipeline, day and order of stages.
 
     Raises:
         UserError: a file among them is no manifest.
     """
-    found: dict[tuple[str, str, str], Manifest] = {}
+    runs: dict[tuple[str, str, str], Manifest] = {}
     for name in [pipeline] if pipeline else ws.pipelines():
         for ds in ws.days(name):
             for stage in ORDER:
                 if (manifest := Manifest.load(ws.manifest(name, ds, stage))) is not None:
-                    found[(name, ds, stage)] = manifest
-    return dict(sorted(found.items(), key=lambda kv: (kv[0][0], kv[0][1], ORDER.index(kv[0][2]))))
+                    runs[(name, ds, stage)] = manifest
+    return dict(sorted(runs.items(), key=lambda kv: (kv[0][0], kv[0][1], ORDER.index(kv[0][2]))))
 
 
 def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output]:
-    """The run that made a thing, and the thing; of several days the newest, unless `ds` is given.
+    """Return the run that made a thing, and the thing; of several days the newest, unless `ds` is given.
 
     Args:
         runs: from `load_runs`.
@@ -70,18 +70,18 @@ def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output
         for output in manifest.outputs if ds is None or day == ds else ():
             for alias in _aliases(manifest, output):
                 known.setdefault(alias, []).append((manifest, output))
-    found = known.get(name.strip("/"))
-    if not found:
+    matches = known.get(name.strip("/"))
+    if not matches:
         day = f" on {ds}" if ds else ""
         if not known:
             raise UserError(f"nothing has been made{day} yet: no manifests. Run: headrace run PIPELINE --ds DATE")
-        shown = sorted(
+        tables = sorted(
             {o.name for pairs in known.values() for m, o in pairs if o.kind == "delta" or m.stage == "publish"}
         )
         models = sorted({_registered_name(m) for pairs in known.values() for m, o in pairs if o.kind == "model"})
-        made = f"Tables: {', '.join(shown) or 'none'}; models: {', '.join(models) or 'none'}"
-        raise UserError(f"no run made '{name}'{day}{nearest(name, known, cutoff=0.5)}. {made}")
-    return max(found, key=lambda pair: pair[0].ds)
+        existing = f"Tables: {', '.join(tables) or 'none'}; models: {', '.join(models) or 'none'}"
+        raise UserError(f"no run made '{name}'{day}{nearest(name, known, cutoff=0.5)}. {existing}")
+    return max(matches, key=lambda pair: pair[0].ds)
 
 
 def _registered_name(manifest: Manifest) -> str:
@@ -90,7 +90,7 @@ def _registered_name(manifest: Manifest) -> str:
 
 
 def _aliases(manifest: Manifest, output: Output) -> set[str]:
-    """The names by which a person may ask for an output."""
+    """Return the names by which a person may ask for an output."""
     names = {output.name, f"{output.name}@{output.version}"}
     parts = output.name.split("/")
     if output.kind in ("delta", "quarantine") and len(parts) >= 3 and parts[0] == "lake":
@@ -109,7 +109,7 @@ def _aliases(manifest: Manifest, output: Output) -> set[str]:
 
 
 def trace(runs: Runs, manifest: Manifest, output: Output | None = None) -> Node:
-    """The tree below a run (and one of its outputs, as the root)."""
+    """Return the tree below a run (and one of its outputs, as the root)."""
     seen: set[tuple[str, str, str]] = set()
     below = _run_node(runs, manifest, seen)
     if output is None:
@@ -118,7 +118,7 @@ def trace(runs: Runs, manifest: Manifest, output: Output | None = None) -> Node:
 
 
 def _run_node(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]], version: str | None = None) -> Node:
-    """`version`: the identity that the reader saw; the tree says so where the run has been repeated since."""
+    """Return the node of a run. `version`: the identity that the reader saw; the node warns if the run was repeated."""
     title = f"{manifest.stage} {manifest.ds}"
     warning = ""
     if version is not None and identity(manifest) != version:
@@ -133,18 +133,20 @@ def _run_node(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]], v
     if manifest.removed:
         facts["removed"] = [r.model_dump(mode="json") for r in manifest.removed]
     seen.add(place)
-    made = "; ".join(f"{o.name} {_describe(o)}" for o in manifest.outputs)
-    # Upstream stages in the day's order: what later ones share is then told once, near the root. A table that such a
-    # stage made is told with it.
+    outputs_text = "; ".join(f"{o.name} {_describe(o)}" for o in manifest.outputs)
+    # Upstream stages in the day's order, so that shared ones are listed once, near the root, with the tables that they
+    # made.
     read = sorted((i for i in manifest.inputs if i.kind != "landing"), key=_order)
     stages = [runs.get((manifest.pipeline, manifest.ds, i.name)) for i in read if i.kind == "stage"]
-    told = {(o.name, o.version) for m in stages if m for o in m.outputs}
-    children = [_input_node(runs, manifest, i, seen) for i in read if (i.name, i.version) not in told]
+    shown_outputs = {(o.name, o.version) for m in stages if m for o in m.outputs}
+    children = [_input_node(runs, manifest, i, seen) for i in read if (i.name, i.version) not in shown_outputs]
     children += _landing(manifest)
     if manifest.stage == "ingest":
         children += _earlier_days(runs, manifest, seen)
     named = any(o.version == manifest.key for o in manifest.outputs)
-    detail = "; ".join([*([] if named else [f"key {manifest.key}"]), *([f"made {made}"] if made else [])])
+    detail = "; ".join(
+        [*([] if named else [f"key {manifest.key}"]), *([f"made {outputs_text}"] if outputs_text else [])]
+    )
     return Node(title, detail, warning, tuple(children), facts)
 
 
@@ -156,8 +158,8 @@ def _input_node(runs: Runs, reader: Manifest, read: Input, seen: set[tuple[str, 
     if read.kind == "stage":
         upstream = runs.get((reader.pipeline, reader.ds, read.name))
         if upstream is None:
-            gone = {"stage": read.name, "pipeline": reader.pipeline, "ds": reader.ds, "key": None}
-            return Node(f"{read.name} {reader.ds}", warning="its manifest is gone", facts=gone)
+            facts = {"stage": read.name, "pipeline": reader.pipeline, "ds": reader.ds, "key": None}
+            return Node(f"{read.name} {reader.ds}", warning="its manifest is gone", facts=facts)
         return _run_node(runs, upstream, seen, read.version)
     title, detail = read.name, f"{read.kind}, version {read.version}"
     for maker in runs.values():
@@ -167,7 +169,7 @@ def _input_node(runs: Runs, reader: Manifest, read: Input, seen: set[tuple[str, 
 
 
 def _landing(manifest: Manifest) -> list[Node]:
-    # A run covers earlier days, too; the newest are the telling ones.
+    # A run covers earlier days, too; only the newest are listed.
     files = sorted((i for i in manifest.inputs if i.kind == "landing"), key=lambda i: i.name, reverse=True)
     nodes = [Node(i.name, f"landing, version {i.version}", facts=i.model_dump()) for i in files[:_LISTED]]
     if (more := len(files) - _LISTED) > 0:
@@ -179,17 +181,19 @@ def _earlier_days(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]
     """Other days of the same table, beyond those that this run looked at: its version holds them, too."""
     looked_at = {i.name for i in manifest.inputs}
     nodes = []
-    for place, other in runs.items():
+    for place, earlier in runs.items():
         pipeline, ds, stage = place
         if pipeline != manifest.pipeline or stage != "ingest" or ds >= manifest.ds or place in seen:
             continue
-        if any(i.kind == "landing" and i.name in looked_at for i in other.inputs):
+        if any(i.kind == "landing" and i.name in looked_at for i in earlier.inputs):
             continue
-        files = sum(i.kind == "landing" for i in other.inputs)
-        rows = other.rows.get("kept")
-        kept = f", {rows:,} rows kept" if rows is not None else ""
-        facts = {"stage": stage, "pipeline": pipeline, "ds": ds, "key": other.key, "rows": dict(other.rows)}
-        nodes.append(Node(f"ingest {ds}", f"earlier day of the same table: {files} landing inputs{kept}", facts=facts))
+        files = sum(i.kind == "landing" for i in earlier.inputs)
+        rows = earlier.rows.get("kept")
+        rows_text = f", {rows:,} rows kept" if rows is not None else ""
+        facts = {"stage": stage, "pipeline": pipeline, "ds": ds, "key": earlier.key, "rows": dict(earlier.rows)}
+        nodes.append(
+            Node(f"ingest {ds}", f"earlier day of the same table: {files} landing inputs{rows_text}", facts=facts)
+        )
     return nodes
 
 

@@ -1,4 +1,4 @@
-"""Plots of the report as inline SVG: they take their colours from the page, so dark mode needs no second set.
+"""Plots of the report as inline SVG, which take their colours from the page, also in dark mode.
 
 Matplotlib draws with sentinel colours; in the SVG's text each becomes a CSS variable of the page. Text stays text: the
 page's font, selectable, small. No pyplot: figures are plain objects, so nothing global is touched.
@@ -72,7 +72,7 @@ def _styled(draw: Callable[P, Markup]) -> Callable[P, Markup]:
 
 @_styled
 def loss_curve(train: Sequence[Point], log_loss: Sequence[Point], base: float | None = None) -> Markup:
-    """Training loss by step (thin: as it was; thick: smoothed), validation log loss, and that of the base rate.
+    """Plot training loss by step (thin: as it was; thick: smoothed), validation log loss, and that of the base rate.
 
     Args:
         train: (step, loss).
@@ -98,7 +98,7 @@ def loss_curve(train: Sequence[Point], log_loss: Sequence[Point], base: float | 
 
 @_styled
 def auc_curve(evals: Sequence[Point], baseline: float | None = None, ceiling: float | None = None) -> Markup:
-    """Validation AUC at each evaluation, beside the baseline's and the ceiling."""
+    """Plot validation AUC at each evaluation, beside the baseline's and the ceiling."""
     figure, axes = _axes("step", "validation AUC")
     axes.plot(*_columns(evals), color=NEURAL, linewidth=1.8, marker="o", markersize=4, label="neural")
     if baseline is not None:
@@ -112,7 +112,7 @@ def auc_curve(evals: Sequence[Point], baseline: float | None = None, ceiling: fl
 
 @_styled
 def tree_curve(training: Sequence[Point], validation: Sequence[Point], metric: str) -> Markup:
-    """XGBoost's metric of training and validation by tree. Points: (tree, metric)."""
+    """Plot XGBoost's metric of training and validation by tree. Points: (tree, metric)."""
     figure, axes = _axes("tree", metric)
     if training:
         axes.plot(*_columns(_thin(training)), color=BASELINE, alpha=0.5, linewidth=1.2, label="training")
@@ -124,7 +124,7 @@ def tree_curve(training: Sequence[Point], validation: Sequence[Point], metric: s
 
 @_styled
 def auc_bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
-    """AUCs as bars from 0.5, where a coin stands. `rows`: (name, AUC, sentinel colour)."""
+    """Plot AUCs as bars from 0.5, where a coin stands. `rows`: (name, AUC, sentinel colour)."""
     figure, axes = _axes("AUC (0.5 is a coin)", "", height=0.62 + 0.42 * len(rows))
     values = [r[1] for r in rows]
     axes.barh(range(len(rows)), [v - 0.5 for v in values], left=0.5, color=[r[2] for r in rows], height=0.6)
@@ -146,7 +146,7 @@ def auc_bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
 
 @_styled
 def calibration(models: Sequence[tuple[str, Sequence[tuple[float, float, float]], str]]) -> Markup:
-    """Observed click rate by predicted: on the diagonal a model's probabilities mean what they say.
+    """Plot observed click rate by predicted: on the diagonal a model's probabilities mean what they say.
 
     Args:
         models: (name, [(mean predicted, observed rate, rows)], sentinel colour); area of a dot: rows.
@@ -167,7 +167,7 @@ def calibration(models: Sequence[tuple[str, Sequence[tuple[float, float, float]]
 
 @_styled
 def lift(models: Sequence[tuple[str, Sequence[Point], str]]) -> Markup:
-    """How many times the average rate of positives the rows with the highest predictions have.
+    """Plot lift: the rate of positives among the rows with the highest predictions over the average rate.
 
     Args:
         models: (name, [(share of rows, lift)], sentinel colour), the smallest share first.
@@ -185,7 +185,7 @@ def lift(models: Sequence[tuple[str, Sequence[Point], str]]) -> Markup:
 
 @_styled
 def intervals(rows: Sequence[tuple[str, float, float, float, str]], label: str, title: str) -> Markup:
-    """A value a line with its interval, first on top. `rows`: (name, value, low, high, sentinel colour)."""
+    """Plot a value a line with its interval, first on top. `rows`: (name, value, low, high, sentinel colour)."""
     figure, axes = _axes(label, "", height=0.7 + 0.26 * len(rows))
     for y, (_, value, low, high, colour) in enumerate(rows):
         axes.hlines(y, low, high, color=colour, linewidth=1.6, alpha=0.6)
@@ -200,7 +200,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], label: str, 
 def daily(
     series: Sequence[tuple[str, Sequence[tuple[str, float]], str]], label: str, title: str, from_zero: bool = False
 ) -> Markup:
-    """Lines over the days.
+    """Plot lines over the days.
 
     Args:
         series: (name, [(day, value)], sentinel colour); a line is broken where a day has no value.
@@ -229,7 +229,7 @@ def daily(
 
 @_styled
 def rate_bars(rows: Sequence[tuple[str, float, float]]) -> Markup:
-    """Missing and out-of-vocabulary rates by feature, worst first. `rows`: (feature, missing, oov), shares of 1."""
+    """Plot missing and unknown rates by feature, worst first. `rows`: (feature, missing, oov), shares of 1."""
     figure, axes = _axes("share of rows", "", height=0.75 + 0.26 * len(rows))
     missing, oov = [r[1] for r in rows], [r[2] for r in rows]
     axes.barh(range(len(rows)), missing, color=NEURAL, height=0.62, label="missing")
@@ -245,12 +245,12 @@ def rate_bars(rows: Sequence[tuple[str, float, float]]) -> Markup:
 def value_bars(
     rows: Sequence[tuple[str, float]], label: str, title: str, colour: str = NEURAL, unit: str = ""
 ) -> Markup:
-    """One bar a name, first on top, its value beside it."""
+    """Plot one bar a name, first on top, its value beside it."""
     figure, axes = _axes(label, "", height=0.62 + 0.28 * len(rows))
     values = [r[1] for r in rows]
     axes.barh(range(len(rows)), values, color=colour, height=0.62)
     for y, value in enumerate(values):
-        _beside(axes, f"{_short_number(value)}{unit}", value, y)
+        _annotate(axes, f"{_short_number(value)}{unit}", value, y)
     axes.set_xlim(0, max([*values, 1e-9]) * 1.2)
     _name_bars(axes, [r[0] for r in rows])
     return _svg(figure, title)
@@ -258,7 +258,7 @@ def value_bars(
 
 @_styled
 def drift_bars(rows: Sequence[tuple[str, float, float | None]]) -> Markup:
-    """Population stability index by column, its limit as a tick; a bar above it is red.
+    """Plot population stability index by column, its limit as a tick; a bar above it is red.
 
     Args:
         rows: (column, PSI, limit or None), largest first.
@@ -269,7 +269,7 @@ def drift_bars(rows: Sequence[tuple[str, float, float | None]]) -> Markup:
         axes.barh(y, value, color=BAD if over else NEURAL, height=0.62)
         if limit is not None:
             axes.plot([limit, limit], [y - 0.42, y + 0.42], color=INK, linewidth=1.2)
-        _beside(axes, f"{value:.3g}", value, y)
+        _annotate(axes, f"{value:.3g}", value, y)
     top = max((max(value, limit or 0.0) for _, value, limit in rows), default=0.0)
     axes.set_xlim(0, max(top, 1e-9) * 1.15)
     _name_bars(axes, [r[0] for r in rows])
@@ -289,9 +289,12 @@ class RatePoint:
 
 
 @_styled
-def rate_history(points: Sequence[RatePoint], what: str) -> Markup:
-    """A rate by day with its interval: final days as dots, provisional ones hollow, beside what they are to become."""
-    figure, axes = _axes("", f"rate of {what}")
+def rate_history(points: Sequence[RatePoint], label: str) -> Markup:
+    """Plot a rate by day with its interval.
+
+    Final days as dots, provisional ones hollow, beside what they are to become.
+    """
+    figure, axes = _axes("", f"rate of {label}")
     places = range(len(points))
     axes.plot(places, [p.rate for p in points], color=NEURAL, linewidth=1.4)
     bounds = [(x, p.low, p.high) for x, p in enumerate(points) if p.low is not None and p.high is not None]
@@ -306,7 +309,7 @@ def rate_history(points: Sequence[RatePoint], what: str) -> Markup:
     axes.xaxis.set_major_locator(FixedLocator(list(places[::step])))
     axes.set_xticklabels([points[x].day[5:] for x in places[::step]])
     axes.margins(y=0.15)
-    return _svg(figure, f"Rate of {what} by served day")
+    return _svg(figure, f"Rate of {label} by served day")
 
 
 def _axes(xlabel: str, ylabel: str, height: float = _HEIGHT) -> tuple[Figure, Axes]:
@@ -325,7 +328,7 @@ def _axes(xlabel: str, ylabel: str, height: float = _HEIGHT) -> tuple[Figure, Ax
     return figure, axes
 
 
-def _beside(axes: Axes, text: str, x: float, y: float) -> None:
+def _annotate(axes: Axes, text: str, x: float, y: float) -> None:
     axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
 
 
@@ -333,8 +336,8 @@ def _name_bars(axes: Axes, names: Sequence[str]) -> None:
     """Bars at 0, 1, ... get their names, the first on top. By position: two of the same name stay two."""
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
-    shown = [n if len(n) <= _MAX_NAME else f"{n[: _MAX_NAME - 1]}…" for n in names]
-    axes.set_yticks(range(len(names)), shown)
+    labels = [n if len(n) <= _MAX_NAME else f"{n[: _MAX_NAME - 1]}…" for n in names]
+    axes.set_yticks(range(len(names)), labels)
     axes.invert_yaxis()
 
 
@@ -368,7 +371,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _svg(figure: Figure, title: str) -> Markup:
-    """The figure as an `<svg>` element for inlining: page colours, page font, ids unique by title, no date."""
+    """Return the figure as an `<svg>` element for inlining: page colours, page font, ids unique by title, no date."""
     buffer = io.StringIO()
     # Ids of clip paths and markers are hashes: salted by the title, those of two plots on a page differ.
     with matplotlib.rc_context({"svg.hashsalt": title}):

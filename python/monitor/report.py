@@ -1,4 +1,4 @@
-"""The page about a day: one HTML file with everything in it, for a browser, a phone or an attachment."""
+"""HTML page about a day: one file without references, for a browser, a phone or an attachment."""
 
 from __future__ import annotations
 
@@ -9,50 +9,35 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from headrace import __version__
-from headrace.monitor.blocks import Section
-from headrace.monitor.sections import (
-    comparison,
-    cost,
-    data,
-    drift,
-    evaluation,
-    experiments,
-    gate,
-    history,
-    models,
-    outcomes,
-    overview,
-    publication,
-    quality,
-)
-from headrace.monitor.sections.day import Day
+from headrace.monitor import data, evaluation, outcomes, overview, quality
+from headrace.monitor.blocks import Day, Section
 
 #: The sections of the page, in order; one without blocks is left out. A new one is a function in
-#: headrace.monitor.sections and a line here.
+#: a module of headrace.monitor and a line here.
 SECTIONS: tuple[Callable[[Day], Section], ...] = (
     quality.quality,
-    models.models,
-    gate.gate,
+    quality.models,
+    evaluation.gate,
     evaluation.evaluation,
-    comparison.comparison,
-    history.history,
+    quality.comparison,
+    overview.history,
     outcomes.outcomes,
-    experiments.experiments,
+    outcomes.experiments,
     quality.learning,
     overview.flow,
     data.data_quality,
-    drift.drift,
+    data.drift,
     data.features,
-    publication.publication,
+    overview.publication,
     overview.stages,
-    cost.cost,
-    publication.lineage_of,
-    publication.settings,
+    overview.cost,
+    overview.lineage_of,
+    overview.settings,
 )
 
 
 def page(day: Day, written: datetime | None = None) -> str:
-    """The report of a day as HTML text without any reference to another resource.
+    """Return the report of a day as HTML text without any reference to another resource.
 
     Args:
         day: the spec and whatever manifests there are; what is missing is shown as not run.
@@ -71,7 +56,7 @@ def page(day: Day, written: datetime | None = None) -> str:
         ds=day.ds,
         chips=overview.chips(day),
         cards=overview.cards(day),
-        sections=[found for section in SECTIONS if (found := section(day)).blocks],
+        sections=[blocks for section in SECTIONS if (blocks := section(day)).blocks],
         version=__version__,
         written=f"{written or datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )

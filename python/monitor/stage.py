@@ -42,11 +42,11 @@ class Report(Stage):
     )
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """All of it: the page shows the settings."""
+        """Return all of it: the page shows the settings."""
         return spec.model_dump(mode="json")
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """What is known of the day's clicks beforehand, where they were generated."""
+        """Return the truth file of a generated day."""
         path = truth_file(ctx.ws, ctx.spec.pipeline, ctx.ds)
         if not path.is_file():
             return ()
@@ -61,9 +61,9 @@ class Report(Stage):
         return None
 
     def run(self, ctx: Context) -> Result:
+        from headrace.monitor.blocks import Day
         from headrace.monitor.lineage import load_runs
         from headrace.monitor.report import page
-        from headrace.monitor.sections.day import Day
 
         runs = load_runs(ctx.ws, ctx.spec.pipeline)
         text = page(
@@ -87,17 +87,17 @@ class Report(Stage):
 
 
 def truth_file(ws: Workspace, pipeline: str, ds: str) -> Location:
-    """Where the generator says what it knows of a day (`auc_ceiling` and more)."""
+    """Return the path of a generated day's truth (`auc_ceiling` and more)."""
     return ws.landing(pipeline) / "truth" / f"{ds}.json"
 
 
 def read_truth(ws: Workspace, pipeline: str, ds: str) -> Mapping[str, Any]:
-    """The truth of a day; empty where there is none (real data) or it is no JSON object."""
+    """Return the truth of a day; empty where there is none (real data) or it is no JSON object."""
     try:
-        found = json.loads(truth_file(ws, pipeline, ds).read_text())
+        truth = json.loads(truth_file(ws, pipeline, ds).read_text())
     except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return truth if isinstance(truth, dict) else {}
 
 
 def _digest(data: bytes) -> str:

@@ -22,8 +22,8 @@ from headrace.experiments.assignment import RULE, live_experiments, pinned, stop
 from headrace.experiments.comparison import Totals, first_day, served_outcomes
 from headrace.experiments.stage import JudgeExperiments, figures
 from headrace.manifest import Manifest, Output
+from headrace.monitor.blocks import Day
 from headrace.monitor.report import page
-from headrace.monitor.sections.day import Day
 from headrace.monitor.stage import Report
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from headrace.config import load_spec
 from headrace.manifest import Manifest
 from headrace.monitor import facts
+from headrace.monitor.quality import lift_of
 from headrace.monitor.report import page
-from headrace.monitor.sections.quality import lift_of
 from tests.report_page import Checker, make_day
 from tests.report_support import DS, make_manifests
 
