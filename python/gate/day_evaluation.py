@@ -172,7 +172,7 @@ def evaluation_settings(spec: Spec, gate: Gate, for_policies: bool = False) -> M
         "model": gate.model,
         "split": gate.split,
         "batch_rows": gate.latency.batch_rows,
-        **keys_with(measures(spec, gate, of_policies), {Effect.METRICS}),
+        **keys_with(measures(spec, gate, for_policies), {Effect.METRICS}),
     }
 
 
