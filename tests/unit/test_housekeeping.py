@@ -231,7 +231,7 @@ def test_what_a_kept_model_rests_on_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])
 def test_killed_at_any_call(made: Path, tmp_path: Path, kills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = clicks(**SPEC)
-    monkeypatch.setattr("headrace.housekeeping.folders.listed", _versions)
+    monkeypatch.setattr("headrace.housekeeping.folders.versions_with_aliases", _versions)
     whole = copy(made, tmp_path / "whole")
     gc(spec, whole)
     wanted = sorted(str(p.relative_to(whole.home)) for p in whole.home.rglob("*") if p.is_file())
