@@ -1,4 +1,4 @@
-"""Whose process this is: for records of what people have decided."""
+"""The user of this process, for records of decisions that people have made."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import getpass
 
 
 def user_name() -> str:
-    """The user of this process."""
+    """Return the name of the user that this process runs as; `unknown` where the system has no name for it."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -1,7 +1,7 @@
-"""Random numbers without state: each is a hash of (seed, what it is for, which row or entity).
+"""Counter-based random numbers: each is a hash of (seed, purpose, row or entity), so there is no generator state.
 
-Any row of any day can be made on its own, so a day's bytes cannot depend on which rows or days were made before it,
-nor on how many processes make them. The hash is SplitMix64's finaliser (Steele, Lea and Flood, *Fast splittable
+Any row of any day can be generated alone. A day's bytes therefore depend neither on the rows and days generated before
+it nor on the number of processes. The hash is SplitMix64's finaliser (Steele, Lea and Flood, *Fast splittable
 pseudorandom number generators*, OOPSLA 2014), applied twice.
 """
 
@@ -22,12 +22,12 @@ _HEX = np.frombuffer(b"".join(b"%02x" % i for i in range(256)), dtype="S2")
 
 
 def stream(seed: int, purpose: str) -> int:
-    """A 64-bit key of one purpose ("user", "label", ...): streams of different purposes are independent."""
+    """Return the 64-bit key of one purpose ("user", "label", ...): streams of different purposes are independent."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8], "little")
 
 
 def mix(x: UInts) -> UInts:
-    """SplitMix64's finisher (Steele et al., 2014), of each number."""
+    """Apply SplitMix64's finaliser (Steele et al., 2014) to each number: uint64 of the same shape."""
     x = x ^ (x >> np.uint64(30))
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
@@ -37,33 +37,36 @@ def mix(x: UInts) -> UInts:
 
 
 def bits(key: int, counter: UInts | Ints) -> UInts:
-    """64 random bits for each counter, uint64 of the counter's shape."""
+    """Draw 64 random bits for each counter: uint64 of the counter's shape."""
     return mix(mix(counter.astype(np.uint64) * GOLDEN + np.uint64(key)) ^ np.uint64(key))
 
 
 def uniform(key: int, counter: UInts | Ints) -> Floats:
-    """Uniform in [0, 1), float64 of the counter's shape."""
+    """Draw uniform numbers in [0, 1): float64 of the counter's shape."""
     return (bits(key, counter) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def integers(key: int, counter: UInts | Ints, high: int) -> Ints:
-    """Uniform in [0, high), int64 of the counter's shape (high up to 2^40: the bias is below 2^-13 of a share)."""
+    """Draw uniform integers in [0, high): int64 of the counter's shape.
+
+    `high` is up to 2^40: the bias is then below 2^-13 of a share.
+    """
     return np.minimum((uniform(key, counter) * high).astype(np.int64), high - 1)
 
 
 def normal(key: int, counter: UInts | Ints, columns: int = 1) -> Floats:
-    """Standard normal, float64 [n, columns] for a counter of [n] (Box and Muller, 1958)."""
+    """Draw standard normal numbers: float64 [n, columns] for a counter of [n] (Box and Muller, 1958)."""
     pairs = (columns + 1) // 2
     wide = counter.astype(np.uint64)[:, None] * np.uint64(2 * pairs) + np.arange(2 * pairs, dtype=np.uint64)[None, :]
     u = uniform(key, wide)
     radius = np.sqrt(-2.0 * np.log1p(-u[:, :pairs]))
     angle = 2.0 * np.pi * u[:, pairs:]
-    found: Floats = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return found[:, :columns]
+    normals: Floats = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return normals[:, :columns]
 
 
 def scatter_ids(key: int, index: Ints, width: int) -> Ints:
-    """A bijection of [0, 2^width) with the low ids spread over the whole range: int64 [n], all of them >= 0.
+    """Map [0, 2^width) one to one onto itself, low ids spread over the whole range: int64 [n], all of them >= 0.
 
     Odd multipliers and right xor-shifts are each invertible modulo 2^width, so no two indices share an id.
     """
@@ -77,11 +80,11 @@ def scatter_ids(key: int, index: Ints, width: int) -> Ints:
 
 
 def hexadecimal(values: UInts) -> NDArray[np.bytes_]:
-    """Each value as 16 hex digits, bytes `S16` [n]."""
+    """Format each value as 16 hex digits: bytes `S16` [n]."""
     high_first = np.ascontiguousarray(values.astype(">u8")).view(np.uint8)
     return np.ascontiguousarray(_HEX[high_first]).view("S16")
 
 
 def scatter_64(key: int, counter: UInts | Ints) -> UInts:
-    """A bijection of the 64-bit integers: one application of the finaliser, uint64 of the counter's shape."""
+    """Map the 64-bit integers one to one onto themselves, by one pass of the finaliser: uint64, same shape."""
     return mix(counter.astype(np.uint64) ^ np.uint64(key))

@@ -1,4 +1,4 @@
-"""Lists of numbers as offsets and values, in NumPy: what batches and scored pairs have of a list feature."""
+"""Jagged arrays of NumPy: list features of batches and scored pairs, as offsets and values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class JaggedArray:
-    """Lists of some rows: list i is values[offsets[i]:offsets[i + 1]]."""
+    """One list of numbers a row: list i is values[offsets[i]:offsets[i + 1]]."""
 
     #: int32 or int64 [rows + 1], ascending; need not begin at 0.
     offsets: Array
@@ -23,40 +23,40 @@ class JaggedArray:
 
     @staticmethod
     def of_padded(padded: Array) -> JaggedArray:
-        """From a matrix [rows, length], without its zeros."""
-        kept = padded != 0
+        """Convert a matrix [rows, length]; its zeros are padding and are dropped."""
+        is_value = padded != 0
         offsets = np.zeros(len(padded) + 1, np.int64)
-        np.cumsum(kept.sum(axis=1), out=offsets[1:])
-        return JaggedArray(offsets, padded[kept])
+        np.cumsum(is_value.sum(axis=1), out=offsets[1:])
+        return JaggedArray(offsets, padded[is_value])
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> Array:
-        """Values of each row: [rows]."""
+        """Number of values in each row: [rows]."""
         return np.diff(self.offsets)
 
     def rows(self, start: int, end: int) -> JaggedArray:
-        """Consecutive rows: views."""
+        """Return the rows from `start` to before `end`, as views."""
         return JaggedArray(self.offsets[start : end + 1], self.values)
 
     def flat(self) -> Array:
-        """The values of all rows, one list behind the other: a view."""
+        """Return the values of all rows, list after list: a view."""
         return self.values[int(self.offsets[0]) : int(self.offsets[-1])]
 
     def to_padded(self, length: int) -> Array:
-        """[rows, length], 0 behind each list's end. No list is longer."""
+        """Return a matrix [rows, length] with 0 after each list's end. No list may be longer than `length`."""
         out = np.zeros((len(self), length), self.values.dtype, order="F")
         lengths, first = self.lengths, int(self.offsets[0])
-        place = np.arange(int(self.offsets[-1]) - first) - np.repeat(self.offsets[:-1] - first, lengths)
-        out[np.repeat(np.arange(len(self)), lengths), place] = self.flat()
+        column = np.arange(int(self.offsets[-1]) - first) - np.repeat(self.offsets[:-1] - first, lengths)
+        out[np.repeat(np.arange(len(self)), lengths), column] = self.flat()
         return out
 
 
 def concatenated(parts: Sequence[JaggedArray], dtype: npt.DTypeLike) -> JaggedArray:
-    """The rows of several, one behind the other, in memory of its own: int64 offsets from 0, values of a type."""
+    """Concatenate the rows of several arrays into new memory: int64 offsets from 0, values of `dtype`."""
     offsets = np.zeros(1 + sum(map(len, parts)), np.int64)
     if parts:
         np.cumsum(np.concatenate([p.lengths for p in parts]), out=offsets[1:])

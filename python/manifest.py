@@ -1,4 +1,7 @@
-"""What a stage made, and from what. A stage is done when its manifest is there and verifies."""
+"""Manifests: the records of finished runs of stages.
+
+A stage is done for a day when its manifest exists and verifies.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from headrace.storage.fenced_file import put_fenced
 
 
 class Input(BaseModel):
-    """Something a stage read, pinned to a version that never means anything else."""
+    """An input of a stage, pinned to a version that always means the same content."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +33,7 @@ class Input(BaseModel):
 
 
 class Output(BaseModel):
-    """Something a stage wrote. Same kinds as `Input`, those of warehouses (`postgres`, `duckdb`, ...) and `file`."""
+    """An output of a stage. Kinds are those of `Input`, those of warehouses (`postgres`, `duckdb`, ...) and `file`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,14 +44,14 @@ class Output(BaseModel):
 
 
 class Removal(BaseModel):
-    """An output that is there no more, on purpose: its run stands, and is made again when somebody asks for it."""
+    """An output that was removed on purpose: its run stays valid, and the output is rebuilt when it is needed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     #: The output's name.
     name: str
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    #: Why: `retention`, `forget`.
+    #: The reason: `retention` or `forget`.
     by: str = "retention"
 
     def __str__(self) -> str:
@@ -56,15 +59,15 @@ class Removal(BaseModel):
 
 
 class Resources(BaseModel):
-    """What a run has used, by all processes at work for it."""
+    """Processor time and storage that all processes of a run have used."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     #: Seconds of processor time, of all cores.
     core_seconds: float
-    #: Bytes from storage; what the page cache had at hand is not counted.
+    #: Bytes read from storage, without reads that the page cache served.
     read_bytes: int
-    #: Bytes to storage.
+    #: Bytes written to storage.
     written_bytes: int
 
 
@@ -76,7 +79,7 @@ class Manifest(BaseModel):
     stage: str
     pipeline: str
     ds: str
-    #: Fingerprint of the stage's inputs and of the part of the spec that it obeys: same key, same result.
+    #: Fingerprint of the stage's inputs and of its part of the spec: the same key means the same result.
     key: str
     spec_hash: str
     code_version: str = __version__
@@ -86,74 +89,78 @@ class Manifest(BaseModel):
     rows: dict[str, int] = Field(default_factory=dict)
     #: Stage-specific facts: metrics, learning curve, paths, vocabulary sizes. JSON values only.
     facts: dict[str, Any] = Field(default_factory=dict)
-    #: Features only: what the dataset holds.
+    #: Stage `features` only: the columns of the dataset.
     dataset_schema: DatasetSchema | None = None
     started: datetime = Field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
-    #: Seconds that the stage's process waited for the disk, in `seconds` and between the work and this record.
+    #: Seconds that the stage's process waited for fsync, within `seconds` and before this record was written.
     sync_seconds: float | None = None
     #: Peak resident memory by process, MiB: `jvm`, `python`, `rank0`, ...
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
-    #: None: of a run before it was measured, or of a machine that does not tell.
+    #: None: an older run, or a machine that does not report them.
     resources: Resources | None = None
-    #: By lease (headrace.storage.Fence): the token of who wrote this. An earlier holder does not write over it.
+    #: The writer's fencing token by lease (headrace.storage.Fence). An earlier holder cannot overwrite this record.
     fences: dict[str, int] = Field(default_factory=dict)
-    #: Outputs that were removed since. Written before the first of their files goes.
+    #: Outputs that were removed since. Recorded before the first of their files is deleted.
     removed: tuple[Removal, ...] = ()
 
     @model_serializer(mode="wrap")
-    def _without_what_is_not_known(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Manifests whose outputs are there are written as before any could go."""
-        found: dict[str, Any] = serialize(self)
+    def _serialize_without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out fields that have no value, so that older releases read the manifest."""
+        fields: dict[str, Any] = serialize(self)
         for name in ("resources", "removed", "fences", "sync_seconds"):
             if not getattr(self, name):
-                found.pop(name, None)
-        return found
+                fields.pop(name, None)
+        return fields
 
     def output(self, kind: str) -> Output:
-        """The single output of that kind."""
-        found = [o for o in self.outputs if o.kind == kind]
-        if len(found) != 1:
-            raise KeyError(f"manifest of {self.stage} has {len(found)} outputs of kind {kind!r}, not 1")
-        return found[0]
+        """Return the single output of a kind.
+
+        Raises:
+            KeyError: there is none, or more than one.
+        """
+        outputs = [o for o in self.outputs if o.kind == kind]
+        if len(outputs) != 1:
+            raise KeyError(f"manifest of {self.stage} has {len(outputs)} outputs of kind {kind!r}, not 1")
+        return outputs[0]
 
     @property
     def why_removed(self) -> str | None:
-        """What was removed when; None where all outputs are there as far as anybody has said."""
+        """Removed outputs, each with reason and day, for messages; None where no removal is recorded."""
         return "; ".join(map(str, self.removed)) or None
 
-    def without(self, names: Collection[str], by: str = "retention") -> Manifest:
-        """The same run after outputs of these names are removed; itself where all are noted already."""
-        noted = {r.name for r in self.removed}
-        new = tuple(Removal(name=o.name, by=by) for o in self.outputs if o.name in names and o.name not in noted)
+    def with_removed(self, names: Collection[str], by: str = "retention") -> Manifest:
+        """Return the manifest with outputs of these names recorded as removed; itself where all are already."""
+        recorded = {r.name for r in self.removed}
+        new = tuple(Removal(name=o.name, by=by) for o in self.outputs if o.name in names and o.name not in recorded)
         return self.model_copy(update={"removed": (*self.removed, *new)}) if new else self
 
     def save(self, file: Location, fences: Sequence[Fence] = ()) -> Manifest:
-        """Write in one step: a reader sees the old manifest or this one.
+        """Write the manifest in one step: a reader sees the old manifest or this one.
 
         Args:
-            file: its place.
-            fences: of the leases that the process holds; none: nobody else writes there.
+            file: the manifest's file.
+            fences: those of the leases that the process holds; empty: no other process writes there.
 
         Returns:
-            it as it is there.
+            the manifest as it was written, with its fencing tokens.
 
         Raises:
-            LeaseLost: what is there was written by a later holder of one of the leases, also where that was a moment
-                ago: the file is written on the condition that it is still the one that was looked at.
+            LeaseLost: a later holder of one of the leases has written the existing file, even a moment ago: the write
+                is conditional on the file being the one that was read.
         """
         tokens = {fence.lease: fence.token for fence in fences}
         fenced = self.model_copy(update={"fences": tokens})
         text = fenced.model_dump_json(indent=1) + "\n"
-        put_fenced(file, text, fences, lambda there: Manifest._parsed(there, file).fences)
+        put_fenced(file, text, fences, lambda existing: Manifest._parsed(existing, file).fences)
         return fenced
 
     @staticmethod
     def load(file: Location) -> Manifest | None:
-        """The manifest in `file`; None where there is none.
+        """Read the manifest in `file`; None where the file does not exist.
 
         Raises:
-            UserError: the file is there but is no manifest.
+            UserError: the file exists but is no manifest.
         """
         try:
             text = file.read_text()
@@ -173,6 +180,6 @@ class Manifest(BaseModel):
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:
-    """16 hex digits of SHA-256 over canonical JSON."""
+    """Return the first 16 hex digits of the SHA-256 of canonical JSON."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

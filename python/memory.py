@@ -11,73 +11,72 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The peaks of a stretch of this process's life: what was before, of other stages, does not count."""
+    """Peak memory since a start: peaks of stages that this process ran before do not count."""
 
-    #: KiB; of the processes that had ended before.
-    _ended: int
+    #: KiB; the largest peak among child processes that had ended before the start.
+    _children_peak: int
 
     @staticmethod
     def begin() -> PeakMemory:
-        """From now on. The kernel forgets the peaks of this process, of the JVM beside it, and of all below them.
+        """Start a measurement: reset the kernel's peaks of this process, the JVM beside it, and their descendants.
 
-        So what Spark's Python workers on this machine needed for another stage does not count either
-        (headrace.lake.worker_memory).
+        Peaks of Spark's Python workers on this machine are reset, too (headrace.lake.worker_memory).
         """
-        above = {os.getpid(), *jvms()}
-        for pid in above.union(*(below(pid) for pid in above)):
-            # Not Linux, or not our process: peaks are then those of its whole life.
+        roots = {os.getpid(), *jvms()}
+        for pid in roots.union(*(descendants(pid) for pid in roots)):
+            # Not Linux, or another user's process: peaks are then those of its whole life.
             with suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
         return PeakMemory(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
     def mib(self) -> dict[str, float]:
-        """Peak resident sizes in MiB: `python` (this process), `children` (the largest ended one), `jvm` (the driver).
+        """Return peak resident sizes in MiB: `python` (this process), `children` (largest ended child), `jvm` (driver).
 
-        `children` is left out where one that ended before was larger. Under spark-submit the JVM is this process's
-        parent; a session started from Python is its child.
+        `children` is left out where a child that ended before the start was larger. Under spark-submit the JVM is this
+        process's parent; a session started from Python is its child.
         """
-        found = {"python": _own_peak_mib()}
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        if ended > self._ended or not self._ended:
-            found["children"] = round(ended / 1024, 1)
-        of_jvms = [peak for pid in jvms() if (peak := _peak_mib(pid)) is not None]
-        return {**found, "jvm": max(of_jvms)} if of_jvms else found
+        peaks = {"python": _python_peak_mib()}
+        children_peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        if children_peak > self._children_peak or not self._children_peak:
+            peaks["children"] = round(children_peak / 1024, 1)
+        jvm_peaks = [peak for pid in jvms() if (peak := _peak_mib(pid)) is not None]
+        return {**peaks, "jvm": max(jvm_peaks)} if jvm_peaks else peaks
 
 
 def jvms() -> list[int]:
-    """The parent and the children of this process that are JVMs."""
-    found = []
+    """Return the pids of this process's parent and children that are JVMs."""
+    pids = []
     for pid in (os.getppid(), *_children(os.getpid())):
         with suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().startswith("java"):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that the threads of one have started."""
-    found = []
+    """Return the pids of the processes that any thread of a process has started."""
+    pids = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):
-                found += [int(c) for c in (task / "children").read_text().split()]
-    return found
+                pids += [int(c) for c in (task / "children").read_text().split()]
+    return pids
 
 
-def below(pid: int) -> set[int]:
-    """The processes that one has started, and those that these have."""
-    own = set(_children(pid))
-    return own.union(*(below(child) for child in own))
+def descendants(pid: int) -> set[int]:
+    """Return the pids of a process's children, of their children, and so on."""
+    children = set(_children(pid))
+    return children.union(*(descendants(child) for child in children))
 
 
-def _own_peak_mib() -> float:
-    """By /proc where it is there: getrusage's peak begins, at an exec, with that of the process that forked."""
+def _python_peak_mib() -> float:
+    """Return this process's peak from /proc, else from getrusage, whose peak includes the forking process's."""
     peak = _peak_mib(os.getpid())
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1) if peak is None else peak
 
 
 def _peak_mib(pid: int) -> float | None:
-    """The peak of a process; None where it is gone, or /proc is not there."""
+    """Return the peak of a process in MiB; None where the process has ended, or /proc is missing."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

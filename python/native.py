@@ -1,7 +1,8 @@
-"""The C++ libraries of native/cpp, where `make native` has built them; torch and NumPy do their work where it has not.
+"""Loading of the C++ libraries of native/cpp, which `make native` builds; without them torch and NumPy do their work.
 
-That of embedding tables and of messages between ranks is here: its functions are called by headrace.embeddings.kernels,
-headrace.comm.shared_messages and models.feature_interaction_cpu. That of the loader is in headrace.dataset.native.
+The library of embedding tables and of messages between ranks is declared here. Its functions are called by
+headrace.embeddings.kernels, headrace.comm.shared_messages and models.feature_interaction_cpu. The loader's is in
+headrace.dataset.native.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from headrace.workspace import installation
 
 log = logging.getLogger("headrace.native")
 
-#: Raise it with that of native/cpp/embeddings.cpp when a function's name, arguments or meaning change.
+#: Raise it together with the version in native/cpp/embeddings.cpp when a function's name, arguments or meaning change.
 _VERSION = 9
-#: Levels of the x86-64 psABI that libraries are built for, best first, and what of each /proc/cpuinfo names.
+#: Levels of the x86-64 psABI that libraries are built for, best first, with their flags in /proc/cpuinfo.
 _LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
@@ -31,66 +32,66 @@ _LEVELS = {
 
 
 def levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """The levels that this machine's processors run, best first; none: older ones, or another architecture.
+    """Return the levels that this machine's processors run, best first; empty: older processors, another architecture.
 
     Args:
-        cpuinfo: as Linux describes processors; of one that is not there nothing is known.
+        cpuinfo: Linux's description of the processors; without the file no level is known.
     """
     try:
         lines = [line.split(":", 1)[1] for line in cpuinfo.read_text().splitlines() if line.startswith("flags")]
     except OSError:
         return []
     flags = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
-    needed = {level: set().union(*(_LEVELS[lower] for lower in list(_LEVELS)[at:])) for at, level in enumerate(_LEVELS)}
+    needed = {level: set().union(*(_LEVELS[lower] for lower in list(_LEVELS)[i:])) for i, level in enumerate(_LEVELS)}
     return [level for level in _LEVELS if needed[level] <= flags]
 
 
 def built(name: str) -> Path:
-    """A library's file, as it was built for the best level that runs here; else for any processor."""
+    """Return a library's file: the build for the best level that this machine runs, else the one for any processor."""
     folder = installation() / "build" / "native"
-    return next((file for level in levels() if _is_there(file := folder / level / name)), folder / name)
+    return next((file for level in levels() if _exists(file := folder / level / name)), folder / name)
 
 
-def _is_there(file: Path) -> bool:
+def _exists(file: Path) -> bool:
     return file.is_file() or _in_archive(file) is not None
 
 
 def _in_archive(file: Path) -> bytes | None:
-    """A file of the archive that Python imports this package from, if it does: logged models bring one along."""
+    """Read a file of the archive that this package is imported from, or None: logged models contain such an archive."""
     loader = getattr(headrace.__spec__, "loader", None)
     if not isinstance(loader, zipimporter):
         return None
     try:
         return loader.get_data(str(file.relative_to(installation())))
-    except (OSError, ValueError):  # there is none of that name; or it is elsewhere
+    except (OSError, ValueError):  # no file of that name, or a path outside the archive
         return None
 
 
 def _open(file: Path) -> ctypes.CDLL | None:
-    """Load a library; None where there is none. The system loads files alone, so one of an archive is a file meanwhile.
+    """Load a library; None where there is none. One in an archive is unpacked first: the system loads only files.
 
     Raises:
         OSError: it does not load.
     """
     if file.is_file():
         return ctypes.CDLL(str(file))
-    found = _in_archive(file)
-    if found is None:
+    content = _in_archive(file)
+    if content is None:
         return None
     with tempfile.NamedTemporaryFile(suffix=file.suffix) as unpacked:
-        unpacked.write(found)
+        unpacked.write(content)
         unpacked.flush()
         return ctypes.CDLL(unpacked.name)
 
 
 @dataclass(frozen=True)
 class Interface:
-    """What a C++ library exports.
+    """The exported functions of a C++ library.
 
     Attributes:
         file: name of the library's file.
-        version_function: what says the version that it was built as.
-        functions: by name: the C type of the result, and those of the arguments.
+        version_function: the function that returns the interface version of the build.
+        functions: by name, the C types of the result and of the arguments.
     """
 
     file: str
@@ -98,32 +99,32 @@ class Interface:
     functions: Mapping[str, tuple[Any, Sequence[Any]]]
 
     def path(self) -> Path:
-        """Where the library is, or would be."""
+        """Return the library's file, which need not exist."""
         return built(self.file)
 
     def load(self, path: Path, version: int) -> ctypes.CDLL | None:
-        """A library's file with its functions declared; None where there is none, or, with a warning, an older one."""
+        """Load a library and declare its functions; None without a file, or, with a warning, for another version."""
         try:
-            found = _open(path)
+            loaded = _open(path)
         except OSError as e:
             log.warning("%s does not load (%s): torch and NumPy do its work, slower. Run: make native", path, e)
             return None
-        if found is None:
+        if loaded is None:
             return None
-        has = getattr(found, self.version_function, lambda: 0)()
-        if has != version:
+        built_version = getattr(loaded, self.version_function, lambda: 0)()
+        if built_version != version:
             log.warning(
                 "%s was built from other sources (version %d of its interface, %d is needed): torch and NumPy do its "
                 "work, slower. Run: make native",
                 path,
-                has,
+                built_version,
                 version,
             )
             return None
         for name, (result, arguments) in self.functions.items():
-            function = getattr(found, name)
+            function = getattr(loaded, name)
             function.restype, function.argtypes = result, list(arguments)
-        return found
+        return loaded
 
 
 _I64, _I32, _U32, _F32, _P = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
@@ -157,5 +158,5 @@ EMBEDDINGS = Interface(
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library of embedding tables, or None where it was not built (or from other sources, which is logged)."""
+    """Return the library of embedding tables; None where it was not built, or from other sources (logged)."""
     return EMBEDDINGS.load(EMBEDDINGS.path(), _VERSION)

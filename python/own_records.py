@@ -1,4 +1,4 @@
-"""Records of headrace's own: one that a newer release has written is refused by name, not read in part."""
+"""Version check of headrace's own records: one with unknown keys, of a newer release, is refused by name."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from headrace import __version__
 from headrace.errors import UserError
 
 
-def known_keys(said: Mapping[str, Any], known: Collection[str], what: str) -> Mapping[str, Any]:
-    """A record as it was read, whose keys are all known.
+def known_keys(record: Mapping[str, Any], known: Collection[str], label: str) -> Mapping[str, Any]:
+    """Return a record after checking that this release knows all of its keys.
 
-    A release adds a key where the others no longer say all: whoever passed over it would take the record for another.
+    A release adds a key where the existing ones no longer suffice: a reader that ignored it would misread the record.
 
     Args:
-        said: the record.
+        record: the record as it was read.
         known: the keys that this release reads.
-        what: the record, for people.
+        label: the record's name in messages.
 
     Raises:
-        UserError: it has others.
+        UserError: the record has another key.
     """
-    for name in said:
+    for name in record:
         if name not in known:
-            raise newer_release(what, name)
-    return said
+            raise newer_release(label, name)
+    return record
 
 
-def newer_release(what: str, key: str) -> UserError:
-    """The error to raise for a record with a key that this release does not know."""
+def newer_release(label: str, key: str) -> UserError:
+    """Return the error to raise for a record with a key that this release does not know."""
     return UserError(
-        f"{what} was written by a newer headrace: it has the key '{key}', which {__version__} does not know. Run that "
+        f"{label} was written by a newer headrace: it has the key '{key}', which {__version__} does not know. Run that "
         f"release, or one after it, with this workspace"
     )

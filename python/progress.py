@@ -1,4 +1,4 @@
-"""How far the work of this process is, for whoever listens: `headrace status --watch`."""
+"""Progress of the work in this process, for listeners such as `headrace status --watch`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """So much of so much."""
+    """Units done, of how many."""
 
     done: int
     total: int
-    #: What is counted: steps, rows, tasks.
+    #: The unit of `done` and `total`: steps, rows, tasks.
     unit: str
-    #: Units a second; 0: not known.
+    #: Units a second; 0: unknown.
     rate: float = 0.0
-    #: None: not known.
+    #: None: unknown.
     seconds_left: float | None = None
 
 
@@ -26,14 +26,14 @@ _listeners: list[Listener] = []
 
 
 def tell(progress: Progress) -> None:
-    """Tell those who listen in this process; nobody may."""
+    """Send progress to the listeners of this process, if there are any."""
     for listener in tuple(_listeners):
         listener(progress)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within, `listener` hears of progress, in the thread that tells it."""
+    """Call `listener` with each progress that is sent within the block, in the sender's thread."""
     _listeners.append(listener)
     try:
         yield

@@ -1,4 +1,4 @@
-"""How far two distributions over the same bins are apart."""
+"""Distances between two distributions over the same bins: population stability index, Kolmogorov-Smirnov."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import log
 
-#: Shares below this count as this: a bin that is empty on one side would make the index infinite. One in ten thousand,
-#: as is usual.
+#: The smallest share, as is usual: an empty bin on one side would make the index infinite.
 EPSILON = 1e-4
 
 
 def psi(expected: Sequence[int], actual: Sequence[int]) -> float | None:
-    """Population stability index: the sum over bins of (a - e) * ln(a / e), of shares e and a, each EPSILON or more.
+    """Compute the population stability index: the sum over bins of (a - e) * ln(a / e), shares e and a >= EPSILON.
 
     Symmetric, 0 for equal shares. Below 0.1 is read as stable, above 0.25 as another population (Siddiqi, "Credit Risk
     Scorecards", 2006). By chance alone it is about (B - 1) * (1/n + 1/m) for B bins and samples of n and m (Yurdakul,
@@ -23,7 +22,7 @@ def psi(expected: Sequence[int], actual: Sequence[int]) -> float | None:
         actual: counts in the same bins today.
 
     Returns:
-        the index, nats; None where one side has no value at all.
+        the index in nats; None where one side has no values.
     """
     shares = _shares(expected), _shares(actual)
     if shares[0] is None or shares[1] is None:
@@ -33,9 +32,9 @@ def psi(expected: Sequence[int], actual: Sequence[int]) -> float | None:
 
 
 def ks(expected: Sequence[int], actual: Sequence[int]) -> float | None:
-    """Kolmogorov-Smirnov: the largest difference of the two cumulative shares, at the bins' edges.
+    """Compute the Kolmogorov-Smirnov distance: the largest difference of the cumulative shares at the bins' edges.
 
-    Bins in order. The distance at the edges is at most that of the samples themselves; None as of `psi`.
+    Bins are in order. The result is at most the distance of the samples themselves; None as for `psi`.
     """
     shares = _shares(expected), _shares(actual)
     if shares[0] is None or shares[1] is None:

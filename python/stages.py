@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class StageEntry:
-    """What everybody but the stage itself needs to know of it."""
+    """Description of a stage for commands, jobs and DAGs: name, help, implementation, lease, resources."""
 
     name: str
     #: For `--help`: one sentence or two.
@@ -43,7 +43,7 @@ class StageEntry:
     imports: tuple[str, ...] = ()
 
     def applies(self, spec: object) -> bool:
-        """Whether the pipeline of a spec (an object with the sections as attributes) has the stage."""
+        """Return whether a pipeline has the stage. `spec`: an object with the sections as attributes."""
         return self.section is None or getattr(spec, self.section) is not None
 
 

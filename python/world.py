@@ -1,4 +1,4 @@
-"""Which rank am I, and of how many: a value that is handed in, never looked up deep inside."""
+"""Process topology of training: this process's rank and the number of ranks, passed in as a value and never global."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """The process topology. `World()` is one process: the general case with one rank, not a special one."""
+    """Rank and size of the job, and of this host. `World()` is a single process: the general case with one rank."""
 
     rank: int = 0
     size: int = 1
@@ -20,5 +20,5 @@ class World:
 
     @property
     def is_chief(self) -> bool:
-        """Rank 0 writes what is written once, and prints."""
+        """True on rank 0, which prints and writes what is written once."""
         return self.rank == 0

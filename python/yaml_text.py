@@ -1,4 +1,4 @@
-"""YAML that people write, read strictly: no key is given twice, and no alias makes much of little.
+"""Strict parsing of YAML that people write: no key occurs twice in a mapping, and aliases are limited.
 
 Airflow's DAGs read this module by its file's path: it imports nothing but the standard library and PyYAML.
 """
@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-#: Values that aliases may add to those that a text spells out: a few hundred bytes can stand for billions.
+#: Most values that aliases may add to those that a text spells out: a few hundred bytes could expand to billions.
 _MOST_REPEATED = 100_000
-#: Of the keys `<<` and `=`.
+#: Tags of the keys `<<` and `=`.
 _MERGE_TAGS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
 class YamlFault(ValueError):
-    """A text that is YAML, and says something twice, or too often."""
+    """A valid YAML text with a repeated key, or with aliases that expand too far."""
 
 
 def parse_yaml(text: str) -> Any:
@@ -26,7 +26,7 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         YamlFault: a key is given twice in one mapping (with both lines; all such keys, one a line); an alias stands
-            within what it repeats; aliases stand for more than 100,000 values; the nesting is too deep.
+            within the value that it repeats; aliases stand for more than 100,000 values; the nesting is too deep.
         yaml.YAMLError: it is not YAML.
         ValueError: a value is none, such as the date 2026-02-30.
     """
@@ -49,19 +49,19 @@ def parse_yaml(text: str) -> Any:
 
 
 class Nodes:
-    """A walk over the nodes of a document that visits each once, however many aliases repeat it."""
+    """A walk over a document's nodes that visits each node once, however many aliases repeat it."""
 
     def __init__(self, loader: yaml.SafeLoader) -> None:
         self._loader = loader
-        #: By node, how many values it stands for with all aliases written out; None while the walk is within it.
+        #: Number of values in each node with all aliases expanded; None while the walk is within the node.
         self._sizes: dict[yaml.Node, int | None] = {}
-        #: Nodes that were visited.
+        #: Number of nodes that were visited.
         self.visited = 0
-        #: Keys that are given twice, for people.
+        #: One message for each key that is given twice.
         self.faults: list[str] = []
 
     def visit(self, node: yaml.Node, path: str) -> int:
-        """Return how many values a node stands for. `path`: the key path that leads to it, for messages."""
+        """Return the number of values in a node, aliases expanded. `path`: the node's key path, for messages."""
         if node in self._sizes:
             size = self._sizes[node]
             if size is None:
@@ -76,12 +76,12 @@ class Nodes:
             lines: dict[Any, int] = {}
             for key, value in node.value:
                 size += self.visit(key, path)
-                name, shown = self._key(key), str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
-                where = f"{path}.{shown}" if path else shown
+                name, text = self._key(key), str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
+                key_path = f"{path}.{text}" if path else text
                 if name in lines:
-                    self.faults.append(f"key '{where}' is given twice, in lines {lines[name]} and {_line(key)}")
+                    self.faults.append(f"key '{key_path}' is given twice, in lines {lines[name]} and {_line(key)}")
                 lines[name] = _line(key)
-                size += self.visit(value, where)
+                size += self.visit(value, key_path)
         self._sizes[node] = size
         return size
 

@@ -122,7 +122,7 @@ def _rows_step(state: WorkspaceState, table: Location, first: str, days: list[st
     def act() -> None:
         for file, manifest in state.manifests():
             if _holds(state.spec, manifest, table.name, name, first):
-                noted = manifest.without({name})
+                noted = manifest.with_removed({name})
                 if noted is not manifest:
                     state.save(noted, file)
         remove_days_before(table, first, state.fence)

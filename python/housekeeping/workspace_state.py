@@ -132,7 +132,7 @@ class WorkspaceState:
     def note_removed(self, day: str, names: Collection[str], by: str = "retention") -> None:
         """Note in the day's manifests that name one of these as an output that it is removed. Before its files go."""
         for file, manifest in manifests_of(self.ws, self.pipeline, [day]):
-            noted = manifest.without(names, by)
+            noted = manifest.with_removed(names, by)
             if noted is not manifest:
                 self.save(noted, file)
 

@@ -307,9 +307,9 @@ def test_removed_is_neither_stale_nor_missing(tmp_path: Path, monkeypatch: pytes
     file = ws.manifest("clicks", DS, "features")
     features = Manifest.load(file)
     assert features is not None
-    noted = features.without({"lake/clicks/features"})
+    noted = features.with_removed({"lake/clicks/features"})
     noted.save(file)
-    assert noted.without({"lake/clicks/features"}) is noted
+    assert noted.with_removed({"lake/clicks/features"}) is noted
     assert identity(noted) == identity(features)
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     line = next(x for x in yard("status", "clicks").output.splitlines() if " features " in x)

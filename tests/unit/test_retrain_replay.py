@@ -279,7 +279,7 @@ def test_the_datasets_are_part_of_the_key(
     assert TrainStage().spec_part(spec_of(retrain={}))["train"]["retrain"]["replay"] is None
     # Removed since: no longer drawn from, but by a run that has.
     file = home.manifest("clicks", DAYS[1], "features")
-    older[1].without({older[1].output("dataset").name}).save(file)
+    older[1].with_removed({older[1].output("dataset").name}).save(file)
     with caplog.at_level("INFO", "headrace.train"):
         assert find_replay(home, spec, "2026-01-10", schema) == (found[0], found[2])
     assert f"no rows of {DAYS[1]} are replayed: " in caplog.text

@@ -241,7 +241,7 @@ def test_rows_of_another_day_that_are_gone_end_no_training(
 
     # And before: neither started with it, nor once it is known to be removed.
     assert asked(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
-    then.without({name}).save(ws.manifest("clicks", "2026-01-10", "features"))
+    then.with_removed({name}).save(ws.manifest("clicks", "2026-01-10", "features"))
     assert asked(ws, "2026-01-10", "2026-01-12", now.dataset_schema) is None
     assert "retention" in caplog.text
 

@@ -111,7 +111,7 @@ def test_a_start_that_was_removed_is_that_of_a_run_that_began_with_it(
     file = ws.manifest("clicks", "2026-01-02", "train")
     there = Manifest.load(file)
     assert there is not None
-    there.without({second}).save(file)
+    there.with_removed({second}).save(file)
     ws.locate(second).remove()
     found = find_warm_start(ws, spec, "2026-01-03", schema)
     assert found is not None
