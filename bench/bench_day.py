@@ -7,16 +7,22 @@ Each size is run in one application, and with an application for each stage (`he
 landing files. The peer of a stage's seconds is the smallest size's, scaled by rows: a ratio below 1 means better than
 linear. The peer of the syncs, with which a stage's results are on the disk before its manifest is, is 5 % of the day.
 The peer of the whole day, from `headrace run` to its end, is the isolated day.
+
+Syncs are measured in two ways: each stage adds up how long its own process waits for them, and pairs of days of the
+smallest size run with syncs and without any (PostgreSQL's and SQLite's own, too), in turn first and second.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +31,16 @@ from headrace.config import load_spec
 from headrace.generate import days_between
 from headrace.manifest import Manifest
 from headrace.stages import ORDER
-from headrace.workspace import Workspace
+from headrace.workspace import Workspace, checkout
 
 DAYS = 8
 DS = "2026-01-08"
 #: The share of a day that waiting for the disk may take.
 MOST_SYNCED = 0.05
+#: Pairs of days with syncs and without.
+PAIRS = 3
+#: Preloaded into a day without syncs (native/cpp/no_syncs.cpp).
+NO_SYNCS = checkout() / "build" / "native" / "libno_syncs.so"
 
 
 @dataclass(frozen=True)
@@ -43,21 +53,45 @@ class Day:
 
 def measure(millions: float) -> tuple[Day, Day]:
     """Generate a log, and run its day in a home of its own, twice: in one application, and isolated."""
+    with _generated(millions) as (folder, overrides):
+        shutil.copytree(folder / "shared" / "landing", folder / "isolated" / "landing")
+        return _run(folder / "shared", overrides), _run(folder / "isolated", [*overrides, "--isolated"])
+
+
+def measure_pairs(millions: float, pairs: int) -> list[tuple[float, float]]:
+    """Generate a log, and run its day in new homes; return for each pair the seconds with syncs and without."""
+    found = []
+    with _generated(millions) as (folder, overrides):
+        for number in range(2 * pairs):
+            home = folder / str(number)
+            shutil.copytree(folder / "shared" / "landing", home / "landing")
+            # The first of a pair finds other caches than the second: with and without take turns.
+            syncs = number % 4 in (0, 3)
+            found.append((number // 2, syncs, _run(home, overrides, syncs).seconds))
+            shutil.rmtree(home)
+    return [
+        (next(s for n, syncs, s in found if n == pair and syncs), next(s for n, y, s in found if n == pair and not y))
+        for pair in range(pairs)
+    ]
+
+
+@contextmanager
+def _generated(millions: float) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder with landing files in the home `shared`, and the overrides of runs; the folder goes at the end."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     try:
         overrides = ["--set", f"generate.rows_per_day={int(millions * 1e6 / DAYS)}"]
         _headrace("generate", "clicks", "--home", str(folder / "shared"), "--until", DS, *overrides)
-        shutil.copytree(folder / "shared" / "landing", folder / "isolated" / "landing")
-        return _run(folder / "shared", overrides), _run(folder / "isolated", [*overrides, "--isolated"])
+        yield folder, overrides
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(home: Path, arguments: Sequence[str]) -> Day:
+def _run(home: Path, arguments: Sequence[str], syncs: bool = True) -> Day:
     ws = Workspace(home)
     try:
         tick = time.perf_counter()
-        _headrace("run", "clicks", "--home", str(home), "--ds", DS, *arguments)
+        _headrace("run", "clicks", "--home", str(home), "--ds", DS, *arguments, syncs=syncs)
         seconds = time.perf_counter() - tick
     finally:
         _headrace("warehouse", "stop", "--home", str(home), check=False)
@@ -65,8 +99,20 @@ def _run(home: Path, arguments: Sequence[str]) -> Day:
     return Day({stage: m for stage, m in found.items() if m is not None}, seconds)
 
 
-def _headrace(*arguments: str, check: bool = True) -> None:
-    subprocess.run([sys.executable, "-m", "headrace.cli", *arguments], check=check)
+def _headrace(*arguments: str, check: bool = True, syncs: bool = True) -> None:
+    environment = dict(os.environ) if syncs else without_syncs()
+    subprocess.run([sys.executable, "-m", "headrace.cli", *arguments], check=check, env=environment)
+
+
+def without_syncs() -> dict[str, str]:
+    """Return the environment of programs whose syncs return at once.
+
+    Raises:
+        FileNotFoundError: the library is not built (`make native`; on Linux alone).
+    """
+    if not NO_SYNCS.is_file():
+        raise FileNotFoundError(f"{NO_SYNCS} is not built: make native")
+    return {**os.environ, "LD_PRELOAD": " ".join(filter(None, (str(NO_SYNCS), os.environ.get("LD_PRELOAD"))))}
 
 
 def main(sizes: list[float]) -> None:
@@ -98,7 +144,19 @@ def main(sizes: list[float]) -> None:
         # 5 % of the day is what waiting for the disk may take (docs/storage.md).
         figures.append(Figure(f"day {size:g} M rows, syncs", synced(shared), "s", peer=shared.seconds * MOST_SYNCED))
         print(table(size, shared, isolated))
+    figures += of_pairs(min(sizes), measure_pairs(min(sizes), PAIRS))
     publish("day", figures)
+
+
+def of_pairs(size: float, pairs: Sequence[tuple[float, float]]) -> list[Figure]:
+    """Return the day's seconds with syncs beside those without, and what syncs take beside 5 % of the day: medians."""
+    day = statistics.median(with_syncs for with_syncs, _ in pairs)
+    without = statistics.median(seconds for _, seconds in pairs)
+    cost = statistics.median(with_syncs - seconds for with_syncs, seconds in pairs)
+    return [
+        Figure(f"day {size:g} M rows, of {len(pairs)} pairs, peer without syncs", day, "s", peer=without),
+        Figure(f"day {size:g} M rows, syncs of {len(pairs)} pairs", cost, "s", peer=day * MOST_SYNCED),
+    ]
 
 
 def synced(day: Day) -> float:
