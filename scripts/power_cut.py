@@ -4,14 +4,14 @@
     .venv/bin/python -m scripts.power_cut image        (root; loop devices, ext4)
 
 `recorded` records all changes of an undisturbed run and rebuilds the home as a disk that promises no more than POSIX
-may have it (tests/fault/recorded_disk.py): right after each stage, and at moments drawn by the seed. Each home is
-checked without running a stage; then the day is run again in as many of them as the minutes allow, and compared with
-the undisturbed run.
+may have it (tests/fault/recorded_disk.py): right after each stage, and at moments drawn by the seed. Moments that leave
+the same home are one state. Each state is checked without running a stage; then the day is run again in as many of
+them, in an order drawn by the seed, as the minutes allow, and compared with the undisturbed run.
 
 `image` runs the day stage by stage in an ext4 image on a loop device. The image is copied the moment a stage returns:
 what the copy has is what a power cut leaves. The copy is mended by e2fsck, mounted, and the day is run again in it.
 
-A line is printed for each cut, and appended to WORK/outcomes.jsonl; a cut that is in it is not done again. Ends with 1
+A line is printed for each state, and appended to WORK/outcomes.jsonl; one that is in it is not done again. Ends with 1
 where a cut did harm, with 2 where the machine cannot do it.
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,7 @@ class Outcomes:
         for how in ("checked", "rerun", "stage", "image"):
             done, harmed = counts[how, False] + counts[how, True], counts[how, True]
             if done:
-                print(f"{how}: {done} cuts, {harmed} with harm")
+                print(f"{how}: {done} states, {harmed} with harm")
         return 1 if any(harm for harm in self._known.values()) else 0
 
 
@@ -106,16 +107,24 @@ def _recorded(
         recorded = RecordedDays.record(work, days, settings)
     drawn = recorded.draw(arguments.cuts, arguments.seed)
     cuts = recorded.after_stages(arguments.seed) + drawn
-    print(f"{len(recorded.recording.records)} records; {len(cuts)} cuts, {len(drawn)} drawn by seed {arguments.seed}")
+    first = recorded.states(cuts)
+    states = list(dict.fromkeys(first.values()))
+    print(
+        f"{len(recorded.recording.records)} records; {len(cuts)} cuts, {len(drawn)} drawn by seed {arguments.seed}; "
+        f"{len(states)} states",
+        flush=True,
+    )
     disk = recorded.disk()
-    for cut in sorted(cuts, key=lambda c: c.number):
+    for cut in states:
         if (str(cut), "checked") not in outcomes:
             begin = time.monotonic()
             recorded.rebuild(cut, disk, warehouse=False)
             outcomes.add(str(cut), "checked", damages_apart(recorded, cut, disk), time.monotonic() - begin)
     deadline = time.monotonic() + 60 * arguments.minutes
     how = "stage" if arguments.stage else "rerun"
-    for cut in drawn if arguments.drawn else cuts:
+    again = [cut for cut in states if not arguments.drawn or cut.kind != "end"]
+    random.Random(arguments.seed).shuffle(again)
+    for cut in again:
         if (str(cut), how) not in outcomes and time.monotonic() < deadline:
             begin = time.monotonic()
             recorded.rebuild(cut, recorded.disk())

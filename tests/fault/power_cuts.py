@@ -15,7 +15,7 @@ import pickle
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +56,7 @@ FIFTEEN = TINY | {
 #: Not recorded: PostgreSQL syncs its files itself, and as root it runs as an account that cannot reach the log.
 WITHOUT = ("postgres",)
 #: Folders of a home that hold nothing for the next run: no cut is drawn at their writes.
-_PASSING = ("spark/", "logs/", "running/")
+_PASSING = ("spark", "logs", "running")
 #: What is drawn as a cut's event.
 _KINDS = {
     "write": (RecordKind.WRITE, RecordKind.TRUNCATE, RecordKind.CONTENT),
@@ -178,13 +178,26 @@ class RecordedDays:
             numbers = [
                 n
                 for n in range(begin, end)
-                if self.recording.records[n].kind in _KINDS[kind] and not self.recording.paths[n].startswith(_PASSING)
+                if self.recording.records[n].kind in _KINDS[kind]
+                and self.recording.paths[n].split("/")[0] not in _PASSING
             ]
             if numbers:
                 # Before or after the event: both moments are somebody's.
                 number = chance.choice(numbers) + chance.randint(0, 1)
                 survival = chance.choice((Survival.SYNCED, Survival.NAMES, Survival.MIXED, Survival.MIXED))
                 found.append(Cut(number, ds, stage, kind, survival, chance.randrange(2**32)))
+        return found
+
+    def states(self, cuts: Iterable[Cut]) -> dict[Cut, Cut]:
+        """Return for each cut, in the days' order, the first one that leaves the next run the same home.
+
+        The same stages had ended, and what is left of the home has the same names and bytes.
+        """
+        disk, first, found = self.disk(), dict[tuple[int, str], Cut](), dict[Cut, Cut]()
+        for cut in sorted(cuts, key=lambda cut: cut.number):
+            disk.replay(cut.number)
+            ended = sum(number <= cut.number for number in self.ends.values())
+            found[cut] = first.setdefault((ended, disk.state(cut.survival, cut.seed, _PASSING)), cut)
         return found
 
     def rebuild(self, cut: Cut, disk: RecordedDisk, warehouse: bool = True) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import hashlib
 import mmap
 import os
 import random
@@ -439,6 +440,33 @@ class RecordedDisk:
                     made[node] = path / name
 
         write(self.root, target)
+
+    def state(self, survival: Survival, seed: int = 0, without: Sequence[str] = ()) -> str:
+        """Return a digest of what `rebuild` would write: names, contents and links.
+
+        Args:
+            survival: as of `rebuild`.
+            seed: as of `rebuild`.
+            without: names directly below the folder that do not count.
+        """
+        names = self._names(survival, seed)
+        digest = hashlib.blake2b()
+
+        def add(folder: Folder, path: str) -> None:
+            for name, node in sorted(names.get(folder, folder.disk).items()):
+                if not path and name in without:
+                    continue
+                if isinstance(node, Folder):
+                    digest.update(f"folder {path}/{name}\0".encode())
+                    add(node, f"{path}/{name}")
+                elif isinstance(node, Link):
+                    digest.update(f"link {path}/{name}\0{node.text}\0".encode())
+                else:
+                    digest.update(f"file {path}/{name}\0".encode())
+                    digest.update(hashlib.blake2b(_content(node, survival, seed)).digest())
+
+        add(self.root, "")
+        return digest.hexdigest()
 
     def _names(self, survival: Survival, seed: int) -> Mapping[Folder, dict[str, Node]]:
         """Return what names of folders with unsynced changes stand for."""

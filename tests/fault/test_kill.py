@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pyspark.sql import SparkSession
 
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
@@ -22,6 +21,8 @@ from tests.support import DAY, NEXT_DAY, Run, assert_same, command, everything, 
 _AIMS = 6
 #: A stage that takes no longer may be over before it is hit.
 _SHORT_SECONDS = 0.5
+#: How often each stage is killed in lane `long`.
+_TURNS = 10
 
 
 @pytest.fixture
@@ -80,19 +81,15 @@ def run_and_kill(home: Path, stage: str, after: float, kill: Callable[[int], Non
         child.stdout.close()
 
 
-@pytest.mark.timeout(1800)
-def test_killed_anywhere_then_rerun_equals_undisturbed(
-    spark: SparkSession, finished_day: tuple[Path, Run], home: Path, kill_points: random.Random
-) -> None:
+def kill_each_stage(undisturbed: Path, home: Path, points: random.Random, first_way: int) -> None:
     """Each run heals what the one before has left, and is killed in the stage after: all in shared applications."""
-    undisturbed, _ = finished_day
-    assert headrace(home, "generate", "clicks", "--until", NEXT_DAY).code == 0
+    assert headrace(home, "generate", "clicks", "--until", NEXT_DAY, "--no-spark").code == 0
     seconds = {stage: m.seconds for stage, m in manifests(undisturbed).items()}
     killed: dict[str, float] = {}
     for number, stage in enumerate(CLICKS_STAGES):
-        moment = kill_points.uniform(0.1, 0.9) * seconds[stage]
+        moment = points.uniform(0.1, 0.9) * seconds[stage]
         # The machine's way, and the polite one, which leaves the stage its own end.
-        kill = (kill_tree, end_program)[number % 2]
+        kill = (kill_tree, end_program)[(number + first_way) % 2]
         for _ in range(_AIMS if seconds[stage] > _SHORT_SECONDS else 1):
             if run_and_kill(home, stage, moment, kill):
                 killed[stage] = round(moment, 2)
@@ -102,11 +99,29 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
             manifest = Workspace(home).manifest("clicks", DAY, stage)
             done = Manifest.load(manifest)
             assert done is not None
-            moment = kill_points.uniform(0.1, 0.6) * min(done.seconds, moment)
+            moment = points.uniform(0.1, 0.6) * min(done.seconds, moment)
             manifest.local_path().unlink()
     assert killed.keys() >= {s for s in CLICKS_STAGES if seconds[s] > _SHORT_SECONDS}, (
         "some stages ended before they were hit"
     )
     healed = headrace(home, "run", "clicks", "--ds", DAY)
     assert healed.code == 0, healed.output
-    assert_same(everything(spark, undisturbed), everything(spark, home))
+    assert_same(everything(None, undisturbed), everything(None, home))
+
+
+@pytest.mark.timeout(1800)
+def test_killed_anywhere_then_rerun_equals_undisturbed(
+    finished_day: tuple[Path, Run], home: Path, kill_points: random.Random
+) -> None:
+    """Each stage at one moment, by both ways in turn."""
+    kill_each_stage(finished_day[0], home, kill_points, kill_points.randrange(2))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("turn", range(_TURNS))
+def test_killed_at_many_moments(
+    finished_day: tuple[Path, Run], home: Path, kill_points: random.Random, turn: int
+) -> None:
+    """Each stage at other moments in each turn, and by both ways."""
+    kill_each_stage(finished_day[0], home, kill_points, turn % 2)

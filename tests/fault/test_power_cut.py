@@ -1,6 +1,7 @@
 """A power cut at any moment of a day: nothing that was done is lost, and the same command heals the rest.
 
 The whole campaign is `scripts/power_cut.py`; this is a part of it, at moments drawn anew for each run of the tests.
+Lane `all` checks all states, and runs two of them again; lane `long` runs one again after each stage, and more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.workspace import checkout
+from tests.clicks_stages import CLICKS_STAGES
 from tests.fault.power_cuts import Cut, RecordedDays, damages, rerun
 from tests.fault.recorded_disk import LIBRARY, Survival
 
@@ -25,12 +27,10 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-#: Homes that are checked without running a stage, besides two after each stage.
+#: Moments that are drawn, besides two after each stage. Their homes are checked without running a stage.
 CHECKED = 60
-#: Stages right after which the power goes: run again to the end of the stage, and compared.
-RERUN_AFTER = ("ingest", "features", "train", "score", "publish")
-#: Homes of random moments that are run again to the end of the stage that was at work; and one, the whole day.
-RERUN = 3
+#: Of these, those whose homes are run again in lane `long`, to the end of the stage that was at work.
+RERUN = 20
 
 
 @pytest.fixture(scope="module")
@@ -59,26 +59,32 @@ def test_what_is_done_is_on_the_disk(recorded: RecordedDays, work: Path, seed: i
         [sys.executable, "-m", "scripts.power_cut", *words], cwd=checkout(), capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
-    cuts = 2 * len(recorded.stages) + CHECKED
-    assert f"checked: {cuts} cuts, 0 with harm" in ran.stdout
+    cuts = recorded.after_stages(seed) + recorded.draw(CHECKED, seed)
+    assert f"{len(cuts)} cuts" in ran.stdout
+    assert f"checked: {len(set(recorded.states(cuts).values()))} states, 0 with harm" in ran.stdout
 
 
-@pytest.mark.parametrize("stage", RERUN_AFTER)
+def test_the_rerun_after_a_random_stage_gives_what_it_had_made(recorded: RecordedDays, seed: int) -> None:
+    heal_after(recorded, seed, random.Random(seed).choice(recorded.stages))
+
+
+def test_the_rerun_after_a_random_moment_gives_the_undisturbed_day(recorded: RecordedDays, seed: int) -> None:
+    heal(recorded, recorded.draw(1, seed + 1)[0], None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", CLICKS_STAGES)
 def test_the_rerun_after_a_stage_gives_what_it_had_made(recorded: RecordedDays, seed: int, stage: str) -> None:
-    cuts = recorded.after_stages(seed, [Survival.NAMES])
-    heal(recorded, next(cut for cut in cuts if cut.stage == stage), stage)
+    heal_after(recorded, seed, stage)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(RERUN))
 def test_the_rerun_after_a_random_moment_gives_the_undisturbed_stage(
     recorded: RecordedDays, seed: int, number: int
 ) -> None:
     cut = recorded.draw(RERUN, seed)[number]
     heal(recorded, cut, cut.stage)
-
-
-def test_the_rerun_after_a_random_moment_gives_the_undisturbed_day(recorded: RecordedDays, seed: int) -> None:
-    heal(recorded, recorded.draw(1, seed + 1)[0], None)
 
 
 def test_lost_bytes_would_show(recorded: RecordedDays) -> None:
@@ -89,6 +95,12 @@ def test_lost_bytes_would_show(recorded: RecordedDays) -> None:
     assert damages(recorded, cut, disk) == []
     next((recorded.home / "lake" / "clicks" / "events").rglob("part-*.parquet")).write_bytes(b"")
     assert damages(recorded, cut, disk) != []
+
+
+def heal_after(recorded: RecordedDays, seed: int, stage: str) -> None:
+    """A home right after a stage; what was not synced, and what was, is the same there: `test_what_is_done...`."""
+    cuts = recorded.after_stages(seed, [Survival.NAMES])
+    heal(recorded, next(cut for cut in cuts if cut.stage == stage), stage)
 
 
 def heal(recorded: RecordedDays, cut: Cut, last: str | None) -> None:

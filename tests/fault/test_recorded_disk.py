@@ -251,3 +251,18 @@ def test_a_missed_change_shows(run: Disk) -> None:
     (ran.home / "other").write_bytes(b"")
     (ran.home / "old").unlink()
     assert len(ran.disk.differences(ran.home)) == 3
+
+
+def test_a_state_is_what_is_rebuilt(run: Disk) -> None:
+    """Cuts are one state where the same names have the same bytes, and only there."""
+    ran = run("put('new', b'x', True); put('old', b'y'); os.mkdir('f'); put('f/g', b'z')")
+    ends = [(s, seed) for s in Survival for seed in range(6)]
+    found: dict[str, set[str]] = {}
+    for survival, seed in ends:
+        whole = ran.after(survival, seed)
+        folders = sorted(p.name for p in (ran.home.parent / f"after-{survival}-{seed}").rglob("*") if p.is_dir())
+        found.setdefault(ran.disk.state(survival, seed), set()).add(repr((sorted(whole.items()), folders)))
+    assert {len(written) for written in found.values()} == {1}
+    assert len({written for group in found.values() for written in group}) == len(found) > 3
+    without = {ran.disk.state(survival, seed, ("new", "old", "f")) for survival, seed in ends}
+    assert len(without) == 1

@@ -19,6 +19,7 @@ from headrace.features.vocabulary import delta_table, frame_codes, mapped_chunks
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup, lookup_of
 from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.restoration import SavedCopies
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import Location, local
@@ -95,6 +96,39 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
     with pytest.raises(UserError, match="began with oov_buckets: 3"):
         table.update(spark.createDataFrame(counts(4)), {"é": VocabularyRule()})
     assert DeltaLog(there).version == 2
+
+
+def test_lost_files_are_made_again_with_what_spark_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several files of one commit: each has a place again, and the counts of the day's own values are as they were."""
+    monkeypatch.setattr(delta_table, "_ROWS_A_FILE", 7)
+    monkeypatch.setattr(delta_table, "driver_python_bytes", lambda spark: -1)
+    path, saved = local(tmp_path / "v"), dict[str, dict[str, pa.Table]]()
+    copies = SavedCopies(
+        1, lambda: ((ds, name, table) for ds, tables in saved.items() for name, table in tables.items())
+    )
+
+    def update(ds: str, seed: int) -> None:
+        table = VocabularyTable(spark, path, ds, scratch=local(tmp_path), copies=copies if saved else None)
+        made = table.update(spark.createDataFrame(counts(seed)), RULES)
+        saved[ds] = {name: lookup_of(found).table for name, found in made.items()}
+
+    update("2026-01-03", 1)
+    update("2026-01-04", 2)
+    before, codes = stored(path), dict(saved["2026-01-04"])
+    commits = {commit.version: [add.path.local_path() for add in commit.adds] for commit in DeltaLog(path).commits()}
+    lost = [*commits[0][:2], *commits[1][1:]]
+    assert len(lost) > 3
+    for file in lost:
+        file.write_bytes(b"")
+    update("2026-01-04", 2)
+    assert saved["2026-01-04"] == codes
+    after = stored(path)
+    assert [row | {"count": 0} for row in after] == [row | {"count": 0} for row in before]
+    assert all(
+        new["count"] == old["count"] for old, new in zip(before, after, strict=True) if old["added_ds"][-1] == "4"
+    )
 
 
 def partitions_of(frame: DataFrame) -> list[list[Row]]:
