@@ -27,6 +27,7 @@ from headrace.housekeeping.forget.places import (
 )
 from headrace.housekeeping.forget.proof import Request, Scan, begin, is_erased, scan, scan_copies
 from headrace.housekeeping.workspace_state import WorkspaceState
+from headrace.identifiers import quoted
 from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -145,7 +146,7 @@ def _unreachable_places(state: WorkspaceState, persons: Persons) -> Iterator[Pla
     spec = state.spec
     for name, table in sources_with(spec, persons.column):
         if table is not None:
-            note = f"yours: every stage leaves the rows out; DELETE them WHERE {persons.column} IN (...)"
+            note = f"yours: every stage leaves the rows out; DELETE them WHERE {quoted(persons.column)} IN (...)"
             yield Place("source", table.shown, note=note)
             continue
         source = spec.source if name is None else spec.sources[name].source
