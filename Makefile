@@ -214,6 +214,7 @@ doctor: env
 lint: $(STAMPS)/package $(STAMPS)/plugins $(STAMPS)/serve
 	@$(STEP) "ruff check" .venv/bin/ruff check -q .
 	@$(STEP) "ruff format" .venv/bin/ruff format -q --check .
+	@$(STEP) "words" .venv/bin/python scripts/check_words.py
 	@$(STEP) "mypy --strict" .venv/bin/mypy -p headrace $(addprefix -p ,$(subst -,_,$(notdir $(PLUGINS))))
 	@$(STEP) "import-linter" .venv/bin/lint-imports
 

@@ -1,0 +1,79 @@
+"""The check of words refuses what is planted, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts import check_words
+
+PLAIN = '''"""A module of rows."""
+
+
+class RowBlock:
+    """Rows of one file."""
+
+
+def matching_rows(rows: list[int]) -> list[int]:
+    """Return the rows above `limit`."""
+    limit = 3
+    return [row for row in rows if row > limit]
+'''
+
+
+Check = Callable[[Path], tuple[int, str]]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Return a function that runs the check over a folder: exit status and what it prints."""
+
+    def run(path: Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["check_words.py", str(path)])
+        code = check_words.main()
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def test_plain_code_passes(tmp_path: Path, check: Check) -> None:
+    (tmp_path / "rows.py").write_text(PLAIN)
+    assert check(tmp_path) == (0, "1 files, 0 refusals\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused"),
+    [
+        ("    limit = 3", "    limit = found = 3", "rows.py:10: name: 'found'"),
+        ("rows: list", "wanted: list", "rows.py:8: name: 'wanted'"),
+        ("RowBlock", "Found", "rows.py:4: name: 'Found'"),
+        ("def matching_rows", "def _kept", "rows.py:8: name: '_kept'"),
+        ("Rows of one file.", "Of a thing.", "rows.py:4: docstring: begins with a fragment: Of a thing."),
+        ("A module of rows.", "What it reads.", "rows.py:1: docstring: begins with a fragment: What it reads."),
+        ("`limit`", "`no_such_limit_7f`", "rows.py:8: backticks: `no_such_limit_7f` is nowhere in the code"),
+        ("    limit = 3", "    limit = 3  # not `other_limit_7f()`", "rows.py:10: backticks: `other_limit_7f()`"),
+    ],
+)
+def test_what_is_planted_is_refused(tmp_path: Path, before: str, after: str, refused: str, check: Check) -> None:
+    assert before in PLAIN
+    # In pieces, so that no word below exists because this test names it.
+    (tmp_path / "rows.py").write_text(PLAIN.replace(before, after.replace("_7f", "_7" + "f" * 3)))
+    code, output = check(tmp_path)
+    assert code == 1
+    assert refused.replace("_7f", "_7" + "f" * 3) in output
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path: Path, check: Check) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(PLAIN)
+    code, output = check(tmp_path)
+    assert code == 1
+    assert "a.py:4: class: RowBlock is also" in output
+
+
+def test_a_folder_that_is_missing(tmp_path: Path, check: Check) -> None:
+    code, output = check(tmp_path / "nowhere")
+    assert (code, output) == (2, f"no such file or folder: {tmp_path}/nowhere\n")
