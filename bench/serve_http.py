@@ -48,7 +48,7 @@ class HeadraceApp:
     def refusal(self, error: Exception, connection: object) -> bytes:
         raise error
 
-    def gone(self, connection: object) -> None:
+    def client_gone(self, connection: object) -> None:
         pass
 
 

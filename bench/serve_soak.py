@@ -21,7 +21,7 @@ from bench.serve_load import request_of, run
 from bench.serve_models import STEP, TABLE_ROWS, write_exact
 from bench.serve_process import Served, served
 from headrace.serve.delta import write_delta
-from headrace.serve.push import push, push_deltas
+from headrace.serve.repository import push, push_deltas
 from headrace.storage import local
 from headrace.workspace import checkout
 

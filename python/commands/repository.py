@@ -8,9 +8,7 @@ from pathlib import Path
 from headrace.commands.screen import out
 from headrace.errors import UserError
 from headrace.serve.delta import write_delta
-from headrace.serve.push import push, push_deltas
-from headrace.serve.release import read_releases, roll_back
-from headrace.serve.repository import read_repository
+from headrace.serve.repository import push, push_deltas, read_releases, read_repository, roll_back
 from headrace.storage import Location, local
 
 

@@ -218,7 +218,7 @@ def served_outcomes(ws: Workspace, spec: Spec, ds: str, since: str | None) -> li
 
 
 def first_day(experiment: Experiment) -> str | None:
-    """Return the first served day that an experiment is told by: of what was known of users before it; None: any."""
+    """Return the first served day whose outcomes an experiment reads, before its start; None: any."""
     if experiment.start is None:
         return None
     return (date.fromisoformat(experiment.start) - timedelta(days=experiment.before_days)).isoformat()

@@ -296,7 +296,7 @@ def _idle(state: WorkspaceState, kind: str, places: Iterable[Location], cause: s
 
 
 def unfinished_steps(state: WorkspaceState) -> Iterator[Step]:
-    """Yield those in lake and store that nobody has written to for long, and this host's on their way to a store.
+    """Yield unfinished files in lake and store that are old, and this host's on their way to a store.
 
     Of the pipeline, whose lock whoever removes them holds; of its searches where none is at work.
     """

@@ -1,4 +1,4 @@
-"""Requests for a model, merged into runs.
+"""Batching: requests for a model are merged into runs.
 
 Runs that are short are computed where requests are read: handing one to a thread and back costs more than they do.
 Long ones are computed by a thread, during which further requests are read and collected.
@@ -15,12 +15,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.serve.blocks import Blocks, ShapeKey, merged
-from headrace.serve.errors import RequestError
 from headrace.serve.metrics import ModelMetrics
 from headrace.serve.model import Model
-from headrace.serve.options import Limits
-from headrace.serve.tensors import Array
+from headrace.serve.options import Limits, RequestError
+from headrace.serve.tensors import Array, Blocks, ShapeKey, merged
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +34,10 @@ Result = list[Array] | RequestError
 
 
 class _Answer(asyncio.Future[list[Array]]):
-    """The answer of a request; when nobody waits for it any more, its place in the queue is empty at once.
+    """Answer of a request; when it is cancelled, its place in the queue is empty at once.
 
-    A client may go and come again while a long run holds the queue up: what waited for it must not stay in memory,
-    where it is no longer counted.
+    A client may go and come again while a long run holds the queue up: its old requests must not stay in memory, where
+    they are no longer counted.
     """
 
     __slots__ = ("queued",)
@@ -94,7 +92,7 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Return whether nothing waits and nothing runs."""
         return not self._queue and not self._running
 
     def submit(self, blocks: Blocks, rows: int, key: ShapeKey, timeout: float) -> asyncio.Future[list[Array]]:
@@ -149,17 +147,17 @@ class Batcher:
         else:
             self._running = True
             run: Future[tuple[list[Result], float]] = self._executor.submit(self._run, batch)
-            run.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._ended, batch, done))
+            run.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._on_run_done, batch, done))
 
-    def _ended(self, batch: list[_Waiting], run: Future[tuple[list[Result], float]]) -> None:
+    def _on_run_done(self, batch: list[_Waiting], run: Future[tuple[list[Result], float]]) -> None:
         self._running = False
         self._answer(batch, *run.result())
 
     def _take(self) -> list[_Waiting]:
-        """The oldest request, and those behind it of the same shapes."""
+        """Return the oldest request, and those behind it of the same shapes."""
         now, rows = time.monotonic(), 0
         batch: list[_Waiting] = []
-        others: list[_Waiting] = []
+        skipped: list[_Waiting] = []
         while self._queue:
             waiting = self._queue[0]
             if waiting.answer.done():  # who asked has gone
@@ -174,18 +172,18 @@ class Batcher:
                 self.queued_rows -= waiting.rows
                 rows += waiting.rows
                 batch.append(waiting)
-            elif not self._model.by_row or len(others) == _OTHERS:
+            elif not self._model.by_row or len(skipped) == _OTHERS:
                 break
             else:
-                others.append(self._queue.popleft())
+                skipped.append(self._queue.popleft())
                 continue
             waiting.answer.queued = None
             self._queue.popleft()
-        self._queue.extendleft(reversed(others))
+        self._queue.extendleft(reversed(skipped))
         return batch
 
     def _run(self, batch: list[_Waiting]) -> tuple[list[Result], float]:
-        """The answers, and the seconds a row that they took."""
+        """Return the answers, and the seconds a row that they took."""
         started = time.perf_counter()
         results: list[Result]
         try:
@@ -200,12 +198,12 @@ class Batcher:
         if len(batch) == 1:
             return [self._model.run_blocks(batch[0].blocks)]
         outputs = self._model.run_blocks(merged([w.blocks for w in batch]))
-        found: list[Result] = []
+        results: list[Result] = []
         start = 0
         for w in batch:
-            found.append([x[start : start + w.rows] for x in outputs])
+            results.append([x[start : start + w.rows] for x in outputs])
             start += w.rows
-        return found
+        return results
 
     def _run_alone(self, waiting: _Waiting) -> Result:
         try:

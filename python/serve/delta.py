@@ -1,4 +1,4 @@
-"""What has changed between two versions of a model's files: blocks of bytes, which a table's changed rows are in.
+"""Deltas between two versions of a model's files: blocks of bytes, in which a table's changed rows are.
 
 A delta is a folder:
 
@@ -58,14 +58,14 @@ def write_delta(base: Location, new: Location, delta: Location) -> int:
     Raises:
         UserError: a folder has no files.
     """
-    before, after = _names(base), _names(new)
+    base_names, after = _names(base), _names(new)
     with delta.new_folder() as folder:
-        files = [_compare(number, name, base, new, name in before, folder) for number, name in enumerate(after)]
-        said = {
+        files = [_compare(number, name, base, new, name in base_names, folder) for number, name in enumerate(after)]
+        record = {
             "base": {f.name: digest_of(base / f.name) for f in files if f.how != "whole"},
             "files": {f.name: {"size": f.size, "digest": f.digest, "how": f.how, "number": f.number} for f in files},
         }
-        (folder / RECORD).put_text(json.dumps(said, indent=1) + "\n")
+        (folder / RECORD).put_text(json.dumps(record, indent=1) + "\n")
     return sum(f.size() for f in delta.files())
 
 
@@ -75,11 +75,11 @@ def apply_delta(base: Location, delta: Location, folder: Location) -> None:
     Raises:
         UserError: `base` is another one than the delta was made for, or the delta is torn.
     """
-    said = _read(delta)
-    for name, digest in said["base"].items():
+    record = _read(delta)
+    for name, digest in record["base"].items():
         if not (base / name).is_file() or digest_of(base / name) != digest:
             raise UserError(f"{delta} was made for another base than {base}: '{name}' is not the same")
-    for name, file in said["files"].items():
+    for name, file in record["files"].items():
         target, number = folder / name, file["number"]
         try:
             if file["how"] == "same":
@@ -96,7 +96,7 @@ def apply_delta(base: Location, delta: Location, folder: Location) -> None:
 
 
 def digest_of(file: Location) -> str:
-    """Of a file's bytes."""
+    """Return the digest of a file's bytes."""
     digest = hashlib.blake2b(digest_size=16)
     with file.open() as f:
         while data := f.read(1 << 20):
@@ -106,19 +106,19 @@ def digest_of(file: Location) -> str:
 
 def _read(delta: Location) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = json.loads((delta / RECORD).read_bytes())
-        _ = said["base"].items(), [(f["size"], f["digest"], f["how"], f["number"]) for f in said["files"].values()]
+        record: dict[str, Any] = json.loads((delta / RECORD).read_bytes())
+        _ = record["base"].items(), [(f["size"], f["digest"], f["how"], f["number"]) for f in record["files"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{delta} is no delta: {e}") from None
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in (*said["files"], *said["base"])):
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in (*record["files"], *record["base"])):
         raise UserError(f"{delta} is no delta: a file's name leads out of the folder")
-    return said
+    return record
 
 
 def _names(folder: Location) -> list[str]:
-    if not (found := [f.below(folder) for f in folder.files()]):
+    if not (names := [f.below(folder) for f in folder.files()]):
         raise UserError(f"{folder} has no files: name a version's folder")
-    return found
+    return names
 
 
 def _compare(number: int, name: str, base: Location, new: Location, known: bool, folder: Location) -> _File:
@@ -139,26 +139,26 @@ def _compare(number: int, name: str, base: Location, new: Location, known: bool,
 
 
 def _changed_blocks(base: Location, new: Location) -> npt.NDArray[np.int64]:
-    """Numbers of the new file's blocks that the base has not at the same place."""
-    found = []
-    with base.open() as before, new.open() as after:
+    """Return numbers of the new file's blocks that the base has not at the same place."""
+    changed = []
+    with base.open() as base_file, new.open() as after:
         start = 0
         while data := after.read(_CHUNK):
-            old = before.read(_CHUNK)
+            old = base_file.read(_CHUNK)
             size = -(-len(data) // BLOCK) * BLOCK
             pair = [np.frombuffer(x.ljust(size, b"\0"), np.uint64) for x in (data, old[:size])]
             differs = (pair[0] != pair[1]).reshape(-1, BLOCK // 8).any(axis=1)
             differs[min(len(old), len(data)) // BLOCK :] |= len(old) < len(data)  # what the base has not, zeros too
-            found.append(np.flatnonzero(differs) + start)
+            changed.append(np.flatnonzero(differs) + start)
             start += size // BLOCK
-    return np.concatenate(found).astype("<i8") if found else np.empty(0, "<i8")
+    return np.concatenate(changed).astype("<i8") if changed else np.empty(0, "<i8")
 
 
 def _patch(base: Location, delta: Location, number: int, target: Location, size: int) -> None:
     index = delta / f"blocks-{number}.index.bin"
-    said = index.read_bytes()
-    blocks = np.frombuffer(said[: len(said) // 8 * 8], "<i8")
-    if len(said) % 8 or ((blocks < 0) | (blocks > max(0, size - 1) // BLOCK)).any():
+    index_bytes = index.read_bytes()
+    blocks = np.frombuffer(index_bytes[: len(index_bytes) // 8 * 8], "<i8")
+    if len(index_bytes) % 8 or ((blocks < 0) | (blocks > max(0, size - 1) // BLOCK)).any():
         raise UserError(f"{delta} is torn: {index.name} has no numbers of blocks of a file of {size:,} bytes")
     target.copy_from(base)
     with (delta / f"blocks-{number}.bin").open() as data, open(target.local_path(), "r+b") as out:

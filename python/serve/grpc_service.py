@@ -1,4 +1,9 @@
-"""The gRPC side."""
+"""Service over gRPC: `inference.GRPCInferenceService`, its messages and methods.
+
+Messages are built from the names and numbers of KServe's "Open Inference Protocol", version 2, and Triton's additions
+for model repositories and configurations, in a descriptor pool of their own: the installation needs no protocol
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +15,132 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from headrace.serve.access import Access
-from headrace.serve.blocks import blocks_of, key_of
-from headrace.serve.catalogue import Served
-from headrace.serve.errors import CLIENT_GONE, RequestError
-from headrace.serve.grpc_messages import METHODS, SERVICE, message
 from headrace.serve.infer_json import check_complete, input_of, output_of, rows_of, timeout_of
-from headrace.serve.options import Limits
-from headrace.serve.service import Service
-from headrace.serve.tensors import DATATYPES, Array, TensorSpec, elements, from_raw, to_raw
+from headrace.serve.loader import Served, Service
+from headrace.serve.options import CLIENT_GONE, Access, Limits, RequestError
+from headrace.serve.tensors import DATATYPES, Array, TensorSpec, blocks_of, elements, from_raw, key_of, to_raw
 
+PACKAGE, SERVICE = "inference", "inference.GRPCInferenceService"
+
+_PARAMETERS = "map InferParameter"
+_REPOSITORY_PARAMETERS = "map ModelRepositoryParameter"
+_NAMED = {"name": (1, "string"), "version": (2, "string")}
+#: By message, by field: number and type. `*` before a type: repeated; `map`: by string; `|`: of the one oneof.
+_MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "ServerLiveRequest": {},
+    "ServerLiveResponse": {"live": (1, "bool")},
+    "ServerReadyRequest": {},
+    "ServerReadyResponse": {"ready": (1, "bool")},
+    "ModelReadyRequest": _NAMED,
+    "ModelReadyResponse": {"ready": (1, "bool")},
+    "ServerMetadataRequest": {},
+    "ServerMetadataResponse": {"name": (1, "string"), "version": (2, "string"), "extensions": (3, "*string")},
+    "ModelMetadataRequest": _NAMED,
+    "ModelMetadataResponse.TensorMetadata": {"name": (1, "string"), "datatype": (2, "string"), "shape": (3, "*int64")},
+    "ModelMetadataResponse": {
+        "name": (1, "string"),
+        "versions": (2, "*string"),
+        "platform": (3, "string"),
+        "inputs": (4, "*ModelMetadataResponse.TensorMetadata"),
+        "outputs": (5, "*ModelMetadataResponse.TensorMetadata"),
+    },
+    "InferParameter": {
+        "bool_param": (1, "|bool"),
+        "int64_param": (2, "|int64"),
+        "string_param": (3, "|string"),
+        "double_param": (4, "|double"),
+        "uint64_param": (5, "|uint64"),
+    },
+    "InferTensorContents": {
+        "bool_contents": (1, "*bool"),
+        "int_contents": (2, "*int32"),
+        "int64_contents": (3, "*int64"),
+        "uint_contents": (4, "*uint32"),
+        "uint64_contents": (5, "*uint64"),
+        "fp32_contents": (6, "*float"),
+        "fp64_contents": (7, "*double"),
+        "bytes_contents": (8, "*bytes"),
+    },
+    "ModelInferRequest.InferInputTensor": {
+        "name": (1, "string"),
+        "datatype": (2, "string"),
+        "shape": (3, "*int64"),
+        "parameters": (4, _PARAMETERS),
+        "contents": (5, "InferTensorContents"),
+    },
+    "ModelInferRequest.InferRequestedOutputTensor": {"name": (1, "string"), "parameters": (2, _PARAMETERS)},
+    "ModelInferRequest": {
+        "model_name": (1, "string"),
+        "model_version": (2, "string"),
+        "id": (3, "string"),
+        "parameters": (4, _PARAMETERS),
+        "inputs": (5, "*ModelInferRequest.InferInputTensor"),
+        "outputs": (6, "*ModelInferRequest.InferRequestedOutputTensor"),
+        "raw_input_contents": (7, "*bytes"),
+    },
+    "ModelInferResponse.InferOutputTensor": {
+        "name": (1, "string"),
+        "datatype": (2, "string"),
+        "shape": (3, "*int64"),
+        "parameters": (4, _PARAMETERS),
+        "contents": (5, "InferTensorContents"),
+    },
+    "ModelInferResponse": {
+        "model_name": (1, "string"),
+        "model_version": (2, "string"),
+        "id": (3, "string"),
+        "parameters": (4, _PARAMETERS),
+        "outputs": (5, "*ModelInferResponse.InferOutputTensor"),
+        "raw_output_contents": (6, "*bytes"),
+    },
+    "ModelInput": {"name": (1, "string"), "data_type": (2, "int32"), "dims": (4, "*int64")},
+    "ModelOutput": {"name": (1, "string"), "data_type": (2, "int32"), "dims": (3, "*int64")},
+    "ModelConfig": {
+        "name": (1, "string"),
+        "platform": (2, "string"),
+        "max_batch_size": (4, "int32"),
+        "input": (5, "*ModelInput"),
+        "output": (6, "*ModelOutput"),
+    },
+    "ModelConfigRequest": _NAMED,
+    "ModelConfigResponse": {"config": (1, "ModelConfig")},
+    "ModelRepositoryParameter": {
+        "bool_param": (1, "|bool"),
+        "int64_param": (2, "|int64"),
+        "string_param": (3, "|string"),
+        "bytes_param": (4, "|bytes"),
+    },
+    "RepositoryIndexRequest": {"repository_name": (1, "string"), "ready": (2, "bool")},
+    "RepositoryIndexResponse.ModelIndex": {
+        "name": (1, "string"),
+        "version": (2, "string"),
+        "state": (3, "string"),
+        "reason": (4, "string"),
+    },
+    "RepositoryIndexResponse": {"models": (1, "*RepositoryIndexResponse.ModelIndex")},
+    "RepositoryModelLoadRequest": {
+        "repository_name": (1, "string"),
+        "model_name": (2, "string"),
+        "parameters": (3, _REPOSITORY_PARAMETERS),
+    },
+    "RepositoryModelLoadResponse": {},
+    "RepositoryModelUnloadRequest": {
+        "repository_name": (1, "string"),
+        "model_name": (2, "string"),
+        "parameters": (3, _REPOSITORY_PARAMETERS),
+    },
+    "RepositoryModelUnloadResponse": {},
+}
+#: Methods of the service; the messages are METHODRequest and METHODResponse.
+METHODS = tuple(name.removesuffix("Request") for name in _MESSAGES if name.endswith("Request") and "." not in name)
+
+_Field = descriptor_pb2.FieldDescriptorProto
+
+_POOL = descriptor_pool.DescriptorPool()
 logger = logging.getLogger(__name__)
-
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -51,6 +168,54 @@ _OPEN = ("ServerLive", "ServerReady")
 _OVERHEAD = 1 << 20
 #: Requests that are answered at the same time however large they may be.
 _FEWEST = 128
+#: Of `ModelConfig`'s data types, from 1 on.
+_TYPES = (*(name for name in DATATYPES if name != "BYTES"), "STRING")
+_TYPE_NUMBERS = {f"TYPE_{name}": number for number, name in enumerate(_TYPES, 1)}
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(name="headrace/open_inference.proto", package=PACKAGE, syntax="proto3")
+    messages: dict[str, Any] = {}
+    for path in sorted(_MESSAGES, key=lambda p: p.count(".")):
+        outer, _, name = path.rpartition(".")
+        message = (messages[outer].nested_type if outer else file.message_type).add(name=name)
+        messages[path] = message
+        for field, (number, kind) in _MESSAGES[path].items():
+            _add_field(message, path, field, number, kind)
+    return file
+
+
+def _add_field(message: Any, path: str, field: str, number: int, kind: str) -> None:
+    label = _Field.LABEL_REPEATED if kind[0] == "*" or kind.startswith("map ") else _Field.LABEL_OPTIONAL
+    added = message.field.add(name=field, number=number, label=label)
+    if kind[0] == "|":
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="parameter_choice")
+        added.oneof_index = 0
+    if kind.startswith("map "):
+        entry = message.nested_type.add(name="".join(w.capitalize() for w in field.split("_")) + "Entry")
+        entry.options.map_entry = True
+        _set_type(entry.field.add(name="key", number=1, label=_Field.LABEL_OPTIONAL), "string")
+        _set_type(entry.field.add(name="value", number=2, label=_Field.LABEL_OPTIONAL), kind.removeprefix("map "))
+        _set_type(added, f"{path}.{entry.name}")
+    else:
+        _set_type(added, kind.lstrip("*|"))
+
+
+def _set_type(field: Any, kind: str) -> None:
+    if kind[0].isupper():
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+    else:
+        field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
+
+
+_POOL.Add(_file())
+
+
+def message(name: str) -> Any:
+    """Return the class of a message, such as `ModelInferRequest`."""
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
 
 _Request, _InferResponse = message("ModelInferRequest"), message("ModelInferResponse")
 
@@ -113,11 +278,6 @@ class GrpcMethods:
         return answer
 
 
-#: Of `ModelConfig`'s data types, from 1 on.
-_TYPES = (*(name for name in DATATYPES if name != "BYTES"), "STRING")
-_TYPE_NUMBERS = {f"TYPE_{name}": number for number, name in enumerate(_TYPES, 1)}
-
-
 def _parameter(request: Any, name: str) -> Any:
     if name not in request.parameters:
         return None
@@ -130,16 +290,16 @@ def _feeds(served: Served, request: Any) -> list[Array]:
     model, raws = served.model, request.raw_input_contents
     if raws and len(raws) != len(request.inputs):
         raise RequestError(400, f"{len(raws)} raw tensors for {len(request.inputs)} inputs")
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for i, tensor in enumerate(request.inputs):
-        spec = input_of(model, tensor.name, found)
+        spec = input_of(model, tensor.name, tensors)
         shape = spec.check(tensor.datatype, list(tensor.shape))
         if raws:
-            found[spec.name] = from_raw(spec.name, spec.datatype, shape, raws[i])
+            tensors[spec.name] = from_raw(spec.name, spec.datatype, shape, raws[i])
         else:
-            found[spec.name] = _of_contents(spec, shape, tensor.contents)
-    check_complete(model, found)
-    return [found[x.name] for x in model.inputs]
+            tensors[spec.name] = _of_contents(spec, shape, tensor.contents)
+    check_complete(model, tensors)
+    return [tensors[x.name] for x in model.inputs]
 
 
 def _of_contents(spec: TensorSpec, shape: tuple[int, ...], contents: Any) -> Array:
@@ -168,15 +328,15 @@ def _handler(service: Service, access: Access, name: str, method: Callable[[Any]
         started, status, size = time.perf_counter(), 200, 0
         try:
             if name not in _OPEN:
-                given = dict(context.invocation_metadata() or ()).get("authorization", "")
-                access.check(given if isinstance(given, bytes) else str(given).encode())
+                authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
+                access.check(authorization if isinstance(authorization, bytes) else str(authorization).encode())
             if request is None:
                 raise RequestError(400, f"the bytes are no {name}Request")
             if name == "ModelInfer":
                 service.take_bytes(count := request.ByteSize())
                 size = count
-            found = await method(request)
-            return found if isinstance(found, response) else response(**found)
+            result = await method(request)
+            return result if isinstance(result, response) else response(**result)
         except RequestError as e:
             status = e.status
             if e.retry_after is not None:
@@ -216,7 +376,7 @@ def concurrent_requests(limits: Limits) -> int:
 
 
 def make_server(service: Service) -> grpc.aio.Server:
-    """The service, with no address yet."""
+    """Return the service, with no address yet."""
     options, limits = service.options, service.options.limits
     server = grpc.aio.server(
         options=[

@@ -10,10 +10,8 @@ import asyncio
 import time
 from typing import Any, Protocol
 
-from headrace.serve.errors import RequestError
-from headrace.serve.http_body import Body
-from headrace.serve.http_head import Head, HeadReader, Heads
-from headrace.serve.options import Limits
+from headrace.serve.http_request import Body, Head, HeadReader, Heads
+from headrace.serve.options import Limits, RequestError
 
 #: Bytes that are read at once.
 _READ = 1 << 17
@@ -33,29 +31,29 @@ class Cancellable(Protocol):
 
 
 class App(Protocol):
-    """What answers. Answers are whole ones, with their heads."""
+    """Application that answers requests. Answers are complete, with their heads."""
 
     def admit(self, head: Head) -> object:
-        """What will answer. Raises RequestError: nothing does, which is said before the body comes."""
+        """Return what will answer. Raises RequestError: the request is refused before its body comes."""
 
-    def take_bytes(self, before: int, more: int) -> None:
+    def take_bytes(self, earlier: int, more: int) -> None:
         """Count bytes of a body behind those before. Raises RequestError: they are too many."""
 
     def give_back(self, count: int) -> None:
-        """Bytes of a body that are no longer needed."""
+        """Release bytes of a body that are no longer needed."""
 
-    def start(self, asked: object, body: bytes | memoryview, connection: Connection) -> Cancellable | None:
+    def start(self, target: object, body: bytes | memoryview, connection: Connection) -> Cancellable | None:
         """Begin to answer: `connection.answer` is called once, now or later."""
 
     def refusal(self, error: RequestError, connection: Connection) -> bytes:
-        """An answer."""
+        """Return an answer."""
 
-    def gone(self, connection: Connection) -> None:
+    def client_gone(self, connection: Connection) -> None:
         """Note that the client has gone before all of its request had come."""
 
 
 class Shared:
-    """What the connections of a server have in common.
+    """State that the connections of a server share.
 
     Attributes:
         opening: those of TLS whose handshake goes on.
@@ -88,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self.started = 0.0
         self._shared = shared
         self._transport: Any = None
-        self._asked: object = None
+        self._target: object = None
         self._reader: HeadReader | None = None  # of a head that has come in part, or of chunks
         self._body: Body | None = None  # that has come in part
         self._chunks: bytearray | None = None  # the same where its length is not said
@@ -133,12 +131,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._work is not None:
             self._work.cancel()
         elif self.head is not None and not self._answering and not self._refused:
-            self._shared.app.gone(self)
+            self._shared.app.client_gone(self)
         self._give_back()
 
     def eof_received(self) -> bool:
-        """The client sends no more. True: it is still answered (RFC 9112, 9.6), and the connection closed behind that;
-        False: the loop closes it when what is written is sent.
+        """Note that the client sends no more; return whether the transport stays open.
+
+        True: the request is still answered (RFC 9112, 9.6), and the connection closed after that. False: the loop
+        closes it when all output is sent.
         """
         self._at_end = True
         # A connection of TLS ends in both directions.
@@ -179,25 +179,25 @@ class Connection(asyncio.BufferedProtocol):
 
     def _consume(self, data: bytearray, stop: int) -> None:
         """Take bytes of requests, up to one that is to be answered first."""
-        at, view = 0, memoryview(data)
+        offset, view = 0, memoryview(data)
         self._consuming = True
         try:
-            while at < stop and not self._is_ending():
+            while offset < stop and not self._is_ending():
                 if self._answering or (self._writing_paused and self.head is None):
-                    self._keep(view[at:stop])
+                    self._keep(view[offset:stop])
                     break
                 if self._missing:
-                    at += self._skip(stop - at)
+                    offset += self._skip(stop - offset)
                 elif self.head is None:
-                    at = self._take_head(data, at, stop)
+                    offset = self._take_head(data, offset, stop)
                 elif self._body is not None:
-                    part = view[at : min(stop, at + self._body.length - self._body.filled)]
-                    at += len(part)
+                    part = view[offset : min(stop, offset + self._body.length - self._body.filled)]
+                    offset += len(part)
                     if self._take(self._body, len(part)):
                         self._body.add(part)
                         self._begin_if_whole(self._body)
                 else:
-                    part, at = view[at:stop], stop
+                    part, offset = view[offset:stop], stop
                     self._take_chunks(part)
         except RequestError as e:
             # Where the next request begins is not known.
@@ -219,42 +219,42 @@ class Connection(asyncio.BufferedProtocol):
             self._next()
         return count
 
-    def _take_head(self, data: bytearray, at: int, stop: int) -> int:
+    def _take_head(self, data: bytearray, offset: int, stop: int) -> int:
         """Read a head, and a body that is there as a whole; where it ends."""
-        known = self._shared.heads.find(data, at, stop) if self._reader is None else None
+        known = self._shared.heads.find(data, offset, stop) if self._reader is None else None
         if known is not None:
-            head, at = known
+            head, offset = known
         else:
             reader, most = self._reader or HeadReader(), self._shared.limits.header_bytes
             self._reader = reader
-            at += reader.read_head(memoryview(data)[at : min(stop, at + most + 1)])
+            offset += reader.read_head(memoryview(data)[offset : min(stop, offset + most + 1)])
             if len(reader.data) > most:
                 raise RequestError(431, "the request's header is too long")
             if reader.head is None:
-                return at
+                return offset
             head = reader.head
             if not head.chunked:
                 self._reader = None
                 self._shared.heads.add(bytes(reader.data), head)
         self.head, self.started = head, time.perf_counter()
         self._last = self._last or head.chunked or not head.keep_alive
-        end = at + head.length
+        end = offset + head.length
         try:
-            self._asked = self._shared.app.admit(head)
+            self._target = self._shared.app.admit(head)
             if head.chunked:
                 self._chunks = bytearray()
             elif end <= stop:
                 self._count(head.length)
-                self._begin(bytes(memoryview(data)[at:end]))
+                self._begin(bytes(memoryview(data)[offset:end]))
                 return end
             else:
                 self._body = Body(head.length)
         except RequestError as e:
             self._refuse(e, head.length)
-            return at
+            return offset
         if head.expects_continue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return at
+        return offset
 
     def _take_chunks(self, data: memoryview) -> None:
         assert self._reader is not None
@@ -299,9 +299,9 @@ class Connection(asyncio.BufferedProtocol):
             self._begin(body.all())
 
     def _begin(self, body: bytes | memoryview) -> None:
-        """All of a request has come."""
+        """Start answering: all of a request has come."""
         self._answering, self._body, self._chunks = True, None, None
-        work = self._shared.app.start(self._asked, body, self)
+        work = self._shared.app.start(self._target, body, self)
         if self._answering:
             self._work = work
 
@@ -364,7 +364,7 @@ class Connection(asyncio.BufferedProtocol):
         self._close_deadline = self._shared.loop.call_later(seconds, self._transport.abort)
 
     def _is_ending(self) -> bool:
-        """Whether nothing more is taken or said: what still comes is no request, though it may look like one."""
+        """Return whether the connection is ending: bytes that still come are not read as requests."""
         return self in self._shared.leaving or self._transport.is_closing()
 
     def _close(self) -> None:
@@ -387,8 +387,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(answer)
 
     def _next(self) -> None:
-        """A request has been answered, and all of it has come."""
-        self.head, self._asked, self._refused = None, None, False
+        """Go on to the next request: this one has come and is answered."""
+        self.head, self._target, self._refused = None, None, False
         self._arrived()
         if self._last:
             self._close()
@@ -426,7 +426,7 @@ class Connection(asyncio.BufferedProtocol):
     # Time.
 
     def _watch(self) -> None:
-        """Whether a request is coming: then it has a time limit."""
+        """Start the time limit of a request that is arriving, or stop it."""
         if self._answering or (self.head is None and self._reader is None):
             self._arrived()
         elif self._deadline is None:

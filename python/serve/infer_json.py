@@ -1,4 +1,4 @@
-"""A request for answers as HTTP has it: JSON, and behind it raw tensors; and the answer in the same form."""
+"""Inference requests and answers of HTTP: JSON, followed by raw tensors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from headrace.serve.blocks import ShapeKey, blocks_of, key_of
-from headrace.serve.errors import RequestError
 from headrace.serve.model import Model
-from headrace.serve.options import Limits
-from headrace.serve.tensors import DATATYPES, Array, TensorSpec, elements, from_raw, from_values, to_raw
+from headrace.serve.options import Limits, RequestError
+from headrace.serve.tensors import (
+    DATATYPES,
+    Array,
+    ShapeKey,
+    TensorSpec,
+    blocks_of,
+    elements,
+    from_raw,
+    from_values,
+    key_of,
+    to_raw,
+)
 
 #: Headers of requests that are the same again, as those of one client for batches of one size are, are read once.
 _PLANS, _PLAN_BYTES = 512, 8192
@@ -22,7 +31,7 @@ _PLANS, _PLAN_BYTES = 512, 8192
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    """Where an input is behind the JSON."""
+    """Position of an input behind the JSON."""
 
     spec: TensorSpec
     dtype: np.dtype[Any]
@@ -33,7 +42,7 @@ class _Raw:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Where a block is behind the JSON."""
+    """Position of a block behind the JSON."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -42,7 +51,7 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request asks.
+    """Parsed request.
 
     Attributes:
         rows: of each input.
@@ -69,7 +78,10 @@ class Plan:
     answers: dict[tuple[tuple[int, ...], ...], bytes] = field(default_factory=dict)
 
     def blocks(self, body: bytes | memoryview, offset: int) -> list[Array]:
-        """The inputs in the model's order; raw ones from `offset` on. Raises RequestError: other bytes than said."""
+        """Return the inputs in the model's order; raw ones from `offset` on.
+
+        Raises RequestError: other bytes than said.
+        """
         if len(body) - offset != self.tail:
             raise RequestError(400, f"{len(body) - offset:,} bytes of raw tensors; the inputs say {self.tail:,}")
         if self.views is not None:
@@ -82,15 +94,15 @@ class Plan:
 
 
 class Plans:
-    """Of headers that came before: those of one client for batches of one size are the same, and are read once."""
+    """Cache of parsed headers: those of one client for batches of one size are the same, and are parsed once."""
 
     def __init__(self) -> None:
         self._by_header: dict[bytes, Plan] = {}
         #: The last one of each length, which is found by a comparison and not by a hash of thousands of bytes.
         self._last: dict[int, Plan] = {}
 
-    def of(self, model: Model, header: bytes, limits: Limits) -> Plan:
-        """What a request's JSON asks of a model. Raises RequestError: what is wrong with it."""
+    def find(self, model: Model, header: bytes, limits: Limits) -> Plan:
+        """Return the plan of a request's JSON for a model. Raises RequestError: the JSON is invalid."""
         plan = self._last.get(len(header))
         if plan is not None and plan.header == header:
             return plan
@@ -110,18 +122,18 @@ class Plans:
 
 def _plan(model: Model, header: bytes, limits: Limits) -> Plan:
     if len(header) > limits.json_bytes:
-        said = f"a request may have {limits.json_bytes:,} bytes: send raw tensors"
-        raise RequestError(413, f"JSON of {len(header):,} bytes; {said}")
+        advice = f"a request may have {limits.json_bytes:,} bytes: send raw tensors"
+        raise RequestError(413, f"JSON of {len(header):,} bytes; {advice}")
     try:
-        asked = json.loads(header)
+        request = json.loads(header)
     except (ValueError, RecursionError) as e:
         raise RequestError(400, f"the request is no JSON: {e}"[:300]) from None
-    if not isinstance(asked, dict) or not isinstance(asked.get("inputs"), list):
+    if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
         raise RequestError(400, 'the request must be an object with "inputs", a list')
-    inputs, tail = _inputs(model, asked["inputs"], limits)
-    parameters = _parameters(asked)
-    outputs = _outputs(model, asked.get("outputs"), parameters.get("binary_data_output") is True)
-    name = asked.get("id", "")
+    inputs, tail = _inputs(model, request["inputs"], limits)
+    parameters = _parameters(request)
+    outputs = _outputs(model, request.get("outputs"), parameters.get("binary_data_output") is True)
+    name = request.get("id", "")
     if not isinstance(name, str) or len(name) > 1000:
         raise RequestError(400, '"id" must be a string of at most 1,000 characters')
     rows = rows_of(model, [x.shape for x in inputs], limits)
@@ -133,81 +145,81 @@ def _plan(model: Model, header: bytes, limits: Limits) -> Plan:
 
 def _views(inputs: Sequence[Array | _Raw]) -> tuple[_View, ...] | None:
     """Blocks of inputs that are all raw numbers; None: some are not."""
-    found: list[list[_Raw]] = []
+    blocks: list[list[_Raw]] = []
     for x in inputs:
         if not isinstance(x, _Raw) or x.dtype.kind == "O":
             return None
-        before = found[-1][-1] if found and x.shape else None
-        if before is not None and (before.stop, before.dtype, before.shape) == (x.start, x.dtype, x.shape):
-            found[-1].append(x)
+        previous = blocks[-1][-1] if blocks and x.shape else None
+        if previous is not None and (previous.stop, previous.dtype, previous.shape) == (x.start, x.dtype, x.shape):
+            blocks[-1].append(x)
         else:
-            found.append([x])
-    return tuple(_View((len(block), *block[0].shape), block[0].dtype, block[0].start) for block in found)
+            blocks.append([x])
+    return tuple(_View((len(block), *block[0].shape), block[0].dtype, block[0].start) for block in blocks)
 
 
-def timeout_of(asked: Any, limits: Limits) -> float:
-    """Seconds that a request may wait, of its parameter in microseconds. Raises RequestError."""
-    if asked is None:
+def timeout_of(parameter: Any, limits: Limits) -> float:
+    """Return seconds that a request may wait, of its parameter in microseconds. Raises RequestError."""
+    if parameter is None:
         return limits.timeout
-    number = min(asked, 10**18) if type(asked) is int else asked if isinstance(asked, float) else 0
-    if isinstance(asked, str) and asked.isascii() and asked.isdigit():
-        number = int(asked[:18])
+    number = min(parameter, 10**18) if type(parameter) is int else parameter if isinstance(parameter, float) else 0
+    if isinstance(parameter, str) and parameter.isascii() and parameter.isdigit():
+        number = int(parameter[:18])
     if not number > 0 or not math.isfinite(number):
         raise RequestError(400, "the parameter 'timeout' must be a number of microseconds above 0")
     return min(limits.timeout, number / 1e6)
 
 
-def _inputs(model: Model, given: list[Any], limits: Limits) -> tuple[list[Array | _Raw], int]:
-    found: dict[str, Array | _Raw] = {}
+def _inputs(model: Model, tensors: list[Any], limits: Limits) -> tuple[list[Array | _Raw], int]:
+    inputs: dict[str, Array | _Raw] = {}
     start = 0
-    for tensor in given:
+    for tensor in tensors:
         if not isinstance(tensor, dict):
             raise RequestError(400, "each input must be an object with name, datatype and shape")
-        spec = input_of(model, tensor.get("name"), found)
+        spec = input_of(model, tensor.get("name"), inputs)
         shape = spec.check(tensor.get("datatype"), tensor.get("shape"))
         size = _parameters(tensor).get("binary_data_size")
         if size is None:
             if "data" not in tensor:
                 raise RequestError(400, f"input '{spec.name}' has neither data nor the parameter binary_data_size")
-            found[spec.name] = from_values(spec.name, spec.datatype, shape, tensor["data"])
+            inputs[spec.name] = from_values(spec.name, spec.datatype, shape, tensor["data"])
             continue
         if type(size) is not int or not 0 <= size <= limits.body_bytes:
             raise RequestError(400, f"input '{spec.name}': binary_data_size must be a number of bytes")
         dtype, count = DATATYPES[spec.datatype], elements(shape)
         if dtype.kind != "O" and size != count * dtype.itemsize:
-            said = f"{spec.datatype} {list(shape)} has {count * dtype.itemsize:,} bytes"
-            raise RequestError(400, f"input '{spec.name}': {said}; binary_data_size is {size:,}")
-        found[spec.name] = _Raw(spec, dtype, shape, start, start + size)
+            size_text = f"{spec.datatype} {list(shape)} has {count * dtype.itemsize:,} bytes"
+            raise RequestError(400, f"input '{spec.name}': {size_text}; binary_data_size is {size:,}")
+        inputs[spec.name] = _Raw(spec, dtype, shape, start, start + size)
         start += size
-    check_complete(model, found)
-    return [found[x.name] for x in model.inputs], start
+    check_complete(model, inputs)
+    return [inputs[x.name] for x in model.inputs], start
 
 
-def input_of(model: Model, name: Any, before: Mapping[str, Any]) -> TensorSpec:
-    """An input by its name. Raises RequestError: the model has none of this name, or it is there already."""
+def input_of(model: Model, name: Any, earlier: Mapping[str, Any]) -> TensorSpec:
+    """Return an input by its name. Raises RequestError: the model has none of this name, or it is there already."""
     index = model.input_index.get(name) if isinstance(name, str) else None
     if index is None:
         names = ", ".join(x.name for x in model.inputs)
         raise RequestError(400, f"model '{model.name}' has no input {str(name)[:100]!r}; its inputs: {names}")
-    if name in before:
+    if name in earlier:
         raise RequestError(400, f"input '{name}' is given twice")
     return model.inputs[index]
 
 
-def check_complete(model: Model, found: Mapping[str, Any]) -> None:
+def check_complete(model: Model, inputs: Mapping[str, Any]) -> None:
     """Raise RequestError where inputs are missing; names them."""
-    if missing := [x.name for x in model.inputs if x.name not in found]:
+    if missing := [x.name for x in model.inputs if x.name not in inputs]:
         raise RequestError(400, f"model '{model.name}' needs the inputs: {', '.join(missing)}")
 
 
 def rows_of(model: Model, shapes: Sequence[tuple[int, ...]], limits: Limits) -> int:
-    """Rows of a request. Raises RequestError: inputs disagree, there are none, or too many (413)."""
+    """Return rows of a request. Raises RequestError: inputs disagree, there are none, or too many (413)."""
     if not model.by_row:
         return 1
     counts = {shape[0] for shape in shapes}
     if len(counts) > 1:
-        said = ", ".join(f"{x.name} {shape[0]:,}" for x, shape in zip(model.inputs, shapes, strict=True))
-        raise RequestError(400, f"the inputs have different numbers of rows: {said}"[:1000])
+        counts_text = ", ".join(f"{x.name} {shape[0]:,}" for x, shape in zip(model.inputs, shapes, strict=True))
+        raise RequestError(400, f"the inputs have different numbers of rows: {counts_text}"[:1000])
     (rows,) = counts
     if rows == 0:
         raise RequestError(400, "the inputs have no rows")
@@ -216,29 +228,29 @@ def rows_of(model: Model, shapes: Sequence[tuple[int, ...]], limits: Limits) -> 
     return rows
 
 
-def _parameters(of: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = of.get("parameters", {})
-    if not isinstance(found, dict):
+def _parameters(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = container.get("parameters", {})
+    if not isinstance(parameters, dict):
         raise RequestError(400, '"parameters" must be an object')
-    return found
+    return parameters
 
 
-def _outputs(model: Model, asked: Any, raw: bool) -> tuple[tuple[int, bool], ...]:
-    if asked is None or asked == []:
+def _outputs(model: Model, requested: Any, raw: bool) -> tuple[tuple[int, bool], ...]:
+    if requested is None or requested == []:
         return tuple((i, raw) for i in range(len(model.outputs)))
-    if not isinstance(asked, list) or not all(isinstance(x, dict) for x in asked):
+    if not isinstance(requested, list) or not all(isinstance(x, dict) for x in requested):
         raise RequestError(400, '"outputs" must be a list of objects with a name')
-    found = []
-    for output in asked:
+    outputs = []
+    for output in requested:
         parameters = _parameters(output)
         if "classification" in parameters:
             raise RequestError(400, "the parameter 'classification' is not served: rank the outputs yourself")
-        found.append((output_of(model, output.get("name")), parameters.get("binary_data", raw) is True))
-    return tuple(found)
+        outputs.append((output_of(model, output.get("name")), parameters.get("binary_data", raw) is True))
+    return tuple(outputs)
 
 
 def output_of(model: Model, name: Any) -> int:
-    """An output's index. Raises RequestError: the model has none of this name."""
+    """Return an output's index. Raises RequestError: the model has none of this name."""
     index = model.output_index.get(name) if isinstance(name, str) else None
     if index is None:
         names = ", ".join(x.name for x in model.outputs)
@@ -247,8 +259,8 @@ def output_of(model: Model, name: Any) -> int:
 
 
 def answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> tuple[bytes, list[bytes]]:
-    """An answer's JSON, and the raw tensors that follow it."""
-    said: list[dict[str, Any]] = []
+    """Return an answer's JSON, and the raw tensors that follow it."""
+    tensors: list[dict[str, Any]] = []
     raws: list[bytes] = []
     for index, raw in plan.outputs:
         spec, array = model.outputs[index], outputs[index]
@@ -260,8 +272,8 @@ def answer(model: Model, plan: Plan, outputs: Sequence[Array]) -> tuple[bytes, l
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RequestError(500, f"output '{spec.name}' is not finite, which JSON cannot say: ask for it raw")
             tensor["data"] = array.ravel().tolist()
-        said.append(tensor)
-    header: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version), "outputs": said}
+        tensors.append(tensor)
+    header: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version), "outputs": tensors}
     if plan.id:
         header["id"] = plan.id
     return json.dumps(header, separators=(",", ":")).encode(), raws

@@ -1,27 +1,104 @@
-"""From what the repository has to what is served: loads, warms up, switches, unloads."""
+"""Served models: the catalogue at one moment, the loader that follows the repository, and the service."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
 
-from headrace.serve.assemble import models_of
+from headrace import __version__
 from headrace.serve.batching import Batcher
-from headrace.serve.catalogue import Catalogue, Release, Served
-from headrace.serve.errors import RequestError
-from headrace.serve.metrics import Metrics
-from headrace.serve.model import LoadFailure, Model
-from headrace.serve.options import ServeOptions
+from headrace.serve.infer_json import Plans
+from headrace.serve.metrics import Metrics, ModelMetrics
+from headrace.serve.model import LoadFailure, Model, models_of
+from headrace.serve.options import RequestError, ServeOptions
 from headrace.serve.repository import RELEASE, Contents, Signature, VersionFolder, read_repository
 
 logger = logging.getLogger(__name__)
-
 _Key = tuple[str, int]
-_Loaded = dict[str, dict[int, Release]]
 #: Seconds between two looks at whether a version that was replaced has answered its last request.
 _RETIRE_SECONDS = 0.5
+NAME = "headrace"
+EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration")
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A graph of a version that answers."""
+
+    model: Model
+    batcher: Batcher
+    metrics: ModelMetrics
+    plans: Plans = field(default_factory=Plans)
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A version of a model's folder with all its graphs, by the names under which they are asked."""
+
+    folder: VersionFolder
+    graphs: Mapping[str, Served]
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """Catalogue of served models. One assignment replaces it; requests keep the one that they began with.
+
+    Attributes:
+        releases: by the model's folder, by version, what is loaded.
+        current: by the same names, the version that answers where none is named.
+        failures: by folder and version, why it is not loaded.
+        ready: whether all that the repository wants served is, or an older release of it.
+    """
+
+    releases: Mapping[str, Mapping[int, Release]] = field(default_factory=dict)
+    current: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    ready: bool = False
+    _served: Mapping[tuple[str, str], Served] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        served: dict[tuple[str, str], Served] = {}
+        for folder, versions in self.releases.items():
+            for version, release in versions.items():
+                for name, graph in release.graphs.items():
+                    served[name, str(version)] = graph
+                    if self.current.get(folder) == version:
+                        served[name, ""] = graph
+        object.__setattr__(self, "_served", served)
+
+    def find(self, name: str, version: str) -> Served:
+        """Return what answers; `version` is empty where the current one is meant.
+
+        Raises RequestError: nothing does (404).
+        """
+        served = self._served.get((name, version))
+        if served is None:
+            raise RequestError(404, self._missing(name, version))
+        return served
+
+    def names(self) -> list[str]:
+        """Return the names of all graphs."""
+        return sorted({name for name, _ in self._served})
+
+    def versions(self, name: str) -> list[str]:
+        """Return the loaded versions of a graph."""
+        return sorted((v for n, v in self._served if n == name and v), key=int)
+
+    def _missing(self, name: str, version: str) -> str:
+        loaded = self.versions(name)
+        if loaded:
+            return f"model '{name}' has no version {version!r} here; loaded: {', '.join(loaded)}"[:500]
+        reasons = [f"version {v}: {reason}" for (folder, v), reason in self.failures.items() if folder == name]
+        if reasons:
+            return f"model '{name}' is not loaded: " + "; ".join(reasons)[:500]
+        return f"there is no model {name!r}; served: {', '.join(self.names()) or 'none'}"[:500]
+
+
+_Loaded = dict[str, dict[int, Release]]
 
 
 class Loader:
@@ -36,8 +113,8 @@ class Loader:
         self._options, self._runs, self._metrics = options, runs, metrics
         self._failed: dict[_Key, tuple[Signature, str]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._turn = asyncio.Lock()
-        self._wanted: set[str] | None = None if options.control == "poll" else set(options.models)
+        self._lock = asyncio.Lock()
+        self._requested_models: set[str] | None = None if options.control == "poll" else set(options.models)
         self._all_at_start = options.control == "explicit" and not options.models
         # What a repository of Triton's has beside graphs: ensembles, Python models, which are not served here.
         self._foreign: set[str] = set()
@@ -45,12 +122,12 @@ class Loader:
 
     async def start(self) -> None:
         """Load what is to be served at the start. Raises OSError: the repository cannot be read."""
-        async with self._turn:
+        async with self._lock:
             contents = await self._look()
             if self._all_at_start:
-                self._wanted = set(_chosen(contents))
+                self._requested_models = set(_chosen(contents))
             await self._update(contents)
-        for name in sorted((self._wanted or set()) - self._foreign - self.catalogue.current.keys()):
+        for name in sorted((self._requested_models or set()) - self._foreign - self.catalogue.current.keys()):
             logger.error("model '%s' is not served: %s", name, self._reason(contents, name)[1])
 
     async def poll(self) -> None:
@@ -58,7 +135,7 @@ class Loader:
         while True:
             await asyncio.sleep(self._options.poll_seconds)
             try:
-                async with self._turn:
+                async with self._lock:
                     await self._update(await self._look())
             except OSError as e:
                 logger.warning("the repository cannot be read, what is loaded stays: %s", e)
@@ -70,63 +147,70 @@ class Loader:
 
         What is refused and was not wanted before is not wanted afterwards.
         """
-        async with self._turn:
+        async with self._lock:
             contents = await self._look_or_refuse()
             if not contents.versions.get(name):
                 raise RequestError(404, f"the repository has no version of a model {name!r}"[:300])
-            is_new = self._wanted is not None and name not in self._wanted
-            if self._wanted is not None:
-                self._wanted.add(name)
+            is_new = self._requested_models is not None and name not in self._requested_models
+            if self._requested_models is not None:
+                self._requested_models.add(name)
             for version in contents.versions[name]:
                 self._failed.pop((name, version), None)
             await self._update(contents)
             current = self.catalogue.current.get(name)
             if contents.fault is None and current is not None and current == _chosen(contents).get(name):
                 return
-            status, why = self._reason(contents, name)
-            if is_new and current is None and self._wanted is not None:
-                self._wanted.discard(name)
+            status, reason = self._reason(contents, name)
+            if is_new and current is None and self._requested_models is not None:
+                self._requested_models.discard(name)
                 await self._update(contents)
-            raise RequestError(status, why, retry_after=5 if status == 503 else None)
+            raise RequestError(status, reason, retry_after=5 if status == 503 else None)
 
     def _reason(self, contents: Contents, name: str) -> tuple[int, str]:
-        """Why a model is not served as the repository says, and the status of HTTP for it."""
+        """Return why a model is not served as the repository says, and the status of HTTP for it."""
         failures = self.catalogue.failures
         version = _chosen(contents).get(name)
         if contents.fault is not None:
             return 503, contents.fault
         if version is None:
-            where = "the repository has no version of it" if contents.release is None else f"{RELEASE} does not name it"
-            return 400, f"model '{name}': {where}"
+            problem = (
+                "the repository has no version of it" if contents.release is None else f"{RELEASE} does not name it"
+            )
+            return 400, f"model '{name}': {problem}"
         if (name, version) in failures:
             return 400, f"version {version} of model '{name}' cannot be loaded: {failures[name, version]}"
-        others = [f"version {v} of model '{n}' cannot be loaded: {why}" for (n, v), why in failures.items()]
-        return 400, f"version {version} of model '{name}' is of a release of which {'; '.join(others)}"[:1000]
+        failed = [f"version {v} of model '{n}' cannot be loaded: {failure}" for (n, v), failure in failures.items()]
+        return 400, f"version {version} of model '{name}' is of a release of which {'; '.join(failed)}"[:1000]
 
     async def unload(self, name: str) -> None:
         """Serve a model no more. Raises RequestError: the repository decides that, or it is not served."""
-        if self._wanted is None:
+        if self._requested_models is None:
             raise RequestError(400, "models are unloaded by requests where the server has --control explicit")
-        async with self._turn:
-            if name not in self._wanted:
+        async with self._lock:
+            if name not in self._requested_models:
                 raise RequestError(404, f"model {name!r} is not loaded"[:300])
-            self._wanted.discard(name)
+            self._requested_models.discard(name)
             releases = {n: r for n, r in self.catalogue.releases.items() if n != name}
             failures = {k: v for k, v in self.catalogue.failures.items() if k[0] != name}
             current = {n: v for n, v in self.catalogue.current.items() if n != name}
-            self._switch(Catalogue(releases, current, failures, self._wanted - self._foreign <= current.keys()))
+            self._switch(
+                Catalogue(releases, current, failures, self._requested_models - self._foreign <= current.keys())
+            )
 
     async def index(self) -> list[dict[str, str]]:
-        """All versions that the repository has, and their states. Raises RequestError: it cannot be read (503)."""
-        contents, catalogue, found = await self._look_or_refuse(), self.catalogue, []
+        """Return all versions that the repository has, and their states.
+
+        Raises RequestError: it cannot be read (503).
+        """
+        contents, catalogue, records = await self._look_or_refuse(), self.catalogue, []
         for name, versions in contents.versions.items():
             releases = catalogue.releases.get(name, {})
             for version in versions:
                 ready = version in releases
-                why = catalogue.failures.get((name, version), "" if ready else "unloaded")
-                state = {"version": str(version), "state": "READY" if ready else "UNAVAILABLE", "reason": why}
-                found += [{"name": graph, **state} for graph in (releases[version].graphs if ready else [name])]
-        return found
+                reason = catalogue.failures.get((name, version), "" if ready else "unloaded")
+                state = {"version": str(version), "state": "READY" if ready else "UNAVAILABLE", "reason": reason}
+                records += [{"name": graph, **state} for graph in (releases[version].graphs if ready else [name])]
+        return records
 
     def close(self) -> None:
         """End the loading thread."""
@@ -146,86 +230,88 @@ class Loader:
         if contents.fault is not None:
             self._say_fault(contents.fault)
             return
-        target = {n: v for n, v in _chosen(contents).items() if self._wanted is None or n in self._wanted}
+        target = {
+            n: v for n, v in _chosen(contents).items() if self._requested_models is None or n in self._requested_models
+        }
         loaded: _Loaded = {n: dict(r) for n, r in self.catalogue.releases.items()}
         failures: dict[_Key, str] = {}
         self._foreign = {n for n, v in contents.versions.items() if not any(x.is_onnx for x in v.values())}
-        asked = (set(target) if self._wanted is None else self._wanted) - self._foreign
+        required = (set(target) if self._requested_models is None else self._requested_models) - self._foreign
         if contents.release is not None and self.catalogue.current:
             # Of a release that has failed nothing is loaded again.
             known = {key: self._known_failure(contents, *key, loaded) for key in target.items()}
-            failures = {key: why for key, why in known.items() if why is not None}
+            failures = {key: reason for key, reason in known.items() if reason is not None}
         for name, version in target.items() if not failures else ():
             await self._load_one(contents, name, version, loaded, failures)
         if contents.release is not None:
             # All of a release, or what was served before.
             if failures and self.catalogue.current:
                 target = dict(self.catalogue.current)
-                asked = set(target) if self._wanted is None else asked
+                required = set(target) if self._requested_models is None else required
         else:
             target = await self._older_where_failed(contents, target, loaded, failures)
         target = {n: v for n, v in target.items() if v in loaded.get(n, {})}
-        kept: _Loaded = {}
+        retained: _Loaded = {}
         for name, version in target.items():
             older = sorted((v for v in contents.versions.get(name, {}) if v < version), reverse=True)
-            for other in older[: self._options.versions - 1]:
-                await self._load_one(contents, name, other, loaded, failures)
+            for older_version in older[: self._options.versions - 1]:
+                await self._load_one(contents, name, older_version, loaded, failures)
             stay = (version, *older[: self._options.versions - 1])
-            kept[name] = {v: loaded[name][v] for v in stay if v in loaded[name]}
-        ready = asked <= set(target)
+            retained[name] = {v: loaded[name][v] for v in stay if v in loaded[name]}
+        ready = required <= set(target)
         unchanged = target == self.catalogue.current and failures == self.catalogue.failures
-        if unchanged and ready == self.catalogue.ready and _keys(kept) == _keys(self.catalogue.releases):
+        if unchanged and ready == self.catalogue.ready and _keys(retained) == _keys(self.catalogue.releases):
             return
-        self._switch(Catalogue(kept, target, failures, ready))
+        self._switch(Catalogue(retained, target, failures, ready))
 
     async def _older_where_failed(
         self, contents: Contents, target: dict[str, int], loaded: _Loaded, failures: dict[_Key, str]
     ) -> dict[str, int]:
-        """Without a release each model stands alone: where its newest version fails, the newest one that does not."""
-        found = {}
+        """Return the newest version of each model that can be loaded: without a release models are independent."""
+        chosen = {}
         for name, version in target.items():
             for older in sorted((v for v in contents.versions.get(name, {}) if v <= version), reverse=True):
                 if older not in loaded.get(name, {}):
                     await self._load_one(contents, name, older, loaded, failures)
                 if older in loaded.get(name, {}):
-                    found[name] = older
+                    chosen[name] = older
                     break
-        return found
+        return chosen
 
     async def _load_one(
         self, contents: Contents, name: str, version: int, loaded: _Loaded, failures: dict[_Key, str]
     ) -> None:
-        found = contents.versions.get(name, {}).get(version)
+        folder = contents.versions.get(name, {}).get(version)
         known = self._known_failure(contents, name, version, loaded)
         if known is not None:
             failures[name, version] = known
-        if known is not None or found is None or _has(loaded, found):
+        if known is not None or folder is None or _has(loaded, folder):
             return
         try:
-            models = await asyncio.get_running_loop().run_in_executor(self._thread, self._models, found)
+            models = await asyncio.get_running_loop().run_in_executor(self._thread, self._models, folder)
         except Exception as e:
             expected = isinstance(e, LoadFailure | ValueError | OSError)
-            why = str(e) if expected else f"{type(e).__name__}: {e}"
-            failures[name, version] = why
-            self._failed[name, version] = (found.signature, why)
-            logger.error("version %s of model '%s' cannot be loaded: %s", version, name, why, exc_info=not expected)
+            reason = str(e) if expected else f"{type(e).__name__}: {e}"
+            failures[name, version] = reason
+            self._failed[name, version] = (folder.signature, reason)
+            logger.error("version %s of model '%s' cannot be loaded: %s", version, name, reason, exc_info=not expected)
             return
         self._failed.pop((name, version), None)
-        loaded.setdefault(name, {})[version] = Release(found, {n: self._served(m) for n, m in models.items()})
+        loaded.setdefault(name, {})[version] = Release(folder, {n: self._served(m) for n, m in models.items()})
 
     def _known_failure(self, contents: Contents, name: str, version: int, loaded: _Loaded) -> str | None:
-        """Why a version cannot be loaded, as far as that is known without another attempt."""
-        found = contents.versions.get(name, {}).get(version)
-        if found is None:
+        """Return why a version cannot be loaded, as far as that is known without another attempt."""
+        folder = contents.versions.get(name, {}).get(version)
+        if folder is None:
             return None if version in loaded.get(name, {}) else "the repository does not have it"
-        before = self._failed.get((name, version))
-        return before[1] if before is not None and before[0] == found.signature and not _has(loaded, found) else None
+        failed = self._failed.get((name, version))
+        return failed[1] if failed is not None and failed[0] == folder.signature and not _has(loaded, folder) else None
 
-    def _models(self, found: VersionFolder) -> dict[str, Model]:
-        return models_of(found, self._options.threads, self._options.allow_nan)
+    def _models(self, folder: VersionFolder) -> dict[str, Model]:
+        return models_of(folder, self._options.threads, self._options.allow_nan)
 
     def _served(self, model: Model) -> Served:
-        metrics = self._metrics.of(model.name, model.version)
+        metrics = self._metrics.of_model(model.name, model.version)
         return Served(model, Batcher(model, self._options.limits, self._runs, metrics), metrics)
 
     def _switch(self, new: Catalogue) -> None:
@@ -240,21 +326,21 @@ class Loader:
             self._metrics.current.remove(name)
         self._metrics.failures.set(len(new.failures))
         staying = set(map(id, _graphs(new)))
-        gone = [g for g in _graphs(old) if id(g) not in staying]
-        if gone:
-            task = asyncio.get_running_loop().create_task(self._retire(gone))
+        removed = [g for g in _graphs(old) if id(g) not in staying]
+        if removed:
+            task = asyncio.get_running_loop().create_task(self._retire(removed))
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
 
-    async def _retire(self, gone: list[Served]) -> None:
+    async def _retire(self, removed: list[Served]) -> None:
         """Free what is served no more when it has answered its last request, in the loading thread."""
         await asyncio.sleep(_RETIRE_SECONDS)
-        while not all(g.batcher.idle for g in gone):
+        while not all(g.batcher.idle for g in removed):
             await asyncio.sleep(_RETIRE_SECONDS)
         current = {(g.model.name, g.model.version) for g in _graphs(self.catalogue)}
-        for metrics in [g.metrics for g in gone if (g.model.name, g.model.version) not in current]:
+        for metrics in [g.metrics for g in removed if (g.model.name, g.model.version) not in current]:
             metrics.remove()
-        await asyncio.get_running_loop().run_in_executor(self._thread, gone.clear)
+        await asyncio.get_running_loop().run_in_executor(self._thread, removed.clear)
 
     def _say_fault(self, fault: str) -> None:
         if self._failed.get(("", 0), ((), ""))[1] != fault:
@@ -263,15 +349,15 @@ class Loader:
 
 
 def _chosen(contents: Contents) -> dict[str, int]:
-    """By model, the version that the repository wants served: of the release, or the newest."""
+    """Return by model the version to serve: that of the release, or the newest."""
     if contents.release is not None:
         return contents.release
     return {name: max(versions) for name, versions in contents.versions.items() if versions}
 
 
-def _has(loaded: _Loaded, found: VersionFolder) -> bool:
-    had = loaded.get(found.model, {}).get(found.version)
-    return had is not None and had.found.signature == found.signature
+def _has(loaded: _Loaded, folder: VersionFolder) -> bool:
+    existing = loaded.get(folder.model, {}).get(folder.version)
+    return existing is not None and existing.folder.signature == folder.signature
 
 
 def _graphs(catalogue: Catalogue) -> Iterable[Served]:
@@ -280,3 +366,97 @@ def _graphs(catalogue: Catalogue) -> Iterable[Served]:
 
 def _keys(releases: Mapping[str, Mapping[int, Release]]) -> dict[str, dict[int, int]]:
     return {n: {v: id(r) for v, r in rs.items()} for n, rs in releases.items()}
+
+
+class Service:
+    """Service of one server, for both protocols.
+
+    Attributes:
+        options: of the server.
+        loader: what is served.
+        metrics: what is counted.
+    """
+
+    def __init__(self, options: ServeOptions, loader: Loader, metrics: Metrics) -> None:
+        self.options, self.loader, self.metrics = options, loader, metrics
+        self.pending_bytes = 0
+
+    def find(self, name: str, version: str) -> Served:
+        """See `Catalogue.find`."""
+        return self.loader.catalogue.find(name, version)
+
+    def check_size(self, count: int) -> None:
+        """Raise RequestError (413) where a body has too many bytes."""
+        most = self.options.limits.body_bytes
+        if count > most:
+            raise RequestError(413, f"a body of {count:,} bytes or more; a request may have {most:,}")
+
+    def take_bytes(self, count: int) -> None:
+        """Count bytes of a body that have arrived. Raises RequestError (503): all together are too many."""
+        if self.pending_bytes + count > self.options.limits.pending_bytes:
+            raise RequestError(503, f"{self.pending_bytes:,} bytes of other requests are in memory", retry_after=1)
+        self.pending_bytes += count
+
+    def give_back(self, count: int) -> None:
+        """They have been answered."""
+        self.pending_bytes -= count
+
+    @property
+    def ready(self) -> bool:
+        """Return whether all required models are served."""
+        return self.loader.catalogue.ready
+
+    def has(self, name: str, version: str) -> bool:
+        """Return whether a model answers."""
+        try:
+            self.find(name, version)
+        except RequestError:
+            return False
+        return True
+
+    @staticmethod
+    def server() -> dict[str, Any]:
+        """Return the server's metadata."""
+        return {
+            "name": NAME,
+            "version": __version__,
+            "extensions": ["binary_tensor_data", "model_repository", "model_configuration"],
+        }
+
+    def metadata(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's. Raises RequestError."""
+        model = self.find(name, version).model
+        return {
+            "name": model.name,
+            "versions": [version] if version else self.loader.catalogue.versions(name),
+            "platform": "onnxruntime_onnx",
+            "inputs": [x.json() for x in model.inputs],
+            "outputs": [x.json() for x in model.outputs],
+        }
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's, by Triton's fields: rows are not among dims where requests are merged.
+
+        Raises RequestError.
+        """
+        model = self.find(name, version).model
+        of_rows = 1 if model.by_row else 0
+
+        def tensors(specs: Sequence[Any]) -> list[dict[str, Any]]:
+            kinds = {"BYTES": "TYPE_STRING"}
+            return [
+                {
+                    "name": x.name,
+                    "data_type": kinds.get(x.datatype, f"TYPE_{x.datatype}"),
+                    "dims": list(x.shape[of_rows:]),
+                }
+                for x in specs
+            ]
+
+        return {
+            "name": model.name,
+            "platform": "onnxruntime_onnx",
+            "max_batch_size": self.options.limits.rows if model.by_row else 0,
+            "input": tensors(model.inputs),
+            "output": tensors(model.outputs),
+        }

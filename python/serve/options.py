@@ -1,22 +1,42 @@
-"""What a server is started with."""
+"""Options and limits of a server, its token, and the error of refused requests."""
 
 from __future__ import annotations
 
+import hmac
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+#: Status of a request whose client closed the connection before its answer, as nginx logs it.
+CLIENT_GONE = 499
+
 #: Who decides which versions are loaded: the repository, looked at every few seconds, or requests.
 Control = Literal["poll", "explicit"]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Of requests, connections and waiting.
+class RequestError(Exception):
+    """A request that is answered by an error.
 
     Attributes:
-        body_bytes: of a request.
+        status: of HTTP; `grpc_service` has gRPC's code for it.
+        message: what is wrong, where, and what is expected.
+        retry_after: seconds after which the same request may be answered; None: it would fail again.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of requests, connections and waiting.
+
+    Attributes:
+        body_bytes: of a request's body.
         json_bytes: of its JSON, during whose reading nothing else is answered.
         pending_bytes: of all bodies that are in memory, being read or waiting.
         rows: of a request.
@@ -47,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `headrace serve` was told.
+    """Options of `headrace serve`.
 
     Attributes:
         repository: folder of models.
@@ -80,3 +100,15 @@ class ServeOptions:
     token: str | None = field(default=None, repr=False)
     allow_nan: bool = False
     limits: Limits = Limits()
+
+
+class Access:
+    """Check of the token that requests must have, `Authorization: Bearer TOKEN`; without a token all are admitted."""
+
+    def __init__(self, token: str | None) -> None:
+        self._expected = None if token is None else b"Bearer " + token.encode()
+
+    def check(self, authorization: bytes) -> None:
+        """Raise RequestError (401) where it is not the token."""
+        if self._expected is not None and not hmac.compare_digest(authorization, self._expected):
+            raise RequestError(401, "this server asks for a token: Authorization: Bearer TOKEN")

@@ -1,7 +1,9 @@
-"""What is in a model repository, by names, sizes and times of its files: nothing is loaded.
+"""Model repository on disk: its versions, its releases, and pushes of new versions that are released together.
+
+Contents are read from names, sizes and times of files: nothing is loaded.
 
 MODEL/VERSION/model.onnx    a graph and its tables' files, as Triton wants them; VERSION is a number
-MODEL/VERSION/export.json   of `headrace export`: further graphs are beside it, see headrace.serve.assemble
+MODEL/VERSION/export.json   of `headrace export`: further graphs are beside it, see headrace.serve.model
 release.json                {"models": {MODEL: VERSION}}: which versions agree; without it, the newest of each model
 """
 
@@ -9,17 +11,31 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from headrace.errors import BusyError, UserError
+from headrace.serve.delta import apply_delta, digest_of
+from headrace.storage import Location
+from headrace.storage.lease import Held
 
 GRAPH, RECORD, RELEASE = "model.onnx", "export.json", "release.json"
 #: A file's name, size and time, for each file: what a failed version must differ in to be tried again.
 Signature = tuple[tuple[str, int, int], ...]
 
+#: Earlier releases that the file names, newest first.
+_EARLIER = 30
+#: Versions of a model that a push leaves.
+KEEP = 7
+_Fill = Callable[[Location, Location], None]
+
 
 @dataclass(frozen=True)
 class Parts:
-    """What a version is made of.
+    """Files of a version.
 
     Attributes:
         graphs: of an export, by their names there; empty where the folder is none.
@@ -42,36 +58,36 @@ class VersionFolder:
     signature: Signature
 
     def parts(self) -> Parts:
-        """What is to be loaded. Raises ValueError: the folder is torn; says how."""
+        """Return the files to load. Raises ValueError: the folder is damaged."""
         record = self.folder / RECORD
         if not record.is_file():
             return Parts({}, None, self.folder / GRAPH)
         try:
-            said = json.loads(record.read_bytes())
-            sizes = {str(name): int(size) for name, size in said.get("files", {}).items()}
-            graphs = {str(name): self.folder / graph["file"] for name, graph in said.get("graphs", {}).items()}
-            items = said.get("items")
-            found = None if items is None else (self.folder / items["file"], int(items["first_code"]))
+            export = json.loads(record.read_bytes())
+            sizes = {str(name): int(size) for name, size in export.get("files", {}).items()}
+            graphs = {str(name): self.folder / graph["file"] for name, graph in export.get("graphs", {}).items()}
+            items = export.get("items")
+            items_file = None if items is None else (self.folder / items["file"], int(items["first_code"]))
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as e:
             raise ValueError(f"{record}: no record of an export: {e}") from None
-        if said.get("format", "onnx") != "onnx":
-            raise ValueError(f"{record}: an export of the format {said['format']}; ONNX is served")
+        if export.get("format", "onnx") != "onnx":
+            raise ValueError(f"{record}: an export of the format {export['format']}; ONNX is served")
         for name, size in sizes.items():
-            there = (self.folder / name).stat().st_size if (self.folder / name).is_file() else None
-            if there != size:
-                what = "is missing" if there is None else f"has {there:,} bytes"
-                raise ValueError(f"{self.folder / name} {what}; {RECORD} says {size:,} bytes")
-        return Parts(graphs, found, self.folder / GRAPH)
+            file_size = (self.folder / name).stat().st_size if (self.folder / name).is_file() else None
+            if file_size != size:
+                problem = "is missing" if file_size is None else f"has {file_size:,} bytes"
+                raise ValueError(f"{self.folder / name} {problem}; {RECORD} says {size:,} bytes")
+        return Parts(graphs, items_file, self.folder / GRAPH)
 
     @property
     def is_onnx(self) -> bool:
-        """Whether it has a graph at all: a repository of Triton's has models of other kinds beside them."""
+        """Return whether the version has a graph: a Triton repository also has models of other kinds."""
         return any(name in (GRAPH, RECORD) for name, _, _ in self.signature)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a repository has.
+    """Contents of a repository.
 
     Attributes:
         versions: by model, by number.
@@ -86,17 +102,17 @@ class Contents:
 
 def read_repository(folder: Path) -> Contents:
     """Look at a repository. Raises OSError: it is not there, cannot be read, or was moved meanwhile."""
-    before = folder.stat()
+    stat = folder.stat()
     versions: dict[str, dict[int, VersionFolder]] = {}
     for model in sorted(folder.iterdir()):
         if model.name.startswith(".") or not model.is_dir():
             continue
         numbers = [v for v in model.iterdir() if v.name.isdecimal() and v.name.isascii() and not v.name.startswith("0")]
-        found = {int(v.name): _version(model.name, v) for v in numbers if v.is_dir()}
-        versions[model.name] = dict(sorted(found.items()))
+        folders = {int(v.name): _version(model.name, v) for v in numbers if v.is_dir()}
+        versions[model.name] = dict(sorted(folders.items()))
     release, fault = _release(folder / RELEASE)
     # Of a folder that is moved away, what has not been looked at yet seems to be removed.
-    if not os.path.samestat(before, folder.stat()):
+    if not os.path.samestat(stat, folder.stat()):
         raise OSError(f"{folder} was replaced while it was read")
     return Contents(versions, release, fault)
 
@@ -127,3 +143,155 @@ def _release(file: Path) -> tuple[dict[str, int] | None, str | None]:
     except (ValueError, KeyError, TypeError) as e:
         return None, f"{file} is no release: {e}"
     return {str(name): int(version) for name, version in models.items()}, None
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Content of `release.json`: released versions by model, and earlier releases, newest first."""
+
+    now: Mapping[str, int]
+    earlier: tuple[Mapping[str, int], ...] = ()
+
+
+def read_releases(repository: Location) -> Releases:
+    """Read the releases of a repository, none at first. Raises UserError: the file is something else."""
+    file = repository / RELEASE
+    if not file.is_file():
+        return Releases({})
+    try:
+        content = json.loads(file.read_bytes())
+        return Releases(_models(content["models"]), tuple(_models(m) for m in content.get("earlier", [])))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UserError(f"{file} is no release of `headrace repository`: {e}") from None
+
+
+def _models(versions: Any) -> dict[str, int]:
+    return {str(name): int(version) for name, version in versions.items()}
+
+
+def write_release(repository: Location, models: Mapping[str, int]) -> None:
+    """Have these versions served together from now on, by one step."""
+    releases = read_releases(repository)
+    earlier = [releases.now, *releases.earlier][:_EARLIER] if releases.now else []
+    _put(repository, models, earlier)
+
+
+@contextmanager
+def writing(repository: Location) -> Iterator[None]:
+    """Be the only one that changes a repository. Raises BusyError: another process does; says which."""
+    try:
+        with (repository / ".push").lease():
+            yield
+    except Held as e:
+        raise BusyError(f"another process changes {repository} ({e}): wait for it or stop it") from None
+
+
+def roll_back(repository: Location) -> Mapping[str, int]:
+    """Have the versions before these served again; which they are.
+
+    Raises:
+        UserError: there are none.
+        BusyError: a push is at work.
+    """
+    if not repository.is_dir():
+        raise UserError(f"{repository} is no folder")
+    with writing(repository):
+        releases = read_releases(repository)
+        if not releases.earlier:
+            raise UserError(f"{repository} has no earlier release")
+        target, *earlier = releases.earlier
+        for model, version in target.items():
+            if not (repository / model / str(version)).is_dir():
+                raise UserError(f"{repository / model / str(version)}, of the release before, is gone")
+        _put(repository, target, earlier)
+    return target
+
+
+def _put(repository: Location, models: Mapping[str, int], earlier: list[Mapping[str, int]]) -> None:
+    content = {"models": dict(models), "earlier": [dict(m) for m in earlier]}
+    (repository / RELEASE).put_text(json.dumps(content, indent=1) + "\n")
+
+
+def push(repository: Location, folders: Mapping[str, Location], keep: int = KEEP) -> int:
+    """Add a folder to each model as its next version, all of one number, and release them.
+
+    The versions appear one after the other and whole; servers take them when the release, which comes last, names them.
+    Files that the model's released version has alike are shared with it. Other models stay as they are: the first
+    release names the newest version of each.
+
+    Args:
+        repository: is made where it is not.
+        folders: by model, of an export (`headrace export`) or of any ONNX graph `model.onnx`.
+        keep: of each model's versions, the newest ones; older ones are removed; a server that has one loaded goes on.
+
+    Returns:
+        the version.
+
+    Raises:
+        UserError: a folder has no graph.
+        BusyError: another push is at work.
+    """
+    for model, folder in folders.items():
+        if not (folder / "model.onnx").is_file():
+            raise UserError(f"{folder}, for model '{model}', has no model.onnx")
+    return _push(repository, {m: _copier(folder) for m, folder in folders.items()}, keep)
+
+
+def push_deltas(repository: Location, deltas: Mapping[str, Location], keep: int = KEEP) -> int:
+    """Push deltas since the released versions, as `push` does whole folders; see `headrace.serve.delta`."""
+    if new := [m for m in deltas if m not in read_releases(repository).now]:
+        raise UserError(f"{repository} has no release of {', '.join(new)}: push it whole first")
+
+    def fill(delta: Location) -> _Fill:
+        return lambda base, folder: apply_delta(base, delta, folder)
+
+    return _push(repository, {m: fill(delta) for m, delta in deltas.items()}, keep)
+
+
+def _push(repository: Location, fills: Mapping[str, _Fill], keep: int) -> int:
+    for model in fills:
+        if not model or model.startswith(".") or "/" in model:
+            raise UserError(f"'{model}' cannot be a model's name: it is a folder's")
+    repository.make_dir()
+    with writing(repository):
+        released = read_releases(repository).now if (repository / RELEASE).is_file() else _newest(repository)
+        version = 1 + max((v for model in fills for v in _versions(repository / model)), default=0)
+        for model, fill in fills.items():
+            base = repository / model / str(released.get(model, 0))
+            with (repository / model / str(version)).new_folder() as folder:
+                fill(base, folder)
+        write_release(repository, {**released, **dict.fromkeys(fills, version)})
+        for model in fills:
+            for old in _versions(repository / model)[:-keep]:
+                if old not in (version, released.get(model)):
+                    (repository / model / str(old)).remove()
+    return version
+
+
+def _versions(model: Location) -> list[int]:
+    names = [v.name for v in model.entries()]
+    return sorted(int(n) for n in names if n.isdecimal() and n.isascii() and not n.startswith("0"))
+
+
+def _newest(repository: Location) -> dict[str, int]:
+    """Return the versions that servers load while nothing is released: the newest of each model with a graph."""
+    newest = {}
+    for model in repository.entries():
+        if model.name.startswith(".") or not model.is_dir():
+            continue
+        folders = {v: model / str(v) for v in _versions(model)}
+        graphs = [v for v, folder in folders.items() if (folder / GRAPH).is_file() or (folder / RECORD).is_file()]
+        if graphs:
+            newest[model.name] = max(graphs)
+    return newest
+
+
+def _copier(source: Location) -> _Fill:
+    def fill(base: Location, folder: Location) -> None:
+        for file in source.files():
+            name = file.below(source)
+            old = base / name
+            same = old.is_file() and old.size() == file.size() and digest_of(old) == digest_of(file)
+            (folder / name).copy_from(old if same else file, share=same)
+
+    return fill

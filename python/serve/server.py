@@ -1,4 +1,4 @@
-"""The process: one event loop for both protocols, one thread for long runs, one for loading."""
+"""Server process: one event loop for both protocols, one thread for long runs, one for loading."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ import uvloop
 
 from headrace.errors import UserError
 from headrace.serve.grpc_service import listen, make_server
-from headrace.serve.http_app import HttpApp
-from headrace.serve.http_server import BACKLOG, serve_http
-from headrace.serve.loader import Loader
+from headrace.serve.http_server import BACKLOG, HttpApp, serve_http
+from headrace.serve.loader import Loader, Service
 from headrace.serve.metrics import Metrics
 from headrace.serve.options import ServeOptions
-from headrace.serve.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ async def _serve(options: ServeOptions, started: Callable[[str, str | None], Non
         polling = asyncio.create_task(loader.poll()) if options.control == "poll" else None
         over_grpc, grpc_address = await _start_grpc(service)
         try:
-            http_address = f"{'http' if options.certificate is None else 'https'}://{_shown(taken)}"
+            http_address = f"{'http' if options.certificate is None else 'https'}://{_address(taken)}"
             started(http_address, grpc_address)
             await serve_http(HttpApp(service), options.limits, taken, tls, _GRACE)
         finally:
@@ -115,13 +113,13 @@ def _socket(options: ServeOptions) -> socket.socket:
     return taken
 
 
-def _shown(taken: socket.socket) -> str:
+def _address(taken: socket.socket) -> str:
     host, port = taken.getsockname()[:2]
     return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody outside this machine reaches an address."""
+    """Return whether an address is reachable from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

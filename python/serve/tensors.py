@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.serve.errors import RequestError
+from headrace.serve.options import RequestError
 
 Array = npt.NDArray[Any]
 
@@ -51,6 +51,11 @@ ONNX_TYPES = {
 }
 
 
+Blocks = Sequence[Array]
+#: Of each block how many inputs it has, and their shape behind their rows.
+ShapeKey = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """An input or output of a model; -1 in its shape: any length."""
@@ -60,13 +65,15 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def check(self, datatype: Any, shape: Any) -> tuple[int, ...]:
-        """A tensor's shape. Raises RequestError: it is not one of these."""
+        """Return a tensor's shape. Raises RequestError: it is not one of these."""
         if datatype != self.datatype:
             raise RequestError(400, f"input '{self.name}' has the type {datatype!r}; expected {self.datatype}")
         if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-            said = "" if not isinstance(shape, list) else f" of {len(shape):,} numbers from 0 on"
-            raise RequestError(400, f"input '{self.name}': its shape must be a list of lengths{said}")
-        if len(shape) != len(self.shape) or any(own not in (-1, n) for own, n in zip(self.shape, shape, strict=True)):
+            lengths_text = "" if not isinstance(shape, list) else f" of {len(shape):,} numbers from 0 on"
+            raise RequestError(400, f"input '{self.name}': its shape must be a list of lengths{lengths_text}")
+        if len(shape) != len(self.shape) or any(
+            expected not in (-1, n) for expected, n in zip(self.shape, shape, strict=True)
+        ):
             raise RequestError(
                 400, f"input '{self.name}' has the shape {str(shape)[:200]}; expected {list(self.shape)}"
             )
@@ -75,12 +82,12 @@ class TensorSpec:
         return tuple(shape)
 
     def json(self) -> dict[str, Any]:
-        """For the metadata."""
+        """Return the tensor's metadata as JSON values."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
 def elements(shape: Iterable[int]) -> int:
-    """Of a tensor."""
+    """Return the number of elements of a tensor."""
     count = 1
     for n in shape:
         count *= n
@@ -88,7 +95,10 @@ def elements(shape: Iterable[int]) -> int:
 
 
 def from_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
-    """A tensor of its raw bytes: a view of them, except of BYTES. Raises RequestError: they are too many or too few."""
+    """Return a tensor of its raw bytes: a view of them, except of BYTES.
+
+    Raises RequestError: they are too many or too few.
+    """
     count = elements(shape)
     if datatype == "BYTES":
         return _strings(name, count, bytes(data)).reshape(shape)
@@ -101,30 +111,33 @@ def from_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | mem
 
 
 def _strings(name: str, count: int, data: bytes) -> Array:
-    found: list[str] = []
-    at = 0
+    texts: list[str] = []
+    offset = 0
     try:
-        while at < len(data):
-            (length,) = struct.unpack_from("<I", data, at)
-            at += 4
-            if at + length > len(data):
+        while offset < len(data):
+            (length,) = struct.unpack_from("<I", data, offset)
+            offset += 4
+            if offset + length > len(data):
                 raise RequestError(400, f"input '{name}': a string of {length:,} bytes is cut off")
-            found.append(data[at : at + length].decode())
-            at += length
+            texts.append(data[offset : offset + length].decode())
+            offset += length
     except struct.error:
         raise RequestError(400, f"input '{name}': the length of a string is cut off") from None
     except UnicodeDecodeError:
         raise RequestError(400, f"input '{name}': a string is not UTF-8") from None
-    if len(found) != count:
-        raise RequestError(400, f"input '{name}' has {len(found):,} strings; its shape says {count:,}")
+    if len(texts) != count:
+        raise RequestError(400, f"input '{name}' has {len(texts):,} strings; its shape says {count:,}")
     array = np.empty(count, object)
-    array[:] = found
+    array[:] = texts
     return array
 
 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> Array:
-    """A tensor of numbers or strings in row order, nested or flat. Raises RequestError: they are something else."""
-    wanted = DATATYPES[datatype]
+    """Return a tensor of numbers or strings in row order, nested or flat.
+
+    Raises RequestError: they are something else.
+    """
+    dtype = DATATYPES[datatype]
     if datatype == "BYTES":
         flat = _flat(values)
         if not all(isinstance(v, str) for v in flat):
@@ -132,58 +145,58 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -
         array = np.empty(len(flat), object)
         array[:] = flat
     else:
-        array = _numbers(name, datatype, wanted, values)
+        array = _numbers(name, datatype, dtype, values)
     if array.size != elements(shape):
-        said = f"its shape {list(shape)} has {elements(shape):,}"
-        raise RequestError(400, f"input '{name}' has {array.size:,} values; {said}")
+        expected = f"its shape {list(shape)} has {elements(shape):,}"
+        raise RequestError(400, f"input '{name}' has {array.size:,} values; {expected}")
     return array.reshape(shape)
 
 
-def _numbers(name: str, datatype: str, wanted: np.dtype[Any], values: Any) -> Array:
-    if wanted.kind in "iu":
-        return _integers(name, datatype, wanted, values)
+def _numbers(name: str, datatype: str, dtype: np.dtype[Any], values: Any) -> Array:
+    if dtype.kind in "iu":
+        return _integers(name, datatype, dtype, values)
     try:
         array = np.array(values)
     except (ValueError, OverflowError, RecursionError):
         raise RequestError(400, f"input '{name}': its data are no even lists of numbers") from None
-    kinds = {"b": "b", "f": "iuf"}[wanted.kind]
+    kinds = {"b": "b", "f": "iuf"}[dtype.kind]
     if array.size and array.dtype.kind not in kinds:
         raise RequestError(400, f"input '{name}': its data must be of the type {datatype}")
     with np.errstate(over="ignore"):
-        found: Array = array.astype(wanted)
-    if wanted.kind == "f" and np.isinf(found).any():
+        converted: Array = array.astype(dtype)
+    if dtype.kind == "f" and np.isinf(converted).any():
         raise RequestError(400, f"input '{name}': its data do not fit into {datatype}, or are infinite")
-    return found
+    return converted
 
 
-def _integers(name: str, datatype: str, wanted: np.dtype[Any], values: Any) -> Array:
+def _integers(name: str, datatype: str, dtype: np.dtype[Any], values: Any) -> Array:
     types = set(map(type, values)) if isinstance(values, list) else {list}
     flat = _flat(values) if list in types else values
     if not set(map(type, flat)) <= {int}:
         raise RequestError(400, f"input '{name}': its data must be of the type {datatype}")
-    bounds = np.iinfo(wanted)
+    bounds = np.iinfo(dtype)
     if flat and not bounds.min <= min(flat) <= max(flat) <= bounds.max:
         raise RequestError(400, f"input '{name}': its data do not fit into {datatype}")
     try:
-        return np.array(values, wanted)
+        return np.array(values, dtype)
     except (ValueError, RecursionError):
         raise RequestError(400, f"input '{name}': its data are no even lists of numbers") from None
 
 
 def _flat(values: Any) -> list[Any]:
-    found: list[Any] = []
+    flat: list[Any] = []
     pending = [values]
     while pending:
         value = pending.pop()
         if isinstance(value, list):
             pending.extend(reversed(value))
         else:
-            found.append(value)
-    return found
+            flat.append(value)
+    return flat
 
 
 def to_raw(array: Array) -> bytes:
-    """A tensor's raw bytes."""
+    """Return a tensor's raw bytes."""
     if array.dtype.kind != "O":
         return array.tobytes()
     parts: list[bytes] = []
@@ -194,7 +207,7 @@ def to_raw(array: Array) -> bytes:
 
 
 def has_nan(array: Array) -> bool:
-    """Whether a float tensor has a NaN, which is what a sum of squares is with one, and never without."""
+    """Return whether a float tensor has a NaN, which is what a sum of squares is with one, and never without."""
     if array.dtype.itemsize < 4:  # no BLAS, which is what makes the sum fast
         return bool(np.isnan(array).any())
     flat = array.ravel()
@@ -205,3 +218,32 @@ def nan_error(name: str, array: Array) -> RequestError:
     """Says where an input has its first NaN."""
     place = [int(i[0]) for i in np.nonzero(np.isnan(array))]
     return RequestError(400, f"input '{name}' has a NaN at {place}: fill what is missing")
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def blocks_of(inputs: Iterable[Array]) -> list[Array]:
+    """Return each input as a block of its own."""
+    return [x[np.newaxis] for x in inputs]
+
+
+def inputs_of(blocks: Blocks) -> list[Array]:
+    """Return the inputs in order: views."""
+    inputs: list[Array] = []
+    for block in blocks:
+        # Numbers of a block of one dimension would be no arrays.
+        inputs.extend(block if block.ndim > 1 else [block.reshape(())])
+    return inputs
+
+
+def key_of(blocks: Iterable[_Shaped]) -> ShapeKey:
+    """Requests of the same one can be merged."""
+    return tuple(x.shape[:1] + x.shape[2:] for x in blocks)
+
+
+def merged(requests: Sequence[Blocks]) -> list[Array]:
+    """Blocks of the rows of all requests, one request behind the other; all have the same `key_of`."""
+    return [np.concatenate(parts, axis=1) for parts in zip(*requests, strict=True)]

@@ -271,7 +271,7 @@ def subprocess_free_invoke(arguments: list[str]) -> tuple[int, str]:
 
 def test_raw_bytes_of_every_type_come_back() -> None:
     """Codec of tensors, by NumPy."""
-    from headrace.serve.errors import RequestError
+    from headrace.serve.options import RequestError
     from headrace.serve.tensors import DATATYPES, from_raw, from_values, to_raw
 
     rng = np.random.default_rng(0)

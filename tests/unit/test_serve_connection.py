@@ -19,11 +19,10 @@ pytest.importorskip("httptools", reason="httptools is not installed: run `make s
 import uvloop
 
 from headrace.serve import http_connection
-from headrace.serve.errors import RequestError
 from headrace.serve.http_connection import Connection, Shared
-from headrace.serve.http_head import Head
+from headrace.serve.http_request import Head
 from headrace.serve.http_server import taking
-from headrace.serve.options import Limits
+from headrace.serve.options import Limits, RequestError
 from tests.certificates import self_signed
 
 MOST = 3_000_000

@@ -26,18 +26,14 @@ grpc = pytest.importorskip("grpc", reason="grpcio is not installed: run `make se
 import uvloop  # noqa: E402
 
 from headrace.serve.batching import Batcher  # noqa: E402
-from headrace.serve.catalogue import Catalogue, Release, Served  # noqa: E402
-from headrace.serve.errors import CLIENT_GONE, RequestError  # noqa: E402
-from headrace.serve.grpc_messages import SERVICE, message  # noqa: E402
-from headrace.serve.grpc_service import make_server  # noqa: E402
-from headrace.serve.http_app import HttpApp  # noqa: E402
+from headrace.serve.grpc_service import SERVICE, make_server, message  # noqa: E402
 from headrace.serve.http_connection import Shared  # noqa: E402
-from headrace.serve.http_server import taking  # noqa: E402
+from headrace.serve.http_server import HttpApp, taking  # noqa: E402
+from headrace.serve.loader import Catalogue, Release, Served, Service  # noqa: E402
 from headrace.serve.metrics import Metrics  # noqa: E402
 from headrace.serve.model import Model  # noqa: E402
-from headrace.serve.options import Limits, ServeOptions  # noqa: E402
+from headrace.serve.options import CLIENT_GONE, Limits, RequestError, ServeOptions  # noqa: E402  # noqa: E402
 from headrace.serve.repository import VersionFolder, read_repository  # noqa: E402
-from headrace.serve.service import Service  # noqa: E402
 from headrace.serve.tensors import Array, TensorSpec  # noqa: E402
 
 LIMITS = Limits(body_bytes=6_000, pending_bytes=9_000, timeout=30.0, receive_seconds=30.0, connections=40)
@@ -99,7 +95,7 @@ class Site:
         self.waiting: list[Callable[[], Awaitable[None]]] = []
 
     async def open(self, stack: AsyncExitStack) -> None:
-        metrics = self.metrics.of("m", 1)
+        metrics = self.metrics.of_model("m", 1)
         self.batcher = Batcher(model := Gated(self.gate), LIMITS, stack.enter_context(ThreadPoolExecutor(1)), metrics)
         release = Release(VersionFolder("m", 1, Path(), ()), {"m": Served(model, self.batcher, metrics)})
         loader = SimpleNamespace(catalogue=Catalogue({"m": {1: release}}, {"m": 1}, {}, True))
@@ -337,7 +333,7 @@ def test_tensors_of_a_request_whose_client_has_gone_are_freed_at_once(runner: as
     async def ask() -> None:
         gate, arrays = threading.Event(), [np.zeros((1, 2), np.float32) for _ in range(3)]
         with ThreadPoolExecutor(1) as runs:
-            batcher = Batcher(Gated(gate), LIMITS, runs, Metrics().of("m", 1))
+            batcher = Batcher(Gated(gate), LIMITS, runs, Metrics().of_model("m", 1))
             answers = [batcher.submit([x[None]], 1, ("k",), 30.0) for x in arrays]  # type: ignore[arg-type]
             await asyncio.sleep(0.05)  # the run of all three has begun
             late = batcher.submit([arrays[0][None]], 1, ("k",), 30.0)  # type: ignore[arg-type]

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 onnx = pytest.importorskip("onnx", reason="ONNX is not installed: run `make onnx`")
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: run `make serve`")
-from headrace.serve.errors import RequestError  # noqa: E402
-from headrace.serve.grpc_messages import message  # noqa: E402
+from headrace.serve.grpc_service import message  # noqa: E402
+from headrace.serve.options import RequestError  # noqa: E402
 from tests.serve_support import Server, add_version, exact_graph, exact_inputs, expected, raw_request, running, tensors  # noqa: E402
 
 RECEIVE_SECONDS = 2

@@ -10,11 +10,10 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
 pytest.importorskip("httptools", reason="httptools is not installed: run `make serve`")
-from headrace.serve.errors import RequestError
-from headrace.serve.http_app import _infer_answer
+from headrace.serve.http_server import _infer_answer
 from headrace.serve.infer_json import Plan, Plans
 from headrace.serve.model import Model
-from headrace.serve.options import Limits
+from headrace.serve.options import Limits, RequestError
 from headrace.serve.tensors import TensorSpec
 
 INPUTS = [TensorSpec(name, "INT64", (-1,)) for name in "abc"]
@@ -51,7 +50,7 @@ def arrays(rows: int, names: str = "abcxy") -> dict[str, np.ndarray]:
 def test_blocks_are_the_inputs_in_the_models_order(order: str, blocks: list[int]) -> None:
     given = arrays(4, order)
     header, raw = request(given)
-    plan = Plans().of(model(), header, Limits())
+    plan = Plans().find(model(), header, Limits())
     found = plan.blocks(b"..." + raw, 3)
     assert [len(x) for x in found] == blocks
     assert plan.key == tuple(x.shape[:1] + x.shape[2:] for x in found)
@@ -64,7 +63,7 @@ def test_blocks_are_the_inputs_in_the_models_order(order: str, blocks: list[int]
 def test_a_string_among_raw_inputs_is_no_block() -> None:
     given = {**arrays(2), "s": np.array([b"p", b"q"], object)}
     header, raw = request(given)
-    plan = Plans().of(model("abcsxy"), header, Limits())
+    plan = Plans().find(model("abcsxy"), header, Limits())
     found = plan.blocks(raw, 0)
     assert [x.shape for x in found] == [(1, 2)] * 4 + [(1, 2, 1)] * 2
     assert found[3].tolist() == [["p", "q"]]
@@ -75,23 +74,23 @@ def test_a_header_that_comes_again_is_not_read_again() -> None:
     plans = Plans()
     headers = [request(arrays(rows))[0] for rows in (4, 5, 7)]
     assert len({len(h) for h in headers}) == 1
-    first = [plans.of(model(), h, Limits()) for h in headers]
+    first = [plans.find(model(), h, Limits()) for h in headers]
     assert [p.rows for p in first] == [4, 5, 7]
     for i in (0, 2, 1, 1, 0):
-        assert plans.of(model(), bytes(bytearray(headers[i])), Limits()) is first[i]
+        assert plans.find(model(), bytes(bytearray(headers[i])), Limits()) is first[i]
 
 
 def test_what_does_not_come_again_is_not_kept() -> None:
     """Nor does it displace what does."""
     plans = Plans()
     header = request(arrays(4))[0]
-    kept = plans.of(model(), header, Limits())
+    kept = plans.find(model(), header, Limits())
     for number in range(2000):
-        assert plans.of(model(), request(arrays(4), id=f"{number:04}")[0], Limits()).id == f"{number:04}"
-    assert plans.of(model(), header, Limits()) is kept
+        assert plans.find(model(), request(arrays(4), id=f"{number:04}")[0], Limits()).id == f"{number:04}"
+    assert plans.find(model(), header, Limits()) is kept
     for number in range(2000):
-        plans.of(model(), header + b" " * number, Limits())
-    assert plans.of(model(), header, Limits()) is not kept
+        plans.find(model(), header + b" " * number, Limits())
+    assert plans.find(model(), header, Limits()) is not kept
     assert len(plans._by_header) <= 512
     assert len(plans._last) <= 512
 
@@ -109,7 +108,7 @@ def body_of(answer: bytes) -> tuple[dict[str, Any], bytes]:
 def test_answers_of_all_lengths(names: list[str], raw: bool) -> None:
     """One request's outputs may have other lengths the next time: of strings, or of rows where a model gives others."""
     asked = {"outputs": [{"name": n, "parameters": {"binary_data": raw}} for n in names]}
-    plan: Plan = Plans().of(model(), request(arrays(4), **asked)[0], Limits())
+    plan: Plan = Plans().find(model(), request(arrays(4), **asked)[0], Limits())
     for rows, text in ((4, "a"), (4, "bcd"), (5, "e"), (4, "f")):
         outputs = [np.arange(rows), np.array([text] * rows, object)]
         said, raws = body_of(_infer_answer(model(), plan, outputs))

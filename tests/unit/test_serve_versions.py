@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.errors import UserError
 from headrace.serve.delta import apply_delta, write_delta
-from headrace.serve.push import push, push_deltas
-from headrace.serve.release import read_releases, roll_back, write_release
+from headrace.serve.repository import push, push_deltas, read_releases, roll_back, write_release
 from headrace.storage import local
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")

@@ -121,10 +121,10 @@ def _erase(ws: Workspace, request: Request, place: Place, now: datetime) -> Plac
 
 
 def _places(state: WorkspaceState, persons: Persons, request: str, looked: set[str], is_again: bool) -> Iterator[Place]:
-    """Yield each kind looks at what the ones before it have left.
+    """Yield all places; each kind sees what the ones before it have left.
 
-    `looked`: see `upload_places`. `is_again`: nothing is looked for but the values themselves: what is made of rows was
-    removed before, and what is there has been made since.
+    `looked`: see `upload_places`. `is_again`: search for the values alone: outputs computed from rows were removed by
+    an earlier run, and existing ones are newer.
     """
     if not is_again:
         yield from dataset_places(state)
