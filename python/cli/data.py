@@ -34,11 +34,13 @@ def init(
     name: Annotated[str | None, typer.Option(help="The pipeline's name; default: the path's.", metavar="NAME")] = None,
     label: Annotated[str | None, typer.Option(help="The column to predict.", metavar="COLUMN")] = None,
     positive: Annotated[str | None, typer.Option(help="The label's value that means 1.", metavar="VALUE")] = None,
-    time: Annotated[str | None, typer.Option(help="When the event happened.", metavar="COLUMN")] = None,
-    key: Annotated[str | None, typer.Option(help="What numbers the rows.", metavar="COLUMN")] = None,
-    user: Annotated[str | None, typer.Option(help="Who items are scored for.", metavar="COLUMN")] = None,
-    item: Annotated[str | None, typer.Option(help="What is scored.", metavar="COLUMN")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    time: Annotated[str | None, typer.Option(help="The column of the event's time.", metavar="COLUMN")] = None,
+    key: Annotated[str | None, typer.Option(help="The column that numbers the rows.", metavar="COLUMN")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="The column of the users that items are scored for.", metavar="COLUMN")
+    ] = None,
+    item: Annotated[str | None, typer.Option(help="The column of the items that are scored.", metavar="COLUMN")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Look at data of your own and write a pipeline for it, with a comment at each choice.
 
@@ -70,7 +72,7 @@ def generate(
     rows_per_day: Annotated[
         int | None, typer.Option(help="Short for --set generate.rows_per_day=N.", metavar="N")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make days again that are there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Make existing days again.")] = False,
     spark: Annotated[
         bool | None,
         typer.Option("--spark/--no-spark", help="Let Spark write the files; default: above 2 million rows a day."),

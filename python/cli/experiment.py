@@ -16,9 +16,7 @@ experiment_app = typer.Typer(
 app.add_typer(experiment_app, name="experiment")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A key of the section `experiments`.")]
-AsOf = Annotated[
-    str | None, typer.Option("--ds", help="As it was known on this day; else on the newest.", metavar="DATE")
-]
+AsOf = Annotated[str | None, typer.Option("--ds", help="Figures as of this day; else of the newest.", metavar="DATE")]
 
 
 @experiment_app.command(

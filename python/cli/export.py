@@ -12,7 +12,7 @@ from headrace.cli.root import app
 
 
 class Tables(StrEnum):
-    """How rows of embedding tables are written."""
+    """Number formats of exported embedding tables."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -20,7 +20,7 @@ class Tables(StrEnum):
 
 
 class Format(StrEnum):
-    """What a model becomes."""
+    """Formats of an exported model."""
 
     onnx = "onnx"
     torch = "torch"
@@ -28,21 +28,21 @@ class Format(StrEnum):
 
 
 class Stage(StrEnum):
-    """What trained a model."""
+    """Stages whose models can be exported."""
 
     train = "train"
     baseline = "baseline"
 
 
 class Trees(StrEnum):
-    """How trees are in a model repository."""
+    """Formats of trees in a model repository."""
 
     onnx = "onnx"
     fil = "fil"
 
 
 class Index(StrEnum):
-    """How items are found in a model repository."""
+    """Indexes of items in a model repository."""
 
     exact = "exact"
     faiss = "faiss"
@@ -72,7 +72,7 @@ def export(
         Format, typer.Option("--format", help="ONNX graphs, programs of torch, or a Triton repository.")
     ] = Format.onnx,
     stage: Annotated[
-        Stage | None, typer.Option("--stage", help="What trained it, where that is not what the gate chooses from.")
+        Stage | None, typer.Option("--stage", help="Stage that trained it, if not the one that the gate judges.")
     ] = None,
     tables: Annotated[Tables, typer.Option("--tables", help="Numbers of the embedding tables.")] = Tables.fp32,
     as_version: Annotated[
@@ -82,13 +82,13 @@ def export(
     instances: Annotated[int, typer.Option("--instances", help="Copies of each model that work at once.", min=1)] = 1,
     max_rows: Annotated[int, typer.Option("--max-rows", help="Rows of a batch at most.", min=1)] = 4096,
     delay_us: Annotated[
-        int, typer.Option("--delay-us", help="How long a batch waits for more requests, microseconds.", min=0)
+        int, typer.Option("--delay-us", help="Longest wait of a batch for more requests, in microseconds.", min=0)
     ] = 500,
     trees: Annotated[Trees, typer.Option("--trees", help="XGBoost in a model repository: ONNX or FIL.")] = Trees.onnx,
     index: Annotated[
         Index, typer.Option("--index", help="How items are found: all compared, or by Faiss.")
     ] = Index.exact,
-    found: Annotated[int, typer.Option("--found", help="Items that the index finds for a user.", min=1)] = 100,
+    neighbours: Annotated[int, typer.Option("--found", help="Items that the index finds for a user.", min=1)] = 100,
     retrieval: Annotated[
         str | None,
         typer.Option("--retrieval", help="Two stages: the pipeline that finds what is ranked.", metavar="PIPELINE"),
@@ -115,13 +115,13 @@ def export(
     from headrace.errors import UserError
     from headrace.storage import local, local_folder
 
-    folder, told = local(local_folder(to, "--to")), overrides(overlays, sets, None)
+    folder, settings = local(local_folder(to, "--to")), overrides(overlays, sets, None)
     trained = None if stage is None else stage.value
     if form is not Format.triton:
         if retrieval is not None or items is not None or item_key is not None:
             raise UserError("--retrieval, --items and --item-key go with --format triton")
         graphs: Literal["onnx", "torch"] = "torch" if form is Format.torch else "onnx"
-        command(workspace(home), pipeline, model, folder, tables.value, told, graphs, trained)
+        command(workspace(home), pipeline, model, folder, tables.value, settings, graphs, trained)
         return
     from headrace.commands.export_triton import TwoStages, export_triton
     from headrace.export.triton.config import Batching
@@ -133,5 +133,7 @@ def export(
     elif retrieval is not None or items is not None or item_key is not None:
         raise UserError("two stages need all of --retrieval, --items and --item-key")
     batching = Batching(max_rows, delay_us, instances)
-    options = Options(batching, trees.value, found, index.value, keep)
-    export_triton(workspace(home), pipeline, model, folder, tables.value, options, told, trained, as_version, stages)
+    options = Options(batching, trees.value, neighbours, index.value, keep)
+    export_triton(
+        workspace(home), pipeline, model, folder, tables.value, options, settings, trained, as_version, stages
+    )

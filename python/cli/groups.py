@@ -37,8 +37,8 @@ class Root(Group):
     def list_commands(self, ctx: Any) -> list[str]:
         names = super().list_commands(ctx)
         first = min(names.index(s) for s in ORDER)
-        others = [n for n in names if n not in ORDER]
-        return [*others[:first], *ORDER, *others[first:]]
+        other_commands = [n for n in names if n not in ORDER]
+        return [*other_commands[:first], *ORDER, *other_commands[first:]]
 
 
 class StageGroup(Group):

@@ -18,7 +18,7 @@ from headrace.cli.root import app
 )
 def gc(
     pipeline: Pipeline,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without, only list it.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove what is listed; without, only list it.")] = False,
     sets: Sets = None,
     as_json: Json = False,
     home: Home = VAR,

@@ -24,9 +24,9 @@ def status(
     pipeline: MaybePipeline = None,
     ds: Ds = None,
     last: Annotated[int, typer.Option(help="The newest N days; 0: all.", metavar="N", min=0)] = 3,
-    verify: Annotated[bool, typer.Option("--verify", help="Look at the outputs, too, not at manifests alone.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the outputs, too, not only manifests.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until Ctrl-C, with how far the stages at work are.")
+        bool, typer.Option("--watch", help="Repeat until Ctrl-C, with the progress of running stages.")
     ] = False,
     every: Annotated[float, typer.Option("--every", help="Seconds between two looks.", metavar="SECONDS", min=0.1)] = 2,
     sets: Sets = None,
@@ -85,7 +85,9 @@ def lineage(
 )
 def plan(
     pipeline: MaybePipeline = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="What of the features runs on a GPU, and why not.")] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Show which features run on a GPU, and why others do not.")
+    ] = False,
     operators: Annotated[
         list[str] | None, typer.Option("--operator", help="This operator alone; may be repeated.", metavar="NAME")
     ] = None,

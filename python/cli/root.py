@@ -24,8 +24,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         typer.echo(f"headrace {__version__}")
         raise typer.Exit
 
@@ -37,9 +37,9 @@ class LogFormat(StrEnum):
     json = "json"
 
 
-def _log_format(wanted: LogFormat) -> None:
-    if wanted.value != logs.log_format():  # what is started from here logs in the same form
-        os.environ[logs.VARIABLE] = wanted.value
+def _log_format(requested: LogFormat) -> None:
+    if requested.value != logs.log_format():  # what is started from here logs in the same form
+        os.environ[logs.VARIABLE] = requested.value
     logs.configure(level=logging.WARNING)
 
 
@@ -55,7 +55,7 @@ def _headrace(
         ),
     ] = LogFormat.text,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and go.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass

@@ -14,7 +14,7 @@ from headrace.cli.root import app
 
 
 class Control(StrEnum):
-    """Who decides which versions are loaded."""
+    """Modes of loading: what the repository has, or what requests name."""
 
     poll = "poll"
     explicit = "explicit"
@@ -30,52 +30,76 @@ class Control(StrEnum):
 )
 def serve(
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="A folder of MODEL/VERSION/model.onnx.")],
-    host: Annotated[str, typer.Option("--host", help="Where connections are taken.", metavar="ADDRESS")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of HTTP; 0: any.", metavar="N")] = 8000,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of HTTP; 0: any free one.", metavar="N")
+    ] = 8000,
     grpc_port: Annotated[
-        int, typer.Option("--grpc-port", min=0, max=65535, help="Of gRPC; 0: any.", metavar="N")
+        int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: any free one.", metavar="N")
     ] = 8001,
-    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="Whether gRPC is served.")] = True,
+    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="Serve gRPC, too.")] = True,
     control: Annotated[
-        Control, typer.Option("--control", help="Load what the repository has, or what requests ask to be loaded.")
+        Control, typer.Option("--control", help="Load what the repository has, or what requests name.")
     ] = Control.poll,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="With explicit: loaded at the start; may be repeated; else all.", metavar="MODEL"),
+        typer.Option(
+            "--model", help="With explicit: model to load at the start; may be repeated; else all.", metavar="MODEL"
+        ),
     ] = None,
     versions: Annotated[
-        int, typer.Option("--versions", min=1, help="Of a model that stay loaded, to be asked by number.", metavar="N")
+        int, typer.Option("--versions", min=1, help="Number of versions of each model to keep loaded.", metavar="N")
     ] = 1,
     poll_seconds: Annotated[
-        float, typer.Option("--poll-seconds", min=0.05, help="Between looks at the repository.", metavar="SECONDS")
+        float,
+        typer.Option(
+            "--poll-seconds", min=0.05, help="Seconds between two looks at the repository.", metavar="SECONDS"
+        ),
     ] = 5.0,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of onnxruntime; else the cores.", metavar="N")
+        int | None, typer.Option("--threads", min=1, help="Threads of onnxruntime; else one per core.", metavar="N")
     ] = None,
-    max_body_mib: Annotated[int, typer.Option("--max-body-mib", min=1, help="Of a request.", metavar="N")] = 64,
-    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Of a request.", metavar="N")] = 65536,
+    max_body_mib: Annotated[
+        int, typer.Option("--max-body-mib", min=1, help="Largest request body, in MiB.", metavar="N")
+    ] = 64,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Largest request, in rows.", metavar="N")] = 65536,
     batch_rows: Annotated[
         int, typer.Option("--batch-rows", min=1, help="Requests are merged up to so many rows.", metavar="N")
     ] = 256,
     batch_delay_ms: Annotated[
-        float, typer.Option("--batch-delay-ms", min=0, help="Wait for others to merge with.", metavar="MS")
+        float, typer.Option("--batch-delay-ms", min=0, help="Wait for requests to merge with.", metavar="MS")
     ] = 0.0,
     timeout_ms: Annotated[
-        float, typer.Option("--timeout-ms", min=1, help="That a request may wait before it is 503.", metavar="MS")
+        float,
+        typer.Option(
+            "--timeout-ms", min=1, help="Longest wait of a request before it is refused with 503.", metavar="MS"
+        ),
     ] = 1000.0,
     receive_seconds: Annotated[
-        float, typer.Option("--receive-seconds", min=0.1, help="Within which a request must arrive.", metavar="SECONDS")
+        float,
+        typer.Option("--receive-seconds", min=0.1, help="Time within which a request must arrive.", metavar="SECONDS"),
     ] = 10.0,
     max_connections: Annotated[
         int,
-        typer.Option("--max-connections", min=1, help="More are answered 503; with TLS closed at once.", metavar="N"),
+        typer.Option(
+            "--max-connections",
+            min=1,
+            help="Most connections; more are refused with 503, with TLS closed at once.",
+            metavar="N",
+        ),
     ] = 4096,
-    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="A NaN is a value of float inputs.")] = False,
-    certificate: Annotated[Path | None, typer.Option("--certificate", help="TLS: PEM.", metavar="FILE")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="TLS: PEM.", metavar="FILE")] = None,
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Accept NaN in float inputs.")] = False,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="TLS certificate, PEM.", metavar="FILE")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="TLS key, PEM.", metavar="FILE")] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", help="Of a token to ask for; else $HEADRACE_SERVE_TOKEN.", metavar="FILE"),
+        typer.Option(
+            "--token-file",
+            help="File of the token that requests must have; else $HEADRACE_SERVE_TOKEN.",
+            metavar="FILE",
+        ),
     ] = None,
 ) -> None:
     """Answer requests by ONNX models of a repository: KServe's inference protocol 2, HTTP and gRPC.

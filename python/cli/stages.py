@@ -52,7 +52,7 @@ def run(
         bool, typer.Option("--isolated", help="Each stage as a Spark application of its own, with a JVM of its own.")
     ] = False,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run and why, what it reads and writes; start nothing.")
+        bool, typer.Option("--dry-run", help="Show what would run and why, what it reads and writes; start nothing.")
     ] = False,
     model: Model = None,
     overlays: Overlays = None,
@@ -116,7 +116,7 @@ features_app.command(
 
 
 class GraphFormat(StrEnum):
-    """What a graph is written as."""
+    """Output formats of a graph."""
 
     text = "text"
     mermaid = "mermaid"

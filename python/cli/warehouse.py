@@ -42,7 +42,7 @@ def warehouse_status(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
 def warehouse_sample(
     pipeline: Pipeline,
     ds: Ds = None,
-    rows: Annotated[int, typer.Option(help="How many.", metavar="N", min=1)] = 10,
+    rows: Annotated[int, typer.Option(help="Number of rows.", metavar="N", min=1)] = 10,
     home: Home = VAR,
 ) -> None:
     """Show the first published scores of a day as psql would; default: of the newest day."""
