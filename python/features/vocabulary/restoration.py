@@ -64,8 +64,8 @@ class Damage:
     @property
     def days(self) -> list[tuple[str, str]]:
         """For each damaged file the first and the last day whose fits gave its codes."""
-        found = [_statistics(add) for add in self.adds]
-        return [(s["minValues"]["added_ds"], s["maxValues"]["added_ds"]) for s in found]
+        statistics = [_statistics(add) for add in self.adds]
+        return [(s["minValues"]["added_ds"], s["maxValues"]["added_ds"]) for s in statistics]
 
 
 def damage_of(table: Location, version: int | None, named: int | None) -> Damage | None:
@@ -78,27 +78,27 @@ def damage_of(table: Location, version: int | None, named: int | None) -> Damage
     """
     log = DeltaLog(table)
     newest = log.version
-    found = Damage(table)
+    damage = Damage(table)
     if named is not None and (newest is None or newest < named):
-        found.commits = True
-        found.reason = f"version {named} of {table} is gone"
-    at = newest if version is None or newest is None else min(version, newest)
-    if table.scheme != "file" or at is None:
-        return found if found.commits else None
-    state = log.state(at, current=False)
+        damage.commits = True
+        damage.reason = f"version {named} of {table} is gone"
+    read_version = newest if version is None or newest is None else min(version, newest)
+    if table.scheme != "file" or read_version is None:
+        return damage if damage.commits else None
+    state = log.state(read_version, current=False)
     if state is None:
-        return found if found.commits else None
+        return damage if damage.commits else None
     # Of older versions a file that was damaged before has another one in its place.
-    instead = {} if at == newest else replacements(table)
+    replaced = {} if read_version == newest else replacements(table)
     for add in state.adds:
-        add = instead[add["path"]].add if add["path"] in instead else add
+        add = replaced[add["path"]].add if add["path"] in replaced else add
         file = file_path(table, add["path"])
-        if (why := not_as_written({file: add["size"]})) is None:
-            found.whole.append(file)
+        if (reason := not_as_written({file: add["size"]})) is None:
+            damage.whole.append(file)
         else:
-            found.adds.append(add)
-            found.reason = found.reason or why
-    return found if found.adds or found.commits else None
+            damage.adds.append(add)
+            damage.reason = damage.reason or reason
+    return damage if damage.adds or damage.commits else None
 
 
 def lost_rows(damage: Damage, copies: SavedCopies, first_codes: Mapping[str, int]) -> pa.Table:
@@ -124,17 +124,17 @@ def lost_rows(damage: Damage, copies: SavedCopies, first_codes: Mapping[str, int
         if ds < first:
             continue
         codes = vocabulary.column("code").to_numpy()
-        before = known.get(name, np.empty(0, np.int64))
-        new = vocabulary.filter(pa.array(np.isin(codes, before, invert=True)))
-        if new.num_rows:
-            known[name] = np.union1d(before, codes)
-            rows.append(_as_lost(name, new, ds))
-    found = pa.concat_tables(rows) if rows else _LOST.empty_table()
-    single = {day for pair in days for day in pair}
-    if len(single) == 1 and not damage.commits:
-        found = found.set_column(3, "added_ds", pa.repeat(single.pop(), found.num_rows))
-    _check(damage, found, known, first_codes)
-    return found.sort_by([("name", "ascending"), ("code", "ascending")])
+        known_codes = known.get(name, np.empty(0, np.int64))
+        missing = vocabulary.filter(pa.array(np.isin(codes, known_codes, invert=True)))
+        if missing.num_rows:
+            known[name] = np.union1d(known_codes, codes)
+            rows.append(_as_lost(name, missing, ds))
+    lost = pa.concat_tables(rows) if rows else _LOST.empty_table()
+    fitted_days = {day for pair in days for day in pair}
+    if len(fitted_days) == 1 and not damage.commits:
+        lost = lost.set_column(3, "added_ds", pa.repeat(fitted_days.pop(), lost.num_rows))
+    _check(damage, lost, known, first_codes)
+    return lost.sort_by([("name", "ascending"), ("code", "ascending")])
 
 
 def put_back(damage: Damage, rows: pa.Table, fence: Fence | None) -> None:
@@ -147,17 +147,17 @@ def put_back(damage: Damage, rows: pa.Table, fence: Fence | None) -> None:
     table = damage.table
     transaction = Transaction(table, fence=fence)
     live = {str(add["path"]) for add in transaction.adds}
-    before = replacements(table)
-    found = dict(before)
-    new: list[Mapping[str, Any]] = []
+    previous_record = replacements(table)
+    record = dict(previous_record)
+    new_adds: list[Mapping[str, Any]] = []
     for add, part in zip(damage.adds, _by_file(damage, rows), strict=True):
-        made = data_file(table, part) | {"dataChange": False}
-        new.append(made)
-        found[str(add["path"])] = Replacement(made, 0)
+        new_add = data_file(table, part) | {"dataChange": False}
+        new_adds.append(new_add)
+        record[str(add["path"])] = Replacement(new_add, 0)
     # First the record: a process that is killed before its commit finds the damage again.
-    save_replacements(table, found, before)
-    if gone := [str(add["path"]) for add in damage.adds if str(add["path"]) in live]:
-        transaction.join(gone, new)
+    save_replacements(table, record, previous_record)
+    if live_paths := [str(add["path"]) for add in damage.adds if str(add["path"]) in live]:
+        transaction.join(live_paths, new_adds)
     for add in damage.adds:
         file_path(table, add["path"]).remove()
 
@@ -170,16 +170,16 @@ def _by_file(damage: Damage, rows: pa.Table) -> Iterable[pa.Table]:
     days = damage.days
     if any(low != high for low, high in days) or damage.commits:
         return [rows, *(rows.slice(0, 0) for _ in days[1:])]
-    taken: set[str] = set()
-    found = []
+    days_done: set[str] = set()
+    parts = []
     for day, _ in days:
-        found.append(rows.slice(0, 0) if day in taken else rows.filter(pc.equal(rows.column("added_ds"), day)))
-        taken.add(day)
-    return found
+        parts.append(rows.slice(0, 0) if day in days_done else rows.filter(pc.equal(rows.column("added_ds"), day)))
+        days_done.add(day)
+    return parts
 
 
 def _check(
-    damage: Damage, found: pa.Table, known: Mapping[str, npt.NDArray[np.int64]], first_codes: Mapping[str, int]
+    damage: Damage, lost: pa.Table, known: Mapping[str, npt.NDArray[np.int64]], first_codes: Mapping[str, int]
 ) -> None:
     """Raise UserError where rows are missing before others, or a day has more than its damaged files had."""
     refused = (
@@ -200,7 +200,7 @@ def _check(
     if all(low == high for low, high in days):
         for (day, _), add in zip(days, damage.adds, strict=True):
             allowed[day] = allowed.get(day, 0) + int(_statistics(add)["numRecords"])
-    for each in pc.value_counts(found.column("added_ds")).to_pylist():
+    for each in pc.value_counts(lost.column("added_ds")).to_pylist():
         most = allowed.get(each["values"], 0) if allowed else damage.rows
         if each["counts"] > most:
             raise UserError(
@@ -215,11 +215,11 @@ def _known_codes(files: Collection[Location]) -> dict[str, npt.NDArray[np.int64]
     if not tables:
         return {}
     rows = pa.concat_tables(tables)
-    found = {}
+    codes_of = {}
     for name in pc.unique(rows.column("name")).to_pylist():
         codes = rows.filter(pc.equal(rows.column("name"), name)).column("code")
-        found[name] = np.unique(codes.to_numpy())
-    return found
+        codes_of[name] = np.unique(codes.to_numpy())
+    return codes_of
 
 
 def _as_lost(name: str, rows: pa.Table, ds: str) -> pa.Table:
@@ -228,5 +228,5 @@ def _as_lost(name: str, rows: pa.Table, ds: str) -> pa.Table:
 
 
 def _statistics(add: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(add["stats"]) if add.get("stats") else {}
-    return {"numRecords": None, "minValues": {"added_ds": ""}, "maxValues": {"added_ds": "9999-12-31"}} | found
+    statistics: dict[str, Any] = json.loads(add["stats"]) if add.get("stats") else {}
+    return {"numRecords": None, "minValues": {"added_ds": ""}, "maxValues": {"added_ds": "9999-12-31"}} | statistics
