@@ -176,7 +176,7 @@ def test_a_process_that_is_killed_before_its_commit_leaves_the_damage(
 VALUES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 3), max_size=4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(days=st.lists(VALUES, min_size=1, max_size=5), data=st.data())
 def test_no_value_of_a_dataset_ever_gets_another_code(
     days: list[dict[str, int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
