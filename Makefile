@@ -88,10 +88,10 @@ $(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/venv
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@touch $@
 
-# The warehouses of vendors, without their client libraries, and HDFS, with its own: found by their entry points.
+# The warehouses of vendors, without their client libraries, HDFS, with its own, and benchmark sets: found by their entry points.
 PLUGINS := $(wildcard plugins/headrace-*)
 $(STAMPS)/plugins: requirements/hdfs.lock $(addsuffix /pyproject.toml,$(PLUGINS)) $(STAMPS)/package
-	@$(STEP) "install plugins/" bash -c '$(UV) pip install -q --require-hashes --no-deps --python $(PYTHON) -r requirements/hdfs.lock; $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation $(addprefix -e ./,$(PLUGINS)) && $(PYTHON) -m compileall -q $(PLUGINS)'
+	@$(STEP) "install plugins/" bash -c '$(UV) pip install -q --require-hashes --no-deps --python $(PYTHON) -r requirements/hdfs.lock && $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation $(addprefix -e ./,$(PLUGINS)) && $(PYTHON) -m compileall -q $(PLUGINS)'
 	@touch $@
 
 # native/: CMake and javac, by Gradle. Where the CUDA compilers were installed the CUDA library stays part of it.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.lake.sources.criteo import CRITEO
+from headrace_datasets.criteo import CRITEO
 
 DAY = "2026-03-01"
 FORMS = ("jsonl", "csv", "criteo")

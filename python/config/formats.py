@@ -71,48 +71,6 @@ class JsonLines(FileFormat):
     paths = list_paths = True
 
 
-class Criteo(FileFormat):
-    """Criteo's click logs."""
-
-    reader = "headrace.lake.sources.criteo:CriteoReader"
-
-
-class TalkingData(FileFormat):
-    """The TalkingData AdTracking Fraud Detection log."""
-
-    reader = "headrace.lake.sources.talkingdata:TalkingDataReader"
-
-
-class MovieLens(FileFormat):
-    """The original `ratings.dat` of MovieLens."""
-
-    reader = "headrace.lake.sources.movielens:RatingsReader"
-    columns = ("user_id", "item_id", "label", "split")
-    own_times = True
-
-
-class MovieLensNcf(FileFormat):
-    """The split of He et al. (2017) of MovieLens."""
-
-    reader = "headrace.lake.sources.movielens:NcfReader"
-    columns = ("user_id", "item_id", "label", "split")
-    own_times = True
-
-
-class LightGcn(FileFormat):
-    """The split of He et al. (2020): two files of lists."""
-
-    reader = "headrace.lake.sources.lightgcn:ListsReader"
-    columns = ("user_id", "item_id", "label", "split")
-
-
-class UserItems(FileFormat):
-    """Lines of a user and an item, in the order of time."""
-
-    reader = "headrace.lake.sources.user_items:UserItemsReader"
-    columns = ("user_id", "item_id", "history", "label", "split")
-
-
 class Delta(TableFormat):
     """Delta tables."""
 
@@ -135,22 +93,14 @@ class Folder(TableFormat):
 
 
 _HERE = "headrace.config.formats"
+_BENCHMARK_SETS = ("criteo", "talkingdata", "movielens", "movielens_ncf", "lightgcn", "user_items")
 #: `source.format` of landing files.
 FILE_FORMATS = Seam(
     "headrace.sources",
     "format of landing files",
     FileFormat,
-    {
-        "clicks": f"{_HERE}:Clicks",
-        "csv": f"{_HERE}:Csv",
-        "jsonl": f"{_HERE}:JsonLines",
-        "criteo": f"{_HERE}:Criteo",
-        "talkingdata": f"{_HERE}:TalkingData",
-        "movielens": f"{_HERE}:MovieLens",
-        "movielens_ncf": f"{_HERE}:MovieLensNcf",
-        "lightgcn": f"{_HERE}:LightGcn",
-        "user_items": f"{_HERE}:UserItems",
-    },
+    {"clicks": f"{_HERE}:Clicks", "csv": f"{_HERE}:Csv", "jsonl": f"{_HERE}:JsonLines"},
+    dict.fromkeys(_BENCHMARK_SETS, "headrace-datasets"),
 )
 #: `source.format` of tables.
 TABLE_FORMATS = Seam(

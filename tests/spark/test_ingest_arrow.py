@@ -25,10 +25,10 @@ from headrace.lake.ingest.arrow_plan import arrow_plan, why_spark
 from headrace.lake.ingest.arrow_rows import ArrowRows, read_by_arrow
 from headrace.lake.ingest.batch_rows import checked_reader, rows_by_spark
 from headrace.lake.ingest.profile import profiles
-from headrace.lake.sources.criteo import CRITEO
 from headrace.lake.sources.frame import GOOD, SKIPPED
 from headrace.lake.sources.lines import LandingBatch
 from headrace.workspace import Workspace
+from headrace_datasets.criteo import CRITEO
 from tests.ingest_lines import COLUMNS, INTEGERS, NAMES, TABLE, WORDS, csv_lines, json_lines, source
 
 DAY = "2026-03-01"

@@ -23,13 +23,13 @@ from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest.stage import Ingest
 from headrace.lake.ingest.typed_rows import typed
-from headrace.lake.sources.criteo import CRITEO
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED
 from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.movielens import RANK_NEGATIVES, VALID_NEGATIVES
 from headrace.lake.sources.reader import reader_of
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
+from headrace_datasets.criteo import CRITEO
+from headrace_datasets.movielens import RANK_NEGATIVES, VALID_NEGATIVES
 
 
 def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str | bytes]) -> list[dict[str, Any]]:

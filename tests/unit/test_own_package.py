@@ -17,6 +17,7 @@ from headrace import plugins
 from headrace.cli import app
 from headrace.commands.dry_run import dry_run
 from headrace.config import Spec, Warehouse, build_spec
+from headrace.config.formats import FILE_FORMATS
 from headrace.config.source import LandingSource, TableSource
 from headrace.config.warehouse import WAREHOUSES
 from headrace.errors import EXIT_USER_ERROR, UserError
@@ -165,6 +166,10 @@ def test_a_store_of_a_package_is_one_for_sources(tmp_path: Path, monkeypatch: py
             )
             for kind in ("snowflake", "bigquery", "redshift", "databricks")
         ),
+        (
+            "source.format=criteo",
+            "source.format: format of landing files 'criteo' is in a package of its own: pip install headrace-datasets",
+        ),
         ("lake=hdfs://name:8020/a", "lake: store 'hdfs' is in a package of its own: pip install headrace-hdfs"),
     ],
 )
@@ -196,8 +201,8 @@ def test_packages_of_this_repository_are_found_and_headrace_knows_none(tmp_path:
         assert project["name"] == folder.name
         ((_, points),) = project["entry-points"].items()
         found |= dict.fromkeys(points, folder.name)
-    assert found == {**WAREHOUSES.packages, **STORE_KINDS.packages}
-    for seam in (WAREHOUSES, STORE_KINDS):
+    assert found == {**WAREHOUSES.packages, **STORE_KINDS.packages, **FILE_FORMATS.packages}
+    for seam in (WAREHOUSES, STORE_KINDS, FILE_FORMATS):
         for name in seam.packages:
             seam.find(name, "kind")
     modules = {folder.name.replace("-", "_") for folder in folders}

@@ -1,0 +1,1 @@
+"""Benchmark sets as their authors publish them, as formats of landing files."""
