@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from headrace.embeddings.input.jagged import JaggedTensor
-from headrace.models.sequence.ragged import LengthGroups
+from headrace.embeddings.jagged import JaggedTensor
+from headrace.models.next_item import LengthGroups
 
 #: packed queries, keys and values [N, 3, heads, d] -> [N, heads, d]
 Attention = Callable[[Tensor, Tensor], Tensor]
 
 
 def by_groups(x: Tensor, offsets: Tensor) -> Tensor:
-    groups = LengthGroups.of(offsets)
+    groups = LengthGroups.from_offsets(offsets)
     found = []
     for group in groups.padded(x):
         q, k, v = group.permute(2, 0, 3, 1, 4)

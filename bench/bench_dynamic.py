@@ -31,9 +31,9 @@ from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.kernels.id_map_cpu import IdMap, mix
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
+from headrace.embeddings.kernels.id_map import IdMap, mix
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, row_wise
 
 ROWS, DIM, IDS, TURNS = 1_000_000, 64, 32_768, 8
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)

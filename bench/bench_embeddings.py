@@ -33,8 +33,8 @@ from bench.report import Figure, publish
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings import EmbeddingCollection, EmbeddingFeature, JaggedTensor
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Lookup, Table, row_wise
 from headrace.workspace import checkout
 
 TABLES, ROWS, DIM, BATCH, IDS = 4, 1_000_000, 64, 8_192, 4

@@ -21,11 +21,10 @@ from bench.peers.torchrec_step import Meter, Step, draw_ids, is_installed, run_t
 from bench.report import Figure
 from headrace.comm.base import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import plan_load
-from headrace.embeddings.planner.greedy import Planned
-from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table
+from headrace.embeddings.planner.search import Planned, plan_tables
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table
 from headrace.workspace import checkout
 
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)

@@ -23,14 +23,13 @@ from bench.report import Figure
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.embeddings.dynamic.memory import dynamic_table_bytes
-from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.rows import DynamicReport, dynamic_table_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.kernels.id_map_cpu import mix
+from headrace.embeddings.kernels.id_map import mix
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import OtherMemory, Workload, plan_load
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.workspace import checkout
 
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)

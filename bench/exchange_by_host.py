@@ -20,8 +20,8 @@ import torch
 from bench.report import Figure, publish
 from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 
 #: Rows of 16 float32 to each rank.
 _MESSAGE_ROWS = (1_000, 20_000, 200_000)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from bench.peers.torchrec_step import Step, draw_ids
 from headrace.dataset.loader.batch import Batch
-from headrace.embeddings.input.addressing import CodeBatch
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.addressing import CodeBatch
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu
-from headrace.embeddings.optim.fused_step import fused_step
-from headrace.embeddings.storage.huge_pages import empty_table
+from headrace.embeddings.storage import empty_table
+from headrace.embeddings.update_rules import fused_step
 
 
 class Nothing:

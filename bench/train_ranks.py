@@ -36,12 +36,12 @@ from headrace.dataset.loader.batch import Batch
 from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import open_split
 from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table
 from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
+from headrace.models.dlrm import DLRM
 from headrace.models.inputs import Inputs
-from headrace.models.mlp import pairwise_dots
-from headrace.models.ranking.dlrm import DLRM
+from headrace.models.layers import pairwise_dots
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local

@@ -1,7 +1,7 @@
 """Loading of the C++ libraries of native/cpp, which `make native` builds; without them torch and NumPy do their work.
 
 The library of embedding tables and of messages between ranks is declared here. Its functions are called by
-headrace.embeddings.kernels, headrace.comm.shared_messages and models.feature_interaction_cpu. The loader's is in
+headrace.embeddings.kernels, headrace.comm.shared_messages and models.dlrm. The loader's is in
 headrace.dataset.native.
 """
 

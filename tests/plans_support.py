@@ -13,11 +13,11 @@ from torch.nn.functional import embedding
 
 from headrace.comm.base import Collective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.input.addressing import CodeBatch
-from headrace.embeddings.input.jagged import JaggedTensor
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for, can_pool
-from headrace.embeddings.storage.dtypes import DTYPES
+from headrace.embeddings.addressing import CodeBatch
+from headrace.embeddings.jagged import JaggedTensor
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for, can_pool
+from headrace.embeddings.storage import DTYPES
 
 STEPS = 10
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
-from headrace.models.losses.softmax import sampled_softmax
+from headrace.models.losses import sampled_softmax
 
 
 class Factors(nn.Module):

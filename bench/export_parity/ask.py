@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from bench.export_parity.cases import Batch, Case, tensors
-from headrace.embeddings.storage.dtypes import DTYPES, decode, encode
+from headrace.embeddings.storage import DTYPES, decode, encode
 from headrace.export.network import ITEM_VECTOR, QUERY_VECTOR, ExportedNetwork
 from headrace.export.record import ITEM, MODEL, QUERY, Record, read_record
 from headrace.models.columns import FeatureColumns, matrix_of
 from headrace.models.predictor import ONLY_TASK
-from headrace.models.retrieval.vectors import query_vectors, row_item_vectors
+from headrace.models.retrieval import query_vectors, row_item_vectors
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Kind
 from headrace.storage import Location

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace import config
 from headrace.comm.base import Collective, LocalCollective
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind

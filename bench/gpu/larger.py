@@ -10,8 +10,8 @@ from bench.gpu.clock import Clock, Row
 from bench.gpu.data import DIM, EXPONENT, batches
 from headrace.embeddings.kernels import gpu
 from headrace.embeddings.kernels.duplicates import find_duplicates
-from headrace.embeddings.kernels.id_map_gpu import DeviceMap
-from headrace.embeddings.storage.host_cache import RowCache
+from headrace.embeddings.kernels.gpu import DeviceMap
+from headrace.embeddings.storage import RowCache
 
 #: Share of the rows that the card holds.
 HELD = 0.1

@@ -33,8 +33,8 @@ from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Plan
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Plan
 from headrace.workspace import checkout
 
 _MODULE = "bench.peers.torchrec_collisions"

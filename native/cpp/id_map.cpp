@@ -1,4 +1,4 @@
-// A hash table from 64-bit ids to small numbers: headrace.embeddings.kernels.id_map_cpu, whose arrays these loops read and fill.
+// A hash table from 64-bit ids to small numbers: headrace.embeddings.kernels.id_map, whose arrays these loops read and fill.
 // Open addressing with linear probing; `slots` is a power of two, at most half of them taken; number -1: free.
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 """Collectives: the messages between the ranks of a job, one small interface for every carrier.
 
 Every method is collective: each rank calls the same methods in the same order, also with nothing to send. No method
-is seen by autograd; gradients travel by explicit calls (headrace.embeddings.sharded). `LocalCollective` and
+is seen by autograd; gradients travel by explicit calls (headrace.embeddings.layer). `LocalCollective` and
 `ThreadCollective` need no launcher: one rank, and ranks as threads of one process, in which a plan for W ranks is
 shown and tested.
 """

@@ -11,14 +11,13 @@ from rich.table import Table as Screen
 from headrace.comm.shared_memory import MOST_RANKS
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_sharding, load_spec
-from headrace.embeddings.dynamic.memory import dynamic_table_bytes, most_bytes
+from headrace.embeddings.dynamic.rows import dynamic_table_bytes, most_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.planner.cost import GIB, OtherMemory, load_of
 from headrace.embeddings.planner.declared import load_tables
-from headrace.embeddings.planner.greedy import Planned
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharding.plan import Table
+from headrace.embeddings.planner.search import Planned, plan_tables
+from headrace.embeddings.sharding_plan import Table
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.classes import make_network
@@ -66,7 +65,7 @@ def sharding(
             batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
     elif spec is not None:
         source, dataset, schema = _dataset(ws, spec.pipeline, ds)
-        features = InputFeatures.of(schema, spec.model.embedding_dim, spec.train.tasks)
+        features = InputFeatures.from_schema(schema, spec.model.embedding_dim, spec.train.tasks)
         network = make_network(spec.model, features, spec.train.seed)
         wanted = trained_tables(schema, spec.model, network, spec.train, world)
         tables, lookups, raw = wanted.tables, wanted.lookups, wanted.dynamic

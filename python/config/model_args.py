@@ -11,7 +11,7 @@ from headrace.config.section import Section
 
 
 class NextItemArgs(Section):
-    """Settings that models of the next item have in common (headrace.models.sequence.next_item)."""
+    """Settings that models of the next item have in common (headrace.models.next_item)."""
 
     #: The feature that is a row's item.
     item: str

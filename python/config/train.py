@@ -109,9 +109,9 @@ def check_tasks(tasks: Mapping[str, Task]) -> None:
         raise ValueError("tasks: all weights are 0: nothing would be learned")
 
 
-#: How embedding rows learn: see headrace.embeddings.optim.rules.
+#: How embedding rows learn: see headrace.embeddings.update_rules.
 EmbeddingOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
-#: How an embedding table is cut: see headrace.embeddings.sharding.plan.
+#: How an embedding table is cut: see headrace.embeddings.sharding_plan.
 ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 

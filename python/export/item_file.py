@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.embeddings.input.jagged import JaggedTensor
-from headrace.embeddings.storage.dtypes import DTYPES, decode, encode
+from headrace.embeddings.jagged import JaggedTensor
+from headrace.embeddings.storage import DTYPES, decode, encode
 from headrace.export.network import ExportedNetwork, is_sequence
 from headrace.export.record import ITEM, Items
 from headrace.export.table_files import Precision, stored_rows
 from headrace.models.inputs import Inputs
-from headrace.models.retrieval.vectors import further_item_features, item_feature
+from headrace.models.retrieval import further_item_features, item_feature
 from headrace.storage import Location
 
 FILE = "items.npy"

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.export.record import ITEM, MODEL, QUERY
 from headrace.models.inputs import Inputs
-from headrace.models.lookups import EmbeddingLookup
+from headrace.models.lookups import EmbeddingLookup, lookups_of, table_name
 from headrace.models.predictor import ONLY_TASK
 from headrace.models.sharded_model import ShardedModel
-from headrace.models.tables import lookups_of, table_name
 from headrace.schema import Feature, Kind
 
 #: How names begin that a graph has for itself.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace.embeddings.checkpoint.index import WEIGHT
 from headrace.embeddings.checkpoint.shards import local_blocks
-from headrace.embeddings.storage.dtypes import DTYPES, decode, encode
+from headrace.embeddings.storage import DTYPES, decode, encode
 from headrace.export.network import ExportedNetwork
 from headrace.export.raw_ids import Buckets, bucketed
 from headrace.models.sharded_model import ShardedModel

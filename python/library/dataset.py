@@ -13,7 +13,7 @@ from headrace.config import Train
 from headrace.dataset.loader.batch import Batch
 from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
 from headrace.dataset.parquet.layout import SplitLayout, open_split
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.features.workflow import saved
 from headrace.jagged import JaggedArray

@@ -1,4 +1,4 @@
-"""The categorical features of a batch, as models take them."""
+"""Categorical features of a batch, and the copy of a batch to a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 
@@ -16,16 +16,18 @@ from headrace.schema import NULL_CODE, DatasetSchema, Kind
 class CategoricalBatch:
     """Codes and raw ids of B rows."""
 
-    #: Of the features of one value a row, in the schema's order: int64 [B, S].
+    #: Codes of features of one value a row, in the schema's order: int64 [B, S].
     codes: Tensor
-    #: Of the features of lists, in the schema's order: int32 or int64, any number a row; 0 stands for a null.
+    #: Codes of list features, in the schema's order: int32 or int64, any number a row; 0 stands for a null.
     lists: Sequence[JaggedTensor] = ()
-    #: Ids that are drawn for each row, int64 [B, n], or for all of the step's together, [n]; None: there are none.
+    #: Ids drawn for each row, int64 [B, n], or for all rows of the step together, [n]; None: no ids are drawn.
     negatives: Tensor | None = None
 
     @staticmethod
     def of_padded(codes: Tensor, schema: DatasetSchema) -> CategoricalBatch:
-        """From all features side by side, int64 [B, S]: a list of length k has k columns, in which 0 is padding."""
+        """Create from all features side by side, int64 [B, S]: a list of length k has k columns, in which 0 is
+        padding.
+        """
         scalars, lists, column = [], [], 0
         for f in schema.of(Kind.CATEGORICAL):
             part = codes[:, column : column + f.length]
@@ -38,18 +40,18 @@ class CategoricalBatch:
 
     @property
     def samples(self) -> int:
-        """Rows, B."""
+        """Number of rows, B."""
         return len(self.codes)
 
     def rows(self, start: int, end: int) -> CategoricalBatch:
-        """Consecutive rows: views."""
+        """Return consecutive rows: views."""
         drawn = self.negatives
         if drawn is not None and drawn.ndim == 2:
             drawn = drawn[start:end]
         return CategoricalBatch(self.codes[start:end], [x.rows(start, end) for x in self.lists], drawn)
 
     def to(self, device: torch.device) -> CategoricalBatch:
-        """On a device; from pinned memory without waiting."""
+        """Copy to a device; from pinned memory without waiting."""
         return CategoricalBatch(
             self.codes.to(device, non_blocking=True),
             [x.to(device, non_blocking=True) for x in self.lists],
@@ -57,7 +59,7 @@ class CategoricalBatch:
         )
 
     def pin_memory(self) -> CategoricalBatch:
-        """In pinned memory."""
+        """Copy to pinned memory."""
         return CategoricalBatch(
             self.codes.pin_memory(),
             [x.pin_memory() for x in self.lists],
@@ -66,7 +68,7 @@ class CategoricalBatch:
 
 
 class BatchIds(Mapping[str, Tensor | JaggedTensor]):
-    """A batch's ids by categorical feature: int64 [B], or of a list a JaggedTensor of int64 without nulls.
+    """Ids of a batch by categorical feature: int64 [B], or of a list a JaggedTensor of int64 without nulls.
 
     Those of a list are made when they are first asked for.
 
@@ -81,40 +83,40 @@ class BatchIds(Mapping[str, Tensor | JaggedTensor]):
 
     @staticmethod
     def places_of(schema: DatasetSchema) -> dict[str, tuple[bool, int]]:
-        """By categorical feature, whether it is a list, and its number among those that are, or are not."""
-        found: dict[str, tuple[bool, int]] = {}
+        """Return (is list, position among the lists or the other features) by categorical feature."""
+        places: dict[str, tuple[bool, int]] = {}
         for f in schema.of(Kind.CATEGORICAL):
-            found[f.name] = f.is_list, sum(is_list == f.is_list for is_list, _ in found.values())
-        return found
+            places[f.name] = f.is_list, sum(is_list == f.is_list for is_list, _ in places.values())
+        return places
 
     @property
     def samples(self) -> int:
-        """Rows, B."""
+        """Number of rows, B."""
         return self._batch.samples
 
     @property
     def device(self) -> torch.device:
-        """Where the ids are."""
+        """Device of the ids."""
         return self._batch.codes.device
 
     @property
     def are_drawn(self) -> bool:
-        """Whether there are negatives."""
+        """True if the batch has negatives."""
         return self._batch.negatives is not None
 
     @property
     def negatives(self) -> Tensor:
-        """Those that are drawn, int64 [B, n] or [n]; of a batch without any [B, 0]."""
-        found = self._batch.negatives
-        return self._batch.codes.new_empty((self.samples, 0)) if found is None else found
+        """Drawn ids, int64 [B, n] or [n]; [B, 0] for a batch without any."""
+        negatives = self._batch.negatives
+        return self._batch.codes.new_empty((self.samples, 0)) if negatives is None else negatives
 
     def __getitem__(self, name: str) -> Tensor | JaggedTensor:
         is_list, place = self._places[name]
         if not is_list:
             return self._batch.codes[:, place]
         if name not in self._lists:
-            found = self._batch.lists[place].without(NULL_CODE)
-            self._lists[name] = JaggedTensor(found.values.long(), found.offsets)
+            ids = self._batch.lists[place].without(NULL_CODE)
+            self._lists[name] = JaggedTensor(ids.values.long(), ids.offsets)
         return self._lists[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -122,3 +124,29 @@ class BatchIds(Mapping[str, Tensor | JaggedTensor]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+#: Alignment of a tensor in bytes, for kernels.
+_ALIGNED = 64
+
+
+def moved_in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors to a device in one copy: return views of one block of bytes.
+
+    Pinned memory is what a GPU copies from without a detour. A copy costs a call to the driver, some ten microseconds
+    whatever its size; a batch has as many tensors as it has lists, twice, and two.
+    """
+    begins, total = [], 0
+    for x in tensors:
+        begins.append(total)
+        total += -(-x.numel() * x.element_size() // _ALIGNED) * _ALIGNED
+    block = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for x, begin in zip(tensors, begins, strict=True):
+        _view(block, begin, x).copy_(x)
+    moved = block.to(device, non_blocking=True)
+    return [_view(moved, begin, x) for x, begin in zip(tensors, begins, strict=True)]
+
+
+def _view(block: Tensor, begin: int, like: Tensor) -> Tensor:
+    """View bytes from `begin` on as a tensor of the shape and type of another."""
+    return block[begin : begin + like.numel() * like.element_size()].view(like.dtype).view(like.shape)

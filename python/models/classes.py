@@ -1,4 +1,4 @@
-"""Which torch module a spec's `model` names, and that module made.
+"""Network classes: the torch module that a spec's `model` names, and its construction.
 
 A class of the user's takes the dataset's features and its settings, and gives logits by name:
 
@@ -30,35 +30,35 @@ from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures
 from headrace.plugins import faults_of, import_class
 
-#: Where the models that headrace has are.
+#: Built-in models by name.
 _OURS: Mapping[str, str] = {
-    "dlrm": "headrace.models.ranking.dlrm:DLRM",
-    "wide_deep": "headrace.models.ranking.wide_deep:WideDeep",
-    "deepfm": "headrace.models.ranking.deepfm:DeepFM",
-    "dcn_v2": "headrace.models.ranking.dcn_v2:DCNv2",
-    "final_mlp": "headrace.models.ranking.final_mlp:FinalMLP",
-    "masknet": "headrace.models.ranking.masknet:MaskNet",
-    "shared_bottom": "headrace.models.multitask.shared_bottom:SharedBottom",
-    "mmoe": "headrace.models.multitask.mmoe:MMoE",
-    "ple": "headrace.models.multitask.ple:PLE",
-    "esmm": "headrace.models.multitask.esmm:ESMM",
-    "matrix_factorization": "headrace.models.collaborative.matrix_factorization:MatrixFactorization",
-    "neumf": "headrace.models.collaborative.neumf:NeuMF",
-    "mult_vae": "headrace.models.collaborative.mult_vae:MultVAE",
-    "lightgcn": "headrace.models.collaborative.lightgcn:LightGCN",
-    "simplex": "headrace.models.collaborative.simplex:SimpleX",
-    "sasrec": "headrace.models.sequence.sasrec:SASRec",
-    "hstu": "headrace.models.sequence.hstu:HSTU",
-    "two_tower": "headrace.models.retrieval.two_tower:TwoTower",
-    "din": "headrace.models.sequence.din:DIN",
+    "dlrm": "headrace.models.dlrm:DLRM",
+    "wide_deep": "headrace.models.ranking:WideDeep",
+    "deepfm": "headrace.models.ranking:DeepFM",
+    "dcn_v2": "headrace.models.ranking:DCNv2",
+    "final_mlp": "headrace.models.ranking:FinalMLP",
+    "masknet": "headrace.models.ranking:MaskNet",
+    "shared_bottom": "headrace.models.multitask:SharedBottom",
+    "mmoe": "headrace.models.multitask:MMoE",
+    "ple": "headrace.models.multitask:PLE",
+    "esmm": "headrace.models.multitask:ESMM",
+    "matrix_factorization": "headrace.models.collaborative:MatrixFactorization",
+    "neumf": "headrace.models.collaborative:NeuMF",
+    "mult_vae": "headrace.models.collaborative:MultVAE",
+    "lightgcn": "headrace.models.lightgcn:LightGCN",
+    "simplex": "headrace.models.collaborative:SimpleX",
+    "sasrec": "headrace.models.next_item:SASRec",
+    "hstu": "headrace.models.next_item:HSTU",
+    "two_tower": "headrace.models.two_tower:TwoTower",
+    "din": "headrace.models.din:DIN",
 }
 
-#: Ranks that are threads of a process would draw from one generator in turns.
+#: Serializes construction: ranks that are threads of a process would share one generator.
 _GLOBAL_GENERATOR = Lock()
 
 
 def make_network(model: config.Model, features: InputFeatures, seed: int) -> nn.Module:
-    """The dense part of a model, on the CPU, with starts that follow from the seed alone.
+    """Create the dense part of a model, on the CPU, with initial weights that follow from the seed alone.
 
     Args:
         model: its class and settings.
@@ -84,7 +84,7 @@ def make_network(model: config.Model, features: InputFeatures, seed: int) -> nn.
 
 
 def _args_of(kind: type[nn.Module]) -> tuple[type[BaseModel], bool]:
-    """The pydantic model of a class's settings; whether the constructor takes one of it."""
+    """Return the pydantic model of a class's settings, and whether the constructor takes it as one argument."""
     declared = getattr(kind, "Args", None)
     if isinstance(declared, type) and issubclass(declared, BaseModel):
         return declared, True

@@ -1,4 +1,4 @@
-"""Features of rows by name, as a saved model is asked for their probabilities."""
+"""Features of rows by name: the input of a saved model."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ FeatureColumns = Mapping[str, NDArray[Any] | JaggedArray]
 
 
 def row_count(columns: FeatureColumns) -> int:
-    """Rows, n; 0 where there are no columns."""
+    """Return the number of rows, n; 0 without columns."""
     return next((len(column) for column in columns.values()), 0)
 
 
 def jagged_of(columns: FeatureColumns, feature: Feature) -> JaggedArray:
-    """A list feature's values. Raises KeyError where it is not there."""
-    found = columns.get(feature.name)
-    if isinstance(found, JaggedArray):
-        return found
+    """Return a list feature's values. Raises KeyError if it is missing."""
+    column = columns.get(feature.name)
+    if isinstance(column, JaggedArray):
+        return column
     return JaggedArray.of_padded(_side_by_side(columns, feature))
 
 
 def matrix_of(columns: FeatureColumns, feature: Feature) -> NDArray[Any]:
-    """A feature as [n, length], a list padded with 0. Raises KeyError where it is not there."""
-    found = columns.get(feature.name)
-    if isinstance(found, JaggedArray):
-        return found.to_padded(feature.length)
+    """Return a feature as [n, length], a list padded with 0. Raises KeyError if it is missing."""
+    column = columns.get(feature.name)
+    if isinstance(column, JaggedArray):
+        return column.to_padded(feature.length)
     return _side_by_side(columns, feature)
 
 

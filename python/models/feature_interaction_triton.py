@@ -1,4 +1,4 @@
-"""DLRM's interaction on a GPU in one kernel each way, in Triton: dot products of all pairs, behind the bottom vector.
+"""Triton kernels of DLRM's interaction, one each way: dot products of all pairs, after the bottom vector.
 
 Plain torch makes a matrix of all products of a sample, N x N, and gathers the half below its diagonal; here neither
 that matrix nor the stacked vectors are ever in memory. Products are of 16-bit numbers with sums in float32, as those
@@ -19,7 +19,9 @@ from torch import Tensor
 
 @triton.jit
 def _stacked(x, vectors, sample, row, column, features, dim):
-    """Rows of a sample: 0 is its bottom vector, 1 to `features` its features' vectors; [ALL, DIM], zeros outside."""
+    """Load the rows of a sample: 0 is its bottom vector, 1 to `features` its features' vectors; [ALL, DIM], zeros
+    outside.
+    """
     inside = column < dim
     first = tl.load(x + sample * dim + column, mask=(row == 0) & inside, other=0.0)
     rest = tl.load(
@@ -30,7 +32,7 @@ def _stacked(x, vectors, sample, row, column, features, dim):
 
 @triton.jit
 def _interact(x, vectors, out, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr):
-    """A program a sample: out = [x, products of rows (i, j), j < i, by i, zeros to `width`]."""
+    """Compute out = [x, products of rows (i, j), j < i, by i, zeros to `width`]; one program a sample."""
     sample = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ALL)[:, None], tl.arange(0, DIM)[None, :]
     z = _stacked(x, vectors, sample, row, column, features, dim)
@@ -38,9 +40,9 @@ def _interact(x, vectors, out, features, dim, width, ALL: tl.constexpr, DIM: tl.
     i, j = tl.arange(0, ALL)[:, None], tl.arange(0, ALL)[None, :]
     place = out + sample * width + dim + i * (i - 1) // 2 + j
     tl.store(place, products.to(out.dtype.element_ty), mask=(j < i) & (i <= features))
-    at = tl.arange(0, DIM)
-    own = tl.load(x + sample * dim + at, mask=at < dim, other=0.0)
-    tl.store(out + sample * width + at, own.to(out.dtype.element_ty), mask=at < dim)
+    column_index = tl.arange(0, DIM)
+    bottom = tl.load(x + sample * dim + column_index, mask=column_index < dim, other=0.0)
+    tl.store(out + sample * width + column_index, bottom.to(out.dtype.element_ty), mask=column_index < dim)
     end = dim + (features + 1) * features // 2
     rest = end + tl.arange(0, 16)
     tl.store(out + sample * width + rest, tl.zeros((16,), tl.float32).to(out.dtype.element_ty), mask=rest < width)
@@ -60,7 +62,7 @@ def _interact_back(
     DIM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program a sample: of z it is (G + G^T) z, with G what came to the products; of x also what came to it."""
+    """Compute the gradient of z, (G + G^T) z with G that of the products, plus x's own part; one program a sample."""
     sample = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ALL)[:, None], tl.arange(0, DIM)[None, :]
     z = _stacked(x, vectors, sample, row, column, features, dim)
@@ -68,14 +70,14 @@ def _interact_back(
     high, low = tl.maximum(i, j), tl.minimum(i, j)
     place = grad + sample * width + dim + high * (high - 1) // 2 + low
     both = tl.load(place, mask=(i != j) & (high <= features), other=0.0)
-    found = tl.dot(both.to(z.dtype), z, input_precision=PRECISION)
+    result = tl.dot(both.to(z.dtype), z, input_precision=PRECISION)
     inside = column < dim
-    own = tl.load(grad + sample * width + column, mask=(row == 0) & inside, other=0.0).to(tl.float32)
-    found += tl.where(row == 0, own, 0.0)
-    tl.store(of_x + sample * dim + column + row * 0, found.to(of_x.dtype.element_ty), mask=(row == 0) & inside)
+    bottom_grad = tl.load(grad + sample * width + column, mask=(row == 0) & inside, other=0.0).to(tl.float32)
+    result += tl.where(row == 0, bottom_grad, 0.0)
+    tl.store(of_x + sample * dim + column + row * 0, result.to(of_x.dtype.element_ty), mask=(row == 0) & inside)
     tl.store(
         of_vectors + (sample * features + row - 1) * dim + column,
-        found.to(of_vectors.dtype.element_ty),
+        result.to(of_vectors.dtype.element_ty),
         mask=(row > 0) & (row <= features) & inside,
     )
 
@@ -93,7 +95,7 @@ class _Interact(torch.autograd.Function):
 
 
 def products(x: Tensor, vectors: Tensor) -> Tensor:
-    """See `interact`."""
+    """Compute the forward pass of `interact`."""
     samples, features, dim = vectors.shape
     width = interaction_width(features, dim)
     out = torch.empty(samples, width, dtype=x.dtype, device=x.device)
@@ -103,7 +105,7 @@ def products(x: Tensor, vectors: Tensor) -> Tensor:
 
 
 def gradients(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of both, from that of the products: as they are, [B, D] and [B, F, D]."""
+    """Compute the gradients of both inputs from that of the products: [B, D] and [B, F, D]."""
     samples, features, dim = vectors.shape
     of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
     if samples:
@@ -114,18 +116,18 @@ def gradients(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]
 
 
 def fits(features: int, dim: int) -> bool:
-    """Whether a sample's tiles fit a program's share of a multiprocessor."""
+    """Return whether a sample's tiles fit a program's share of a multiprocessor."""
     rows, columns = _tile(features, dim)
     return rows <= 64 and rows * columns <= 8_192
 
 
 def interaction_width(features: int, dim: int) -> int:
-    """Columns of `interact`: a multiple of 16, which products of matrices of 16-bit numbers want."""
+    """Return the columns of `interact`: a multiple of 16, as products of 16-bit matrices need."""
     return -(-(dim + (features + 1) * features // 2) // 16) * 16
 
 
 def interact(x: Tensor, vectors: Tensor) -> Tensor:
-    """The bottom vector, then all pairs' dot products, then zeros: [B, interaction_width(F, D)] of x's type.
+    """Return the bottom vector, all pairs' dot products, then zeros: [B, interaction_width(F, D)] of x's type.
 
     Args:
         x: bottom vectors, of any float type [B, D], contiguous: the products' type.
@@ -136,10 +138,10 @@ def interact(x: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _tile(features: int, dim: int) -> tuple[int, int]:
-    """Rows and columns of a sample's tile: products of tiles want 16 at least."""
+    """Return rows and columns of a sample's tile: at least 16 each for products of tiles."""
     return max(16, triton.next_power_of_2(features + 1)), max(16, triton.next_power_of_2(dim))
 
 
 def _precision() -> str:
-    """How the kernels multiply float32."""
+    """Return the precision of float32 products."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -1,4 +1,4 @@
-"""What a model is told of its features when it is made, and what it sees of a batch."""
+"""Inputs of a model: the dataset's features at construction, and one batch at a time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from headrace.config import Task
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.errors import UserError, nearest
 from headrace.schema import DatasetSchema, Kind
 
-#: Among what an item has a share: all rows of the split train, its positive ones, or what `train.negatives` draws.
+#: Population of an item's share: all rows of the split train, its positive ones, or draws of `train.negatives`.
 ShareOf = Literal["rows", "positives", "negatives"]
-#: By a lookup's name, what it found: pooled, or a sequence.
-Found = Mapping[str, Tensor | JaggedTensor]
+#: Vectors by the name of a lookup: pooled, or a sequence.
+LookupResults = Mapping[str, Tensor | JaggedTensor]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ class InputFeatures:
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, schema: DatasetSchema, embedding_dim: int, tasks: Mapping[str, Task] | None = None) -> InputFeatures:
-        """Those of a dataset, and the tasks of `train.tasks`; without any there is one, `label`."""
+    def from_schema(
+        cls, schema: DatasetSchema, embedding_dim: int, tasks: Mapping[str, Task] | None = None
+    ) -> InputFeatures:
+        """Create from a dataset's schema and `train.tasks`; without tasks there is one, `label`."""
         continuous = {f.name: f.length for f in schema.of(Kind.CONTINUOUS)}
         categorical = schema.of(Kind.CATEGORICAL)
         return cls(
@@ -65,7 +67,7 @@ class InputFeatures:
         )
 
     def tagged(self, tag: str) -> tuple[str, ...]:
-        """The features that have a tag (`tags` in features.workflow)."""
+        """Return the features that have a tag (`tags` in features.workflow)."""
         return tuple(name for name in (*self.continuous, *self.categorical) if tag in self.tags.get(name, ()))
 
     @property
@@ -137,17 +139,17 @@ class Inputs:
         self._log_share = log_share
         self._lists = lists
         self._drop = drop
-        #: This rank, of those whose rows `all_gather` puts together.
+        #: This rank, among those whose rows `all_gather` concatenates.
         self.rank = rank
 
     @property
     def rows(self) -> int:
-        """B."""
+        """Number of rows, B."""
         return len(self.continuous)
 
     @property
     def labels(self) -> Tensor:
-        """float32 [B].
+        """Labels, float32 [B].
 
         Raises:
             ValueError: they are not known, as in scoring.
@@ -157,7 +159,7 @@ class Inputs:
         return self._labels
 
     def target(self, task: str) -> Tensor:
-        """A task's label: float32 [B], NaN where a row has none or is not in the task's sample space.
+        """Return a task's label: float32 [B], NaN where a row has none or is not in the task's sample space.
 
         Raises:
             ValueError: it is not known, as in scoring.
@@ -169,7 +171,7 @@ class Inputs:
         return self._targets[task]
 
     def ids(self, feature: str) -> Tensor | JaggedTensor:
-        """A categorical feature's ids: int64 [B], or of a list a JaggedTensor without nulls.
+        """Return a categorical feature's ids: int64 [B], or of a list a JaggedTensor without nulls.
 
         Raises:
             UserError: the dataset has no such feature.
@@ -197,7 +199,7 @@ class Inputs:
 
     @property
     def lists(self) -> Tensor:
-        """Which list each row is of (`model.loss.group`): int64 [B], equal of the rows of one.
+        """List of each row (`model.loss.group`): int64 [B], equal for rows of one list.
 
         Raises:
             ValueError: it is not known, as in scoring.
@@ -207,7 +209,7 @@ class Inputs:
         return self._lists
 
     def log_q(self, feature: str, ids: Tensor, of: ShareOf = "rows") -> Tensor:
-        """The logarithm of how likely ids are, float32 of their shape: what logQ correction subtracts from logits.
+        """Return the log probability of ids, float32 of their shape, which logQ correction subtracts from logits.
 
         Collective where a feature is asked for the first time: its values are counted.
 
@@ -227,47 +229,48 @@ class Inputs:
         return self._log_share(feature, of).to(ids.device)[ids]
 
     @cached_property
-    def _found(self) -> Found:
-        found = self._embeddings() if callable(self._embeddings) else self._embeddings or {}
-        for x in found.values():
+    def _lookup_results(self) -> LookupResults:
+        results = self._embeddings() if callable(self._embeddings) else self._embeddings or {}
+        for x in results.values():
             values = x.values if isinstance(x, JaggedTensor) else x
             if self._watch is not None and values.requires_grad:
                 values.register_hook(self._watch)  # type: ignore[no-untyped-call]
-        return found
+        return results
 
     def drop_embeddings(self) -> None:
-        """Say that nobody will ask for what was looked up, which is on its way all the same. Collective.
+        """Discard the lookup results that are in flight, where the model does not need them. Collective.
 
         Of a model that knows without: what other ranks sent would stay in memory.
         """
-        if "_found" not in self.__dict__ and self._drop is not None:
+        if "_lookup_results" not in self.__dict__ and self._drop is not None:
             self._drop()
         self._drop = None
 
     def embedding(self, lookup: str) -> Tensor:
-        """What a lookup of the model's found, by its name; see EmbeddingLookup. Collective where it is the first use.
+        """Return the vectors of a lookup by its name; see EmbeddingLookup. Collective at the first use.
 
         Raises:
             KeyError: the model has no such lookup; its vectors are a sequence.
         """
-        found = self._found[lookup]
-        if isinstance(found, JaggedTensor):
+        vectors = self._lookup_results[lookup]
+        if isinstance(vectors, JaggedTensor):
             raise KeyError(f"'{lookup}' is a sequence")
-        return found
+        return vectors
 
     def sequence(self, lookup: str) -> JaggedTensor:
-        """What a lookup with `pooling="none"` found: values float32 [N, D]. Collective where it is the first use.
+        """Return the vectors of a lookup with `pooling="none"`: values float32 [N, D]. Collective at the first use.
 
         Raises:
             KeyError: the model has no such lookup; it is pooled.
         """
-        found = self._found[lookup]
-        if not isinstance(found, JaggedTensor):
+        vectors = self._lookup_results[lookup]
+        if not isinstance(vectors, JaggedTensor):
             raise KeyError(f"'{lookup}' is no sequence")
-        return found
+        return vectors
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """The rows of all ranks in their order: [B_r, ...] of each -> [sum of B_r, ...]. Collective, with gradients.
+        """Concatenate the rows of all ranks in their order: [B_r, ...] -> [sum of B_r, ...]. Collective, with
+        gradients.
 
         Each rank's loss is a sum over its own rows: what others compute from this rank's `x` comes back to it.
         """
@@ -275,41 +278,41 @@ class Inputs:
 
     @cached_property
     def vectors(self) -> Tensor:
-        """float32 [B, F, D]. Collective where it is the first use."""
-        found = self._vectors if isinstance(self._vectors, Tensor) else self._vectors(False)
-        assert isinstance(found, Tensor)
-        if self._watch is not None and found.requires_grad:
-            found.register_hook(self._watch)  # type: ignore[no-untyped-call]
-        return found
+        """Embeddings, float32 [B, F, D]. Collective at the first use."""
+        vectors = self._vectors if isinstance(self._vectors, Tensor) else self._vectors(False)
+        assert isinstance(vectors, Tensor)
+        if self._watch is not None and vectors.requires_grad:
+            vectors.register_hook(self._watch)  # type: ignore[no-untyped-call]
+        return vectors
 
     def vectors_in_place(self, dtype: torch.dtype) -> Tensor | ZeroCopyVectors:
-        """`vectors`, or where they are, for a kernel that reads them there, once.
+        """Return `vectors`, or their places in memory, for a kernel that reads them there, once.
 
         `dtype` is that of what it reads beside them. Give what the kernel makes to `watch`: vectors that are read in
         place have no gradient that could be looked at.
         """
         if isinstance(self._vectors, Tensor) or dtype is not torch.float32:
             return self.vectors
-        found = self._vectors(True)
-        if isinstance(found, Tensor):
-            self._vectors = found
+        vectors = self._vectors(True)
+        if isinstance(vectors, Tensor):
+            self._vectors = vectors
             return self.vectors
-        return found
+        return vectors
 
-    def watch(self, made: Tensor) -> Tensor:
-        """`made`, whose gradient is looked at in place of the vectors' where these are read in place."""
+    def watch(self, output: Tensor) -> Tensor:
+        """Watch the gradient of `output` in place of the vectors' where these are read in place."""
         seen = "vectors" in self.__dict__
-        if not seen and self._watch is not None and made.requires_grad:
-            made.register_hook(self._watch)  # type: ignore[no-untyped-call]
-        return made
+        if not seen and self._watch is not None and output.requires_grad:
+            output.register_hook(self._watch)  # type: ignore[no-untyped-call]
+        return output
 
     @cached_property
     def flat(self) -> Tensor:
-        """The continuous columns and all embeddings side by side, [B, C + F D]."""
+        """Continuous columns and all embeddings side by side, [B, C + F D]."""
         return torch.cat([self.continuous, self.vectors.flatten(1)], dim=1)
 
     def __getitem__(self, name: str) -> Tensor:
-        """A continuous feature, [B, its columns], or the embedding of a categorical one, [B, D].
+        """Return a continuous feature, [B, its columns], or the embedding of a categorical one, [B, D].
 
         Raises:
             UserError: the dataset has no feature of that name.
@@ -317,9 +320,29 @@ class Inputs:
         if name in self.features.categorical:
             return self.vectors[:, self.features.categorical.index(name)]
         first = 0
-        for other, columns in self.features.continuous.items():
-            if other == name:
+        for feature, columns in self.features.continuous.items():
+            if feature == name:
                 return self.continuous[:, first : first + columns]
             first += columns
         known = ", ".join((*self.features.continuous, *self.features.categorical))
         raise UserError(f"the model asks for feature '{name}', which the dataset does not have; it has: {known}")
+
+
+def check_feature(features: InputFeatures, key: str, name: str, *, is_list: bool) -> None:
+    """Raise UserError unless `name` is a categorical feature, a list of ids or of one id a row.
+
+    Args:
+        features: the dataset's.
+        key: where the spec has the name, for the message.
+        name: the feature.
+        is_list: which of the two it must be.
+
+    Raises:
+        UserError: there is no such feature.
+    """
+    known = [f for f in features.categorical if (f in features.lists) is is_list]
+    if name not in known:
+        kind = "a list of ids" if is_list else "of one id a row"
+        raise UserError(
+            f"{key}: '{name}' is no categorical feature, {kind}{nearest(name, known)}; there are: {', '.join(known)}"
+        )

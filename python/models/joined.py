@@ -1,4 +1,4 @@
-"""Tables of a saved model that no process has whole: how large they are, which rows are looked up, and their rows.
+"""Joined tables of a saved model, which no process holds: their size, the rows that a batch needs, and these rows.
 
     names = frozenset({"user_id"})
     model = load_mapped(folder, maps, joined=names)
@@ -19,21 +19,20 @@ from numpy.typing import NDArray
 from torch import nn
 
 from headrace.embeddings.checkpoint.dynamic import saved_files
+from headrace.embeddings.checkpoint.mapped import MappedRows, SortedIds
 from headrace.embeddings.checkpoint.saved_rows import SavedFile, assemble, files_of
-from headrace.embeddings.dynamic.mapped_rows import MappedRows, SortedIds
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.lookup.joined_rows import TableRows
-from headrace.embeddings.sharding.plan import Table
-from headrace.embeddings.storage.row_format import row_bytes
+from headrace.embeddings.layout import TableRows
+from headrace.embeddings.sharding_plan import Table, row_bytes
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
 from headrace.models.classes import make_network
 from headrace.models.columns import FeatureColumns
 from headrace.models.inputs import InputFeatures
+from headrace.models.lookups import lookups_of, model_tables, table_name
 from headrace.models.mapped import storages
 from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, read_card
 from headrace.models.sharded_model import ShardedModel
-from headrace.models.tables import lookups_of, model_tables, table_name
 from headrace.schema import NULL_CODE, Kind
 from headrace.storage import Location
 from headrace.world import World
@@ -43,26 +42,26 @@ Codes = Mapping[str, NDArray[np.int64]]
 
 
 def table_bytes(folder: Location) -> dict[str, int]:
-    """Bytes of a saved model's tables as processes map them, by name; of raw ids with their ids.
+    """Return the bytes of a saved model's tables as processes map them, by name; of raw ids with their ids.
 
     Raises:
         UserError: a file is missing or damaged.
     """
     card, stored = read_card(folder), storages(folder / EMBEDDINGS)
     tables = model_tables(card.dataset_schema, card.model, _network(card))
-    found = {t.name: t.rows * row_bytes(stored.get(t.name, "fp32"), t.dim) for t in tables.tables}
-    return found | {s.name: sum(r.bytes for r in saved_files(folder / DYNAMIC, s)) for s in tables.dynamic}
+    sizes = {t.name: t.rows * row_bytes(stored.get(t.name, "fp32"), t.dim) for t in tables.tables}
+    return sizes | {s.name: sum(r.bytes for r in saved_files(folder / DYNAMIC, s)) for s in tables.dynamic}
 
 
 def whole_tables(folder: Location) -> dict[str, str]:
-    """Tables that a saved model's network looks at whole in each batch, and the lookup that does (`ids="all"`)."""
+    """Return the tables that a saved model's network reads completely in each batch, and the lookup (`ids="all"`)."""
     card = read_card(folder)
     features = {f.name: f for f in card.dataset_schema.of(Kind.CATEGORICAL)}
     return {table_name(w, features[w.feature]): w.name for w in lookups_of(_network(card)) or () if w.ids == "all"}
 
 
 def joined_files(folder: Location, names: Collection[str]) -> tuple[SavedFile, ...]:
-    """The files of a saved model that have rows of some tables.
+    """Return the files of a saved model that have rows of some tables.
 
     Raises:
         UserError: an index or a record is missing or damaged.
@@ -73,40 +72,40 @@ def joined_files(folder: Location, names: Collection[str]) -> tuple[SavedFile, .
 
 
 def needed_codes(model: ShardedModel, names: Collection[str], columns: FeatureColumns) -> dict[str, NDArray[np.int64]]:
-    """The codes, or raw ids, that features of some rows look up in joined tables.
+    """Return the codes, or raw ids, that features of some rows look up in joined tables.
 
     Args:
         model: of `load_mapped`.
         names: the joined tables.
         columns: some of the features.
     """
-    found: dict[str, list[NDArray[np.int64]]] = {}
+    codes_by_table: dict[str, list[NDArray[np.int64]]] = {}
     for feature, table in _looked_up(model):
         if table not in names:
             continue
         f = next(f for f in model.schema.features if f.name == feature)
-        given = [columns[name] for name in (f.name, *f.physical) if name in columns]
-        values = [x.flat() if isinstance(x, JaggedArray) else np.asarray(x) for x in given]
-        found.setdefault(table, []).extend(np.unique(x).astype(np.int64) for x in values)
-    return {table: np.unique(np.concatenate(parts)) for table, parts in found.items() if parts}
+        feature_columns = [columns[name] for name in (f.name, *f.physical) if name in columns]
+        values = [x.flat() if isinstance(x, JaggedArray) else np.asarray(x) for x in feature_columns]
+        codes_by_table.setdefault(table, []).extend(np.unique(x).astype(np.int64) for x in values)
+    return {table: np.unique(np.concatenate(parts)) for table, parts in codes_by_table.items() if parts}
 
 
 def null_codes(model: ShardedModel, names: Collection[str]) -> dict[str, NDArray[np.int64]]:
-    """Code 0 of each joined table: of nulls, of padding, and where a side of a pair is not there."""
+    """Return code 0 of each joined table, which nulls, padding and missing sides of pairs need."""
     return {table: np.array([NULL_CODE], np.int64) for _, table in _looked_up(model) if table in names}
 
 
 def united_codes(parts: Iterable[Codes]) -> dict[str, NDArray[np.int64]]:
-    """All codes of several."""
-    found: dict[str, list[NDArray[np.int64]]] = {}
+    """Merge the codes of several parts."""
+    codes_by_table: dict[str, list[NDArray[np.int64]]] = {}
     for part in parts:
         for table, codes in part.items():
-            found.setdefault(table, []).append(codes)
-    return {table: np.unique(np.concatenate(several)) for table, several in found.items()}
+            codes_by_table.setdefault(table, []).append(codes)
+    return {table: np.unique(np.concatenate(parts_of_table)) for table, parts_of_table in codes_by_table.items()}
 
 
 def read_rows(folder: Location, model: ShardedModel, names: Collection[str], codes: Codes) -> dict[str, TableRows]:
-    """Rows of joined tables, from the saved files: for a few, since no checksum is compared.
+    """Read rows of joined tables from the saved files: for a few rows, since no checksum is compared.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -127,30 +126,32 @@ def read_rows(folder: Location, model: ShardedModel, names: Collection[str], cod
 
 
 def joined_tables(model: ShardedModel, names: Collection[str]) -> list[Table | DynamicSpec]:
-    """The joined tables as they are looked up."""
+    """Return the joined tables as they are looked up."""
     raw = [] if model.dynamic is None else [t.spec for t in model.dynamic.tables]
     return [t for t in (*model.embeddings.plan.tables, *raw) if t.name in names]
 
 
 def set_rows(model: ShardedModel, names: Collection[str], rows: Mapping[str, TableRows]) -> None:
-    """Take rows of the joined tables in place of those before: the next batches look up these alone.
+    """Replace the rows of the joined tables: the next batches look up these alone.
 
     A raw id that is not among them has no row.
     """
-    model.embeddings.set_joined({name: found for name, found in rows.items() if name in model.embeddings.plan.by_name})
+    model.embeddings.set_joined(
+        {name: table_rows for name, table_rows in rows.items() if name in model.embeddings.plan.by_name}
+    )
     if model.dynamic is None:
         return
     for number, table in enumerate(model.dynamic.tables):
         spec = table.spec
         if spec.name in names:
-            given = rows.get(spec.name) or TableRows(torch.empty(0, dtype=torch.int64), torch.empty(0, spec.dim))
-            ids = SortedIds(given.codes.numpy(), [given.codes.numel()])
-            model.dynamic.tables[number] = MappedRows(spec, World(0, 1), ids, given.rows)
+            joined_rows = rows.get(spec.name) or TableRows(torch.empty(0, dtype=torch.int64), torch.empty(0, spec.dim))
+            ids = SortedIds(joined_rows.codes.numpy(), [joined_rows.codes.numel()])
+            model.dynamic.tables[number] = MappedRows(spec, World(0, 1), ids, joined_rows.rows)
 
 
-def check_joined(whole: Mapping[str, str], names: Collection[str], folder: Location) -> None:
-    """Raise UserError where a table is to be joined in that the network looks at whole (`whole_tables`)."""
-    for table, lookup in whole.items():
+def check_joined(lookups_of_whole_tables: Mapping[str, str], names: Collection[str], folder: Location) -> None:
+    """Raise UserError where a joined table is one that the network reads completely (`whole_tables`)."""
+    for table, lookup in lookups_of_whole_tables.items():
         if table in names:
             raise UserError(
                 f"the rows of table '{table}' cannot be joined in: the model {folder} looks at all of them in each "
@@ -161,15 +162,15 @@ def check_joined(whole: Mapping[str, str], names: Collection[str], folder: Locat
 
 def _network(card: ModelCard) -> nn.Module:
     return make_network(
-        card.model, InputFeatures.of(card.dataset_schema, card.model.embedding_dim, card.tasks), card.seed
+        card.model, InputFeatures.from_schema(card.dataset_schema, card.model.embedding_dim, card.tasks), card.seed
     )
 
 
 def _looked_up(model: ShardedModel) -> list[tuple[str, str]]:
-    """(feature, table) of all lookups."""
-    wanted = lookups_of(model.network)
+    """Return (feature, table) of all lookups."""
+    lookups = lookups_of(model.network)
     features = {f.name: f for f in model.schema.of(Kind.CATEGORICAL)}
-    if wanted is not None:
-        return [(w.feature, table_name(w, features[w.feature])) for w in wanted]
+    if lookups is not None:
+        return [(w.feature, table_name(w, features[w.feature])) for w in lookups]
     planned = [(x.feature, x.table) for x in model.embeddings.plan.lookups]
     return [*planned, *((f.name, f.name) for f in features.values() if f.dynamic)]

@@ -1,4 +1,4 @@
-"""The tables of a saved model as files of this host's disk that all processes map: one copy, in the page cache.
+"""Mapped tables of a saved model: files of this host's disk that all processes map, one copy in the page cache.
 
 A saved model has its rows in files of bounded size, as many ranks wrote them. Here they are put side by side once, as a
 lookup wants them, stored as they were saved (fp32, fp16, bf16, int8). A process then has the dense weights in its own
@@ -17,27 +17,25 @@ from torch import Tensor
 
 from headrace.comm.base import LocalCollective
 from headrace.embeddings.checkpoint.index import WEIGHT, read_chain
-from headrace.embeddings.checkpoint.mapped_dynamic import open_mapped, write_mapped
+from headrace.embeddings.checkpoint.mapped import mapped_matrix, open_mapped, write_mapped
 from headrace.embeddings.checkpoint.shards import load_shards
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.sharding.layout import FusedTable
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
-from headrace.embeddings.storage.mapped import mapped_matrix
-from headrace.embeddings.storage.row_format import Storage
+from headrace.embeddings.layout import FusedTable
+from headrace.embeddings.sharding_plan import Lookup, Plan, Storage, Table, row_wise
 from headrace.errors import UserError
 from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, check_tables, check_workflow, read_card, restore_dense
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location, StoreAway
 from headrace.storage.once import made_once
 
-#: By safetensors' names of types.
+#: Storage types by safetensors' names.
 _STORAGES: Mapping[str, Storage] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "U8": "int8"}
 #: The workflow's files that each process reads to compare their checksums; larger ones (vocabularies) the first alone.
 _CHECKED_BYTES = 16 << 20
 
 
 def load_mapped(folder: Location, maps: Location, joined: Collection[str] = ()) -> ShardedModel:
-    """Open a saved model with embeddings to ask it, on the CPU: `saved.load_model` with its tables mapped.
+    """Open a saved model with embeddings for prediction on the CPU: `saved.load_model` with its tables mapped.
 
     Args:
         folder: written by `save_model`.
@@ -49,12 +47,12 @@ def load_mapped(folder: Location, maps: Location, joined: Collection[str] = ()) 
     """
     card = read_card(folder)
     stored = storages(folder / EMBEDDINGS)
-    without = f"-without-{hashlib.sha256(repr(sorted(joined)).encode()).hexdigest()[:16]}" if joined else ""
-    tables = made_once(maps / f"tables{without}", lambda building: _write(folder, card, stored, joined, building))
+    suffix = f"-without-{hashlib.sha256(repr(sorted(joined)).encode()).hexdigest()[:16]}" if joined else ""
+    tables = made_once(maps / f"tables{suffix}", lambda building: _write(folder, card, stored, joined, building))
     model = _model(card, stored, joined, tables, write=False)
     restore_dense(model, folder, card)
     if model.dynamic is not None:
-        _map_raw_ids(model.dynamic, folder / DYNAMIC, maps / f"raw_ids{without}", joined)
+        _map_raw_ids(model.dynamic, folder / DYNAMIC, maps / f"raw_ids{suffix}", joined)
     check_workflow(folder, card, _CHECKED_BYTES)
     return model.eval()
 
@@ -95,21 +93,21 @@ def _model(
 
 
 def storages(folder: Location) -> dict[str, Storage]:
-    """How the tables were saved, by name.
+    """Return the storage of the saved tables, by name.
 
     Raises:
         UserError: the index, or a file, is missing or damaged.
     """
-    found: dict[str, Storage] = {}
+    storage_by_table: dict[str, Storage] = {}
     for save, chunk in ((save, c) for save, index in read_chain(folder) for c in index.chunks):
-        if chunk.state != WEIGHT or chunk.table in found:
+        if chunk.state != WEIGHT or chunk.table in storage_by_table:
             continue
         path = save / chunk.file
         try:
             with safetensors.safe_open(path.local_path(), "pt") as f:
-                found[chunk.table] = _STORAGES[f.get_slice(chunk.key).get_dtype()]
+                storage_by_table[chunk.table] = _STORAGES[f.get_slice(chunk.key).get_dtype()]
         except StoreAway:  # nothing is known of the file
             raise
         except (OSError, safetensors.SafetensorError, KeyError) as e:
             raise UserError(f"{path} is missing or no file of tables: {e}") from None
-    return found
+    return storage_by_table

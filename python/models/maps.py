@@ -1,4 +1,4 @@
-"""Where the tasks of a run map saved models."""
+"""Host folder in which the tasks of a run map saved models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.workspace import Workspace
 
 
 def maps_of_tasks(ws: Workspace, spec: Spec, folders: Sequence[Location]) -> HostPlace:
-    """The folder for `maps_of`, on whichever host; what was mapped there of other models goes.
+    """Return the host folder for `maps_of`, on any host; maps of other models there are removed.
 
     Here at once, on hosts of their own disks before the run's first task. Who maps them now keeps what is open.
 
@@ -23,8 +23,8 @@ def maps_of_tasks(ws: Workspace, spec: Spec, folders: Sequence[Location]) -> Hos
         folders: of the run's models.
     """
     maps = ws.mapped(spec.pipeline)
-    mine = tuple(maps_of(folder, maps).name for folder in folders)
-    for other in maps.entries():
-        if other.name not in mine and not other.name.startswith(OF_WORKSPACE):
-            other.remove_quietly()
-    return RunFolder(ws.on_hosts(maps), uuid.uuid4().hex[:8], mine) if spec.spark.own_scratch else maps
+    own_names = tuple(maps_of(folder, maps).name for folder in folders)
+    for mapped_folder in maps.entries():
+        if mapped_folder.name not in own_names and not mapped_folder.name.startswith(OF_WORKSPACE):
+            mapped_folder.remove_quietly()
+    return RunFolder(ws.on_hosts(maps), uuid.uuid4().hex[:8], own_names) if spec.spark.own_scratch else maps

@@ -1,4 +1,4 @@
-"""One way to ask any saved model for probabilities: `load_predictor(folder).predict(columns)`."""
+"""Predictions by any saved model: `load_predictor(folder).predict(columns)`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pydantic import ValidationError
 from headrace.errors import UserError, nearest
 from headrace.models.columns import FeatureColumns, jagged_of, matrix_of, row_count
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.storage import Location, local
+from headrace.storage import Location, StoreAway, local
 
-#: What the label of a model without `train.tasks` is called.
+#: Name of the label of a model without `train.tasks`.
 ONLY_TASK = "label"
-#: What a complete saved model has besides model.json.
+#: Parts of a complete saved model besides model.json.
 _XGBOOST, _SECOND_STAGE, _XGBOOST_PARTS = "xgboost", "second_stage", ("model.ubj", "workflow")
-#: Of a model with embeddings, whatever its class.
+#: Parts of a model with embeddings, of any class.
 _NETWORK_PARTS = ("dense.safetensors", "embeddings", "workflow")
-#: Files whose checksums are computed at once: hashing lets go of the interpreter's lock.
+#: Files whose checksums are computed at once: hashing releases the interpreter's lock.
 _CHECKED_AT_ONCE = 4
 
 
 class Predictor(Protocol):
-    """A model that is ready to answer."""
+    """A loaded model."""
 
     @property
     def schema(self) -> DatasetSchema:
-        """What it was trained on."""
+        """Schema of the training data."""
         ...
 
     @property
@@ -42,14 +42,14 @@ class Predictor(Protocol):
         ...
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """float32 [n] of features by name (continuous float, categorical codes): probabilities, or predicted numbers.
+        """Predict from features by name (continuous float, categorical codes): probabilities or numbers, float32 [n].
 
         Of a model that only orders items, the logistic function of its scores.
         """
         ...
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
-        """What it says of each label that it learned, by the task's name (`train.tasks`): float32 [n].
+        """Predict each label of the model, by the task's name (`train.tasks`): float32 [n].
 
         Probabilities; of a task with squared error the expected value. The first task is what `predict` gives. A model
         of one label has one task, `label`.
@@ -107,18 +107,18 @@ def load_predictor(
 
 
 def stages_of(predictor: Predictor) -> tuple[Predictor, ...]:
-    """The model, or where it is a second stage, the first one and it: one after the other they rank fewer items."""
+    """Return the model, or for a second stage the first one and it: each ranks fewer items than the one before."""
     first: Predictor | None = getattr(predictor, "first", None)
     return (predictor,) if first is None else (first, predictor)
 
 
 def network_of(predictor: Predictor) -> NetworkPredictor | None:
-    """The model with embeddings: the predictor, or the one before a second stage; None where there are but trees."""
+    """Return the model with embeddings: the predictor, or the one before a second stage; None for trees alone."""
     return next((stage for stage in stages_of(predictor) if isinstance(stage, NetworkPredictor)), None)
 
 
 def network_folder(folder: Location) -> Location | None:
-    """The saved model with embeddings that a saved model is, or begins with; None of trees alone.
+    """Return the folder with embeddings of a saved model, or of its first stage; None for trees alone.
 
     Raises:
         UserError: a folder is not a complete saved model.
@@ -130,7 +130,7 @@ def network_folder(folder: Location) -> Location | None:
 
 
 def maps_of(folder: Location, maps: Location) -> Location:
-    """Where this host keeps what its processes map of a saved model: a folder below `maps`, named after the model.
+    """Return the folder in which this host maps a saved model: below `maps`, named after the model.
 
     Two models at one place, one after the other, have two names.
     """
@@ -138,14 +138,14 @@ def maps_of(folder: Location, maps: Location) -> Location:
 
 
 def model_digest(folder: Location) -> str:
-    """A saved model's name by its contents, in hex: of its record and its index, which have checksums of the rest."""
+    """Return a digest of a saved model, in hex: of its record and its index, which have checksums of the rest."""
     index = folder / "embeddings" / "index.json"
-    said = (folder / "model.json").read_bytes() + (index.read_bytes() if index.is_file() else b"")
-    return hashlib.sha256(said).hexdigest()
+    content = (folder / "model.json").read_bytes() + (index.read_bytes() if index.is_file() else b"")
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
-    """`model.json` of a saved model, after a look at whether all its parts are there, in their recorded sizes.
+    """Read `model.json` of a saved model, and check that all its parts are there, in their recorded sizes.
 
     Cheap: imports neither torch nor XGBoost, and reads no other file, but where rows lie upon another model's the
     indexes of both. Checksums of other files are looked at when a model is loaded.
@@ -174,8 +174,8 @@ def read_meta(folder: Location) -> dict[str, Any]:
         file = folder / record["name"]
         size = file.size() if file.is_file() else None
         if size != record["bytes"]:
-            found = "missing" if size is None else f"damaged: {size} bytes instead of {record['bytes']}"
-            raise UserError(f"{file} of a saved model is {found}")
+            state = "missing" if size is None else f"damaged: {size} bytes instead of {record['bytes']}"
+            raise UserError(f"{file} of a saved model is {state}")
     assert isinstance(meta, dict)
     if kind == _SECOND_STAGE:
         first_model(folder, meta)
@@ -199,7 +199,9 @@ def damaged_model(folder: Location) -> str | None:
     except UserError as e:
         return str(e)
     with ThreadPoolExecutor(_CHECKED_AT_ONCE, "check") as pool:
-        return next((why for why in pool.map(_damaged_file, *zip(*files, strict=True)) if why is not None), None)
+        return next(
+            (reason for reason in pool.map(_damaged_file, *zip(*files, strict=True)) if reason is not None), None
+        )
 
 
 def _damaged_file(folder: Location, record: Mapping[str, Any]) -> str | None:
@@ -220,28 +222,28 @@ def _damaged_file(folder: Location, record: Mapping[str, Any]) -> str | None:
 
 
 def base_model(folder: Location, meta: Mapping[str, Any]) -> Location:
-    """The folder of the model on whose rows this one's lie (`model.json`'s `base`).
+    """Return the folder of the model below this one's rows (`model.json`'s `base`).
 
     Raises:
         UserError: it is gone, no longer whole, or another one than the rows were saved upon: a training under the same
             key may have written it again, on another number of ranks, say.
     """
-    found = folder.following(str(meta["base"]))
-    said = f"{folder} holds the rows that changed since the model {found}"
+    base = folder.following(str(meta["base"]))
+    message = f"{folder} holds the rows that changed since the model {base}"
     try:
-        read_meta(found)
+        read_meta(base)
         upon = _index_of(folder).get("base")
-        index = _index_of(found)
+        index = _index_of(base)
         now = index.get("sha256"), index.get("saved_as")
     except UserError as e:
-        raise UserError(f"{said}, which cannot be opened: {e}") from None
+        raise UserError(f"{message}, which cannot be opened: {e}") from None
     if not isinstance(upon, dict) or upon.get("sha256") not in now:
-        raise UserError(f"{said}, and that is another save by now: restore it, or train the day again")
-    return found
+        raise UserError(f"{message}, and that is another save by now: restore it, or train the day again")
+    return base
 
 
 def _index_of(folder: Location) -> dict[str, Any]:
-    """The index of a saved model's rows (`embeddings.checkpoint.index`, which imports torch), as it is written."""
+    """Read the index of a saved model's rows (`embeddings.checkpoint.index`, which imports torch) as plain JSON."""
     path = folder / "embeddings" / "index.json"
     try:
         index = json.loads(path.read_text())
@@ -255,7 +257,7 @@ def _index_of(folder: Location) -> dict[str, Any]:
 
 
 def needed_models(folder: Location) -> tuple[Location, ...]:
-    """The folders of saved models without which this one cannot be opened: its own first.
+    """Return the folders of saved models that this one needs, its own first.
 
     Those that its rows lie upon, and of a second stage the first model and what that lies upon.
 
@@ -272,7 +274,7 @@ def needed_models(folder: Location) -> tuple[Location, ...]:
 
 
 def first_model(folder: Location, meta: Mapping[str, Any]) -> Location:
-    """The folder of the model whose predictions a second stage looks at: in that of its run, beside this one's.
+    """Return the folder of the model whose predictions a second stage uses: in that of its run, beside this one's.
 
     Args:
         folder: the second stage's saved model.
@@ -282,21 +284,21 @@ def first_model(folder: Location, meta: Mapping[str, Any]) -> Location:
         UserError: it is gone, no longer whole, or another one than the trees were trained with.
     """
     named = meta["first"]
-    found: Location = folder.parent.parent / str(named["key"]) / "model"
+    first: Location = folder.parent.parent / str(named["key"]) / "model"
     try:
-        meta = read_meta(found)
+        meta = read_meta(first)
     except UserError as e:
         raise UserError(f"{folder} looks at the predictions of the model {named['key']}, which is gone: {e}") from None
-    if named["sha256"] not in (file_digest(found / "model.json"), meta.get("saved_as")):
+    if named["sha256"] not in (file_digest(first / "model.json"), meta.get("saved_as")):
         raise UserError(
-            f"{folder} looks at the predictions of the model {named['key']}, and {found} is another one by now: run "
+            f"{folder} looks at the predictions of the model {named['key']}, and {first} is another one by now: run "
             f"the stage second_stage again"
         )
-    return found
+    return first
 
 
 def file_digest(path: Location) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -307,7 +309,7 @@ def _has_raw_ids(meta: Mapping[str, Any]) -> bool:
 
 
 class NetworkPredictor:
-    """Click probabilities by a model with embeddings, in one process."""
+    """Predictions by a model with embeddings, in one process."""
 
     def __init__(
         self,
@@ -319,13 +321,12 @@ class NetworkPredictor:
         device: str = "cpu",
         joined: Collection[str] = (),
     ) -> None:
-        # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
+        # Imported here: a process that uses XGBoost must not pay for torch's import, nor the other way round.
         import torch
 
-        from headrace.embeddings.input.jagged import JaggedTensor
-        from headrace.models.categorical import CategoricalBatch
+        from headrace.embeddings.jagged import JaggedTensor
+        from headrace.models.categorical import CategoricalBatch, moved_in_one_copy
         from headrace.models.mapped import load_mapped
-        from headrace.models.packed import moved_in_one_copy
         from headrace.models.saved import load_model
 
         if threads is not None:
@@ -343,11 +344,11 @@ class NetworkPredictor:
 
     @property
     def model(self) -> Any:
-        """What computes, a ShardedModel: the tables and the network."""
+        """The ShardedModel: tables and network."""
         return self._model
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """float32 [n]; see `Predictor.predict`."""
+        """Predict float32 [n]; see `Predictor.predict`."""
         if not row_count(columns):
             return np.empty(0, dtype=np.float32)
         outputs = self._outputs(columns)
@@ -356,7 +357,7 @@ class NetworkPredictor:
         return self._numbers(self._model.tasks.value(self._output, outputs[self._output]))
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
-        """Of all tasks; see `Predictor.predict_tasks`."""
+        """Predict all tasks; see `Predictor.predict_tasks`."""
         tasks = self._model.tasks
         if not tasks.specs:
             return {ONLY_TASK: self.predict(columns)}
@@ -366,16 +367,16 @@ class NetworkPredictor:
         return {name: self._numbers(tasks.value(name, outputs[name])) for name in tasks.specs}
 
     def _numbers(self, values: Any) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = values.cpu().numpy()
-        return found
+        array: NDArray[np.float32] = values.cpu().numpy()
+        return array
 
     def _outputs(self, columns: FeatureColumns) -> dict[str, Any]:
-        """The model's outputs by name, tensors float32 [n], of at least one row."""
+        """Return the model's outputs by name, tensors float32 [n], for at least one row."""
         with self._torch.inference_mode():
             return self._model.outputs_of(*self._tensors(columns))
 
     def vectors(self, columns: FeatureColumns, side: Literal["user", "item"]) -> NDArray[np.float32]:
-        """Of a model in retrieval form, the vectors of users, or of items: float32 [n, D].
+        """Return the vectors of users, or of items, of a model in retrieval form: float32 [n, D].
 
         A pair's logit is the dot product of its user's vector and its item's.
 
@@ -386,21 +387,23 @@ class NetworkPredictor:
         Raises:
             UserError: the model is in no retrieval form.
         """
-        from headrace.models.retrieval.vectors import item_feature, query_vectors, row_item_vectors
+        from headrace.models.retrieval import item_feature, query_vectors, row_item_vectors
 
         item_feature(self._model.network, self.schema, "a table of vectors")
-        of = query_vectors if side == "user" else row_item_vectors
-        return self._numbers(of(self._model, *self._tensors(columns)))
+        vectors_of = query_vectors if side == "user" else row_item_vectors
+        return self._numbers(vectors_of(self._model, *self._tensors(columns)))
 
     def _tensors(self, columns: FeatureColumns) -> tuple[Any, Any]:
-        """Continuous features float32 [n, C], and the categorical ones as a CategoricalBatch, on the model's device."""
+        """Return continuous features float32 [n, C], and the categorical ones as a CategoricalBatch, on the model's
+        device.
+        """
         rows = row_count(columns)
         torch = self._torch
         continuous, categorical = self.schema.of(Kind.CONTINUOUS), self.schema.of(Kind.CATEGORICAL)
         numbers = _matrix(columns, continuous, rows, np.float32)
         codes = _matrix(columns, [f for f in categorical if not f.is_list], rows, np.int64)
         lists = [jagged_of(columns, f) for f in categorical if f.is_list]
-        # Arrow's memory may not be written to, which torch warns of.
+        # Arrow's memory is read-only, of which torch warns.
         parts = [y for x in lists for y in (np.require(x.values, requirements="W"), x.offsets.astype(np.int64))]
         tensors = [torch.from_numpy(x) for x in (numbers, codes, *parts)]
         if self._device.type != "cpu":
@@ -410,10 +413,39 @@ class NetworkPredictor:
 
 
 def _matrix(columns: FeatureColumns, features: Sequence[Feature], rows: int, dtype: Any) -> NDArray[Any]:
-    """Features side by side, [rows, their columns] of `dtype`."""
+    """Return features side by side, [rows, their columns] of `dtype`."""
     out = np.empty((rows, sum(f.length for f in features)), dtype=dtype)
     column = 0
     for f in features:
         out[:, column : column + f.length] = matrix_of(columns, f)
         column += f.length
     return out
+
+
+_RAW_IDS, _TRAINING = "dynamic", "-training.safetensors"
+
+
+def saved_rows_bytes(folder: Location) -> int:
+    """Return the bytes of the files with rows of a saved model with embeddings, and of those below it.
+
+    The tables are no larger: each row is in one file at least.
+
+    Raises:
+        UserError: a record is missing or damaged.
+    """
+    total = 0
+    for model in needed_models(folder):
+        path = model / "embeddings" / "index.json"
+        try:
+            index = json.loads(path.read_text())
+            files = {c["file"] for c in index["chunks"] if c["state"] == "weight"}
+            total += sum(f["bytes"] for f in index["files"] if f["name"] in files)
+        except StoreAway:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise UserError(f"{path} is missing or damaged: {e}") from None
+    raw = folder / _RAW_IDS
+    if raw.is_dir():
+        names = [f for f in raw.entries() if f.suffix == ".safetensors" and not f.name.endswith(_TRAINING)]
+        total += sum(f.size() for f in names)
+    return total

@@ -26,8 +26,14 @@ from headrace.embeddings.checkpoint.changes import changes_base, save_changed_ro
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.checkpoint.index import read_index, write_index
 from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shards
-from headrace.embeddings.checkpoint.shared_directory import shared_directory
-from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
+from headrace.embeddings.checkpoint.tensors import (
+    FileRecord,
+    load_tensors,
+    read_checked,
+    record_of,
+    save_tensors,
+    shared_directory,
+)
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
@@ -55,9 +61,9 @@ class ModelCard(BaseModel):
     model: config.Model
     dataset_schema: DatasetSchema = Field(alias="schema")
     seed: int
-    #: `train.tasks`: what the outputs are of.
+    #: `train.tasks`, the labels of the outputs.
     tasks: Mapping[str, config.Task] = Field(default_factory=dict)
-    #: The folder of the model that the embeddings' rows lie upon, seen from this one's; None: all rows are here.
+    #: Folder of the model below the embeddings' rows, relative to this one's; None: all rows are here.
     base: str | None = None
     #: The SHA-256 of the record as it was saved, where a value and its rows were taken out of the model since
     #: (`headrace forget`): what names the model by that still does.
@@ -68,20 +74,22 @@ class ModelCard(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_no_tasks(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Models of one label, with all their rows, are written as before there were others."""
-        found: dict[str, Any] = serialize(self)
+        """Leave out fields without a value: records without them keep the form that they had before these fields
+        existed.
+        """
+        fields: dict[str, Any] = serialize(self)
         if not self.tasks:
-            found.pop("tasks")
+            fields.pop("tasks")
         if self.base is None:
-            found.pop("base")
+            fields.pop("base")
         if self.saved_as is None:
-            found.pop("saved_as")
-        return found
+            fields.pop("saved_as")
+        return fields
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What a saved model lies upon.
+    """Base of a saved model of changed rows.
 
     Attributes:
         model: the folder of the model that training started from.
@@ -130,9 +138,9 @@ def save_model(
         if changes is None:
             save_shards(embeddings, folder / EMBEDDINGS, states)
         else:
-            before = changes.model / EMBEDDINGS
-            base = changes_base(before, final / EMBEDDINGS, changes.aged)
-            save_changed_rows(embeddings, folder / EMBEDDINGS, before, base, states)
+            base_folder = changes.model / EMBEDDINGS
+            base = changes_base(base_folder, final / EMBEDDINGS, changes.aged)
+            save_changed_rows(embeddings, folder / EMBEDDINGS, base_folder, base, states)
         if model.dynamic is not None:
             save_dynamic(model.dynamic, folder / DYNAMIC)
         embeddings.collective.barrier()
@@ -162,7 +170,7 @@ def save_model(
 
 
 def read_card(folder: Location) -> ModelCard:
-    """model.json of a saved model with embeddings.
+    """Read model.json of a saved model with embeddings.
 
     Raises:
         UserError: it is missing, damaged, or another kind of model's.
@@ -174,8 +182,10 @@ def read_card(folder: Location) -> ModelCard:
         raise UserError(f"{folder} is not a saved model: {META} is missing") from None
     except ValidationError as e:
         first = e.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise UserError(f"{path} is not the record of a saved model with embeddings: {where}: {first['msg']}") from None
+        location = ".".join(str(p) for p in first["loc"])
+        raise UserError(
+            f"{path} is not the record of a saved model with embeddings: {location}: {first['msg']}"
+        ) from None
 
 
 def load_model(
@@ -200,7 +210,7 @@ def load_model(
 
 
 def check_tables(loaded: Loaded, folder: Location) -> None:
-    """Raise UserError where not all that a saved model's tables want was found, or more."""
+    """Raise UserError where tables of a saved model are missing or superfluous."""
     if loaded.new_rows or loaded.unused:
         raise UserError(f"{folder / EMBEDDINGS} does not hold the tables of {folder / META}: the folder is damaged")
 
@@ -217,7 +227,7 @@ def check_workflow(folder: Location, card: ModelCard, most_bytes: int | None = N
 
 
 def has_state_of(folder: Location, kind: str) -> bool:
-    """Whether a saved model has the embeddings' states of this kind of optimizer.
+    """Return whether a saved model has the embeddings' states of this kind of optimizer.
 
     Raises:
         UserError: the folder's index is missing or damaged.
@@ -227,7 +237,7 @@ def has_state_of(folder: Location, kind: str) -> bool:
 
 
 def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Loaded:
-    """Put a saved model's rows and dense weights into a model of the same shape, whose tables may have grown.
+    """Load a saved model's rows and dense weights into a model of the same shape, whose tables may have grown.
 
     Speaks to no other rank. What the model made of its own training rows stays. With `with_optimizer` also the
     embeddings' optimizer states (`configure_optimizer` first).
@@ -245,7 +255,7 @@ def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Load
 
 
 def restore_dense(model: ShardedModel, folder: Location, card: ModelCard) -> None:
-    """Put all of a saved model but its tables into a model of the same shape, to score.
+    """Load all of a saved model but its tables into a model of the same shape, for prediction.
 
     Raises:
         UserError: a file is missing or damaged, or the shapes differ.
@@ -254,18 +264,18 @@ def restore_dense(model: ShardedModel, folder: Location, card: ModelCard) -> Non
 
 
 def _fitting_dense(model: ShardedModel, folder: Location, card: ModelCard) -> dict[str, Tensor]:
-    """The dense weights of a saved model, for a model of the same shape."""
+    """Read the dense weights of a saved model, for a model of the same shape."""
     dense = load_tensors(folder, next(r for r in card.files if r.name == DENSE))
     state = model.dense_state()
     if model.has_observed:
         dense |= {name: state[name] for name in model.observed}
-    ours = {name: list(t.shape) for name, t in state.items() if name not in model.observed}
-    theirs = {name: list(t.shape) for name, t in dense.items() if name not in model.observed}
-    if ours != theirs:
-        differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+    expected = {name: list(t.shape) for name, t in state.items() if name not in model.observed}
+    saved = {name: list(t.shape) for name, t in dense.items() if name not in model.observed}
+    if expected != saved:
+        differ = sorted(n for n in expected.keys() | saved.keys() if expected.get(n) != saved.get(n))
         first = differ[0]
         raise UserError(
-            f"{folder / DENSE} does not fit the model: '{first}' is {theirs.get(first)} there and {ours.get(first)} "
-            f"here ({len(differ)} of {len(ours)} tensors differ): its features or model settings are others"
+            f"{folder / DENSE} does not fit the model: '{first}' is {saved.get(first)} there and {expected.get(first)} "
+            f"here ({len(differ)} of {len(expected)} tensors differ): its features or model settings are others"
         )
     return dense

@@ -1,4 +1,4 @@
-"""XGBoost over another model's predictions: a saved model that names the first one and asks it.
+"""Second stage: XGBoost over another model's predictions, as a saved model that names the first one.
 
 Its folder is that of XGBoost's saved models; `model.json` also names the first model by version (`first`), which lies
 in the folder of its own run, beside this one's.
@@ -24,24 +24,29 @@ Predictions = Mapping[str, NDArray[np.float32]]
 
 
 class FirstModel(Protocol):
-    """A model that is ready to answer (`headrace.models.predictor.Predictor`)."""
+    """A loaded model (`headrace.models.predictor.Predictor`)."""
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
-        """What it says of each label that it learned, by the task's name: float32 [n]."""
+        """Predict each label of the model, by the task's name: float32 [n]."""
         ...
 
 
 def stacked_matrix(
-    schema: DatasetSchema, columns: FeatureColumns, said: Predictions, outputs: Sequence[str]
+    schema: DatasetSchema, columns: FeatureColumns, predictions: Predictions, outputs: Sequence[str]
 ) -> NDArray[np.float32]:
-    """What the trees see: `xgboost_model.matrix`, and a column for each output of the first model. float32 [n, F]."""
-    # Of a model in retrieval form this is its dot product, too: a tree looks at the order of values alone.
-    return np.column_stack([matrix(schema, columns), *(said[name] for name in outputs)]).astype(np.float32, copy=False)
+    """Return the input of the trees: `xgboost_model.matrix`, and a column for each output of the first model.
+
+    float32 [n, F].
+    """
+    # A model in retrieval form gives its dot product: trees use the order of values alone.
+    return np.column_stack([matrix(schema, columns), *(predictions[name] for name in outputs)]).astype(
+        np.float32, copy=False
+    )
 
 
 @dataclass(frozen=True)
 class SecondStagePredictor:
-    """What trees make of the features and the first model's predictions."""
+    """Predictor of trees over the features and the first model's predictions."""
 
     schema: DatasetSchema
     booster: xgb.Booster
@@ -50,23 +55,23 @@ class SecondStagePredictor:
     kind: str = KIND
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """float32 [n] of features by name. The first model is asked for the same rows."""
+        """Predict float32 [n] from features by name. The first model predicts the same rows."""
         return self.predict_after(columns, self.first.predict_tasks(columns))
 
-    def predict_after(self, columns: FeatureColumns, said: Predictions) -> NDArray[np.float32]:
-        """float32 [n] of features by name, where the first model has been asked.
+    def predict_after(self, columns: FeatureColumns, predictions: Predictions) -> NDArray[np.float32]:
+        """Predict float32 [n] from features by name and predictions of the first model.
 
         Args:
             columns: features by name.
             said: what `predict_tasks` of the first model gave for these rows.
         """
-        data = stacked_matrix(self.schema, columns, said, self.outputs)
+        data = stacked_matrix(self.schema, columns, predictions, self.outputs)
         if not len(data):
             return np.empty(0, dtype=np.float32)
         return np.asarray(self.booster.inplace_predict(data, validate_features=False), dtype=np.float32)
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
-        """The one label that it learned, `label`: float32 [n]."""
+        """Return predictions of the one label, `label`: float32 [n]."""
         return {"label": self.predict(columns)}
 
 

@@ -1,4 +1,4 @@
-"""A model over sharded embeddings: what is the same whatever class of network works on them."""
+"""Model over sharded embeddings: the parts that are common to all classes of networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +14,21 @@ from torch import Tensor, nn
 from headrace import config
 from headrace.comm.base import Collective
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.layout import FusedTable
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, row_wise
 from headrace.errors import UserError
-from headrace.models.all_gather import all_gather_rows
 from headrace.models.categorical import BatchIds, CategoricalBatch
 from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures, Inputs, ShareOf
-from headrace.models.losses.spec import spec_loss
-from headrace.models.network_lookups import NetworkLookups
-from headrace.models.tables import lookups_of, model_tables
-from headrace.models.tasks import Tasks
+from headrace.models.lookups import NetworkLookups, lookups_of, model_tables
+from headrace.models.objective import Tasks, spec_loss
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
-#: (tables, lookups, ranks) -> where everything lives.
+#: (tables, lookups, ranks) -> plan.
 MakePlan = Callable[[Sequence[Table], Sequence[Lookup], int], Plan]
 
 _NETWORK = "network."
@@ -90,12 +87,12 @@ class ShardedModel(nn.Module):
         super().__init__()
         self.device = torch.device(device)
         self.tasks = Tasks(tasks or {})
-        features = InputFeatures.of(schema, model.embedding_dim, tasks)
+        features = InputFeatures.from_schema(schema, model.embedding_dim, tasks)
         if not features.continuous and not features.categorical:
             raise UserError("the dataset has no features: tag at least one column of features.workflow as an input")
         network = make_network(model, features, seed) if network is None else network
         tables = model_tables(schema, model, network, None if settings is None else _of_embeddings(settings))
-        wanted, dynamic = lookups_of(network), tables.dynamic
+        requested, dynamic = lookups_of(network), tables.dynamic
         if model.loss is not None and (self.tasks.names or hasattr(network, "loss")):
             whose = "train.tasks say the losses" if self.tasks.names else f"'{model.kind}' has a loss of its own"
             raise UserError(f"model.loss: {whose}; leave it out")
@@ -117,19 +114,19 @@ class ShardedModel(nn.Module):
         self._collective = collective
         self._columns = _CodeColumns(schema, model.pooling)
         self._places = BatchIds.places_of(schema)
-        #: What the network looks up; None: each categorical feature.
-        self._lookups = None if wanted is None else NetworkLookups(wanted, schema, tables)
+        #: Lookups of the network; None: each categorical feature.
+        self._lookups = None if requested is None else NetworkLookups(requested, schema, tables)
         self._gradient_sum: Tensor | None = None
-        #: How likely codes are, where a run knows: see Inputs.
+        #: Log probabilities of codes, where a run has them: see Inputs.
         self.log_share: Callable[[str, ShareOf], Tensor] | None = None
-        #: What stands for an id without a row, by table: [tables of raw ids, D], or [D] each of a network's lookups.
+        #: Vector of an id without a row, by table: [tables of raw ids, D], or [D] for each of a network's lookups.
         self.absent: nn.Parameter | nn.ParameterList | None = None
-        if dynamic and wanted is None:
+        if dynamic and requested is None:
             self.absent = nn.Parameter(torch.zeros(len(dynamic), model.embedding_dim))
         elif dynamic:
             self.absent = nn.ParameterList(nn.Parameter(torch.zeros(s.dim)) for s in dynamic)
         self.network = network
-        #: Whether the network has seen the training rows: what it made of them stays, whatever is restored.
+        #: True once the network has seen the training rows: buffers computed from them stay when a model is restored.
         self.has_observed = False
         if self.device.type != "cpu":  # drawn on the host, so that every device starts alike
             self.to(self.device)
@@ -144,7 +141,7 @@ class ShardedModel(nn.Module):
         return self.embeddings.dynamic
 
     def prepare(self, batch: Tensor | CategoricalBatch) -> PendingLookups:
-        """Begin the lookups of a batch's categorical features; see ShardedEmbeddings.prepare. Collective."""
+        """Start the lookups of a batch's categorical features; see ShardedEmbeddings.prepare. Collective."""
         columns = self._columns
         if isinstance(batch, Tensor):
             batch = CategoricalBatch.of_padded(batch, self.schema) if columns.has_lists else CategoricalBatch(batch)
@@ -153,7 +150,7 @@ class ShardedModel(nn.Module):
         samples, by_name = batch.samples, BatchIds(batch, self._places)
         if self._lookups is not None:
             return PendingLookups(self._lookups.prepare(self.embeddings, by_name), samples, by_name)
-        # What reads in place is C++ for fp32.
+        # Zero-copy reads are C++ for fp32.
         zero_copy = getattr(self.network, "reads_in_place", False) and not self._is_mixed
         if not columns.has_lists and not columns.dynamic_features:
             return PendingLookups(self.embeddings.prepare(batch.codes, zero_copy=zero_copy), samples, by_name)
@@ -166,11 +163,11 @@ class ShardedModel(nn.Module):
         return PendingLookups(handle, samples, by_name, offsets)
 
     def forward(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> Tensor:
-        """The logits float32 [B] of continuous float32 [B, C] and the categorical features. Collective."""
+        """Return the logits float32 [B] of continuous float32 [B, C] and the categorical features. Collective."""
         return self.outputs_of(continuous, batch)["logits"]
 
     def outputs_of(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> dict[str, Tensor]:
-        """All outputs, of which `forward` gives the logits. Collective."""
+        """Return all outputs, of which `forward` returns the logits. Collective."""
         return self.outputs(self.inputs_of(continuous, batch))
 
     def inputs_of(
@@ -182,7 +179,7 @@ class ShardedModel(nn.Module):
         targets: Mapping[str, Tensor] | None = None,
         lists: Tensor | None = None,
     ) -> Inputs:
-        """What the network sees; the embeddings' rows begin to travel. Collective."""
+        """Return the inputs of the network; the embeddings' rows begin to travel. Collective."""
         lookups = batch if isinstance(batch, PendingLookups) else self.prepare(batch)
         lookups.start()
 
@@ -192,11 +189,11 @@ class ShardedModel(nn.Module):
             with torch.autocast(self.device.type, enabled=False) if self._is_mixed else nullcontext():
                 return self.vectors(lookups)
 
-        def found() -> Mapping[str, Tensor | JaggedTensor]:
+        def vectors_by_name() -> Mapping[str, Tensor | JaggedTensor]:
             assert self._lookups is not None
             absent = self.absent if isinstance(self.absent, nn.ParameterList) else ()
             with torch.autocast(self.device.type, enabled=False) if self._is_mixed else nullcontext():
-                return self._lookups.found(self.embeddings, lookups.planned, lookups.ids, tuple(absent))
+                return self._lookups.vectors_by_name(self.embeddings, lookups.planned, lookups.ids, tuple(absent))
 
         of_features: Tensor | Callable[[bool], Tensor | ZeroCopyVectors] = vectors
         if self._lookups is not None:
@@ -210,7 +207,7 @@ class ShardedModel(nn.Module):
             labels,
             weights,
             self.add_gradient_sum if self.training else None,
-            embeddings=None if self._lookups is None else found,
+            embeddings=None if self._lookups is None else vectors_by_name,
             ids=lookups.ids,
             negatives=lookups.ids.negatives if lookups.ids.are_drawn or not self.training else None,
             all_gather=partial(all_gather_rows, collective=self._collective),
@@ -222,16 +219,16 @@ class ShardedModel(nn.Module):
         )
 
     def outputs(self, inputs: Inputs) -> dict[str, Tensor]:
-        """What the network makes of a batch, float32."""
+        """Return the network's outputs for a batch, float32."""
         with torch.autocast(self.device.type, torch.bfloat16) if self._is_mixed else nullcontext():
-            found: dict[str, Tensor] = self.network(inputs)
-        return self.tasks.complete({name: value.float() for name, value in found.items()})
+            outputs: dict[str, Tensor] = self.network(inputs)
+        return self.tasks.complete({name: value.float() for name, value in outputs.items()})
 
     def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
-        """The sum over the batch's rows, []: the network's own, that of the tasks, or the one that the spec names."""
-        own = getattr(self.network, "loss", None)
-        if own is not None:
-            total: Tensor = own(outputs, inputs)
+        """Return the sum over the batch's rows, []: the network's own loss, that of the tasks, or the spec's."""
+        network_loss = getattr(self.network, "loss", None)
+        if network_loss is not None:
+            total: Tensor = network_loss(outputs, inputs)
             return total
         if self.tasks.names:
             return self.tasks.loss(outputs, inputs)
@@ -239,19 +236,21 @@ class ShardedModel(nn.Module):
 
     @property
     def predicts(self) -> Literal["probability", "number", "order"]:
-        """What logits mean: see config.Loss; of a network with a loss of its own, what it says, else a probability."""
-        found: Literal["probability", "number", "order"] = getattr(self.network, "predicts", self._spec_loss.predicts)
-        return found
+        """Meaning of logits: see config.Loss; a network with a loss of its own declares it, by default a
+        probability.
+        """
+        kind: Literal["probability", "number", "order"] = getattr(self.network, "predicts", self._spec_loss.predicts)
+        return kind
 
     def value(self, logits: Tensor) -> Tensor:
-        """What logits float32 [B] say: the label's value, or a number in (0, 1), that of a probability or an order."""
+        """Return the prediction of logits float32 [B]: the label's value, or a probability or rank score in (0, 1)."""
         return logits if self.predicts == "number" else logits.sigmoid()
 
     def begin_step(self, step: int) -> None:
-        """Tell a network that wants to know (`begin_step`) which step of training comes, from 1."""
-        told = getattr(self.network, "begin_step", None)
-        if told is not None:
-            told(step)
+        """Call the network's `begin_step`, if it has one, with the step of training, from 1."""
+        begin_step = getattr(self.network, "begin_step", None)
+        if begin_step is not None:
+            begin_step(step)
 
     def observe(self, rows: Iterable[tuple[Tensor, CategoricalBatch, Tensor]]) -> None:
         """Show the network's `observe` rows without embeddings: continuous features, categorical ones, labels.
@@ -266,21 +265,24 @@ class ShardedModel(nn.Module):
         self.has_observed = True
 
     def add_gradient_sum(self, gradient: Tensor) -> None:
-        """Note a gradient of vectors, of any shape, for `take_gradient_sum`."""
+        """Add a gradient of vectors, of any shape, for `take_gradient_sum`."""
         total = gradient.sum(dtype=torch.float32)
         self._gradient_sum = total if self._gradient_sum is None else self._gradient_sum + total
 
     def take_gradient_sum(self) -> Tensor | None:
-        """The sum of the vectors' gradients since the last call, float32 []: NaN or infinite where one of them is.
+        """Return the sum of the vectors' gradients since the last call, float32 []: not finite where one of them is
+        not.
 
         Of vectors that are read in place it is that of what was made of them (`Inputs.watch`).
         None: there was no backward pass, or none that is looked at.
         """
-        found, self._gradient_sum = self._gradient_sum, None
-        return found
+        gradient_sum, self._gradient_sum = self._gradient_sum, None
+        return gradient_sum
 
     def train(self, mode: bool = True) -> ShardedModel:
-        """As of any module; on a GPU also says whether products of float32 are TF32's, for this process."""
+        """Switch between training and evaluation; on a GPU also set whether float32 products use TF32, for this
+        process.
+        """
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if mode and self.precision == "tf32" else "highest")
         return super().train(mode)
@@ -291,7 +293,7 @@ class ShardedModel(nn.Module):
         return self._columns.features
 
     def vectors(self, lookups: PendingLookups) -> Tensor | ZeroCopyVectors:
-        """The features' vectors in the schema's order: [B, F, D]. Collective: the lookup ends."""
+        """Return the features' vectors in the schema's order: [B, F, D]. Collective: the lookup ends."""
         planned: Tensor | ZeroCopyVectors = self.embeddings(lookups.planned)
         absent = self.absent
         if not isinstance(absent, nn.Parameter) or isinstance(planned, ZeroCopyVectors):
@@ -313,31 +315,33 @@ class ShardedModel(nn.Module):
         """Apply the gradients since the last step to all tables."""
         self.embeddings.step_all(lr)
 
-    def age_state(self, kept: float) -> None:
-        """See ShardedEmbeddings.age_state; of all tables."""
-        self.embeddings.age_state(kept)
+    def age_state(self, factor: float) -> None:
+        """Age the states of all tables; see ShardedEmbeddings.age_state."""
+        self.embeddings.age_state(factor)
         if self.dynamic is not None:
-            self.dynamic.age_state(kept)
+            self.dynamic.age_state(factor)
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """What every rank holds alike, in a fixed order. (Embeddings are no parameters.)"""
+        """Return the parameters that are replicated on all ranks, in a fixed order. (Embeddings are no parameters.)"""
         return list(self.parameters())
 
     def named_dense_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same by the names of `dense_state`."""
+        """Yield the dense parameters by the names of `dense_state`."""
         return ((name.removeprefix(_NETWORK), p) for name, p in self.named_parameters())
 
     def dense_state(self) -> dict[str, Tensor]:
-        """The state dict of the dense part: the network's, by its own names, and `absent` where there are raw ids."""
+        """Return the state dict of the dense part: the network's, by its own names, and `absent` where there are raw
+        ids.
+        """
         return {name.removeprefix(_NETWORK): value for name, value in self.state_dict().items()}
 
     @property
     def observed(self) -> tuple[str, ...]:
-        """Names in `dense_state` of what the network makes of the training rows; their shapes follow from the data."""
+        """Names in `dense_state` of buffers computed from the training rows; their shapes follow from the data."""
         return tuple(getattr(self.network, "observed", ()))
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a `dense_state` of the same shapes, but for what is `observed`."""
+        """Load a `dense_state` of the same shapes, except for `observed` buffers."""
         for name in self.observed:
             setattr(self.network, name, torch.empty_like(state[name], device=self.device))
         self.load_state_dict(
@@ -347,14 +351,14 @@ class ShardedModel(nn.Module):
 
 @dataclass(frozen=True)
 class PendingLookups:
-    """Lookups that have begun: `ShardedModel.prepare`."""
+    """Lookups that have started: `ShardedModel.prepare`."""
 
     planned: LookupHandle
     #: Rows of the batch, B.
     samples: int
-    #: Of the batch, by feature.
+    #: Ids of the batch, by feature.
     ids: BatchIds
-    #: By feature of raw ids: where each row's ids begin and end, int64 [B + 1]; None: each row has one.
+    #: Offsets of each row's ids by feature of raw ids, int64 [B + 1]; None: each row has one.
     offsets: Sequence[Tensor | None] = ()
 
     def prefetch(self) -> None:
@@ -374,30 +378,58 @@ def _no_vectors(in_place: bool) -> Tensor:
     raise UserError("the model has `lookups`, and so no vectors of all features: ask for Inputs.embedding(name)")
 
 
-def _of_embeddings(given: config.EmbeddingOptimizer | config.Optimizer) -> config.EmbeddingOptimizer:
-    if isinstance(given, config.EmbeddingOptimizer):
-        return given
-    return config.EmbeddingOptimizer.model_validate(given.model_dump())
+def _of_embeddings(optimizer: config.EmbeddingOptimizer | config.Optimizer) -> config.EmbeddingOptimizer:
+    if isinstance(optimizer, config.EmbeddingOptimizer):
+        return optimizer
+    return config.EmbeddingOptimizer.model_validate(optimizer.model_dump())
 
 
 class _CodeColumns:
-    """Which codes belong to which feature."""
+    """Positions of the categorical features of codes and of raw ids."""
 
     def __init__(self, schema: DatasetSchema, pooling: Literal["sum", "mean", "max"]) -> None:
         self._features = schema.of(Kind.CATEGORICAL)
         self.pooling = pooling
         self.features = len(self._features)
         self.has_lists = any(f.is_list for f in self._features)
-        #: Places of the features of codes, and of raw ids.
+        #: Positions of the features of codes, and of raw ids.
         self.planned_features = [i for i, f in enumerate(self._features) if not f.dynamic]
         self.dynamic_features = [i for i, f in enumerate(self._features) if f.dynamic]
 
     def by_feature(self, batch: CategoricalBatch) -> list[Tensor | JaggedTensor]:
-        """Of each feature: int64 [B], or any number a row."""
+        """Return the ids of each feature: int64 [B], or any number a row."""
         scalars, lists = iter(batch.codes.unbind(1)), iter(batch.lists)
         return [next(lists) if f.is_list else next(scalars) for f in self._features]
 
 
 def _without_nulls(ids: Tensor | JaggedTensor) -> Tensor | JaggedTensor:
-    """A list has nothing where an id is null; a scalar has the id 0."""
+    """Remove nulls from a list; a scalar keeps the id 0."""
     return ids.without(NULL_CODE) if isinstance(ids, JaggedTensor) else ids
+
+
+def all_gather_rows(x: Tensor, collective: Collective) -> Tensor:
+    """Concatenate the ranks' `x` [B_r, ...] in their order: [sum of B_r, ...]. Collective, as is its backward.
+
+    B_r may differ and be 0. The gradient of `x` is the sum of what all ranks have for its rows, in their order.
+    """
+    if collective.world.size == 1:
+        return x
+    gathered: Tensor = _AllGather.apply(x, collective)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, collective: Collective) -> Tensor:
+        size = collective.world.size
+        # The same rows to each rank: one message, which also tells how many rows each rank has.
+        copies = x.detach().unsqueeze(0).expand(size, *x.shape).reshape(size * len(x), *x.shape[1:])
+        gathered, rows = collective.all_to_all(copies, [len(x)] * size)
+        ctx.collective, ctx.rows, ctx.local_rows = collective, rows, len(x)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        size = ctx.collective.world.size
+        back, _ = ctx.collective.all_to_all(grads[0].contiguous(), ctx.rows)
+        return back.view(size, ctx.local_rows, *back.shape[1:]).sum(0), None

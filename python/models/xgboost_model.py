@@ -1,4 +1,4 @@
-"""The XGBoost baseline as a saved model: what its matrix holds, how it is written, how it is read.
+"""XGBoost baseline as a saved model: its input matrix, how it is written, how it is read.
 
 A saved model is one folder: `model.json` (what it is), `model.ubj` (XGBoost's own binary JSON: data, never code) and
 `workflow/` (the fitted features that it was trained on).
@@ -29,18 +29,20 @@ WORKFLOW = "workflow"
 
 
 def matrix_columns(schema: DatasetSchema) -> tuple[str, ...]:
-    """The physical columns that the trees see, in the order of the matrix: continuous, then categorical."""
+    """Return the physical columns of the trees' matrix, in order: continuous, then categorical."""
     return tuple(column for f in matrix_features(schema) for column in f.physical)
 
 
 def matrix_features(schema: DatasetSchema) -> tuple[Feature, ...]:
-    """The features that the trees see. Raw ids are none of them: they have no order that a threshold could cut, and
-    float32 would not hold them."""
+    """Return the features of the trees' matrix.
+
+    Raw ids are left out: they have no order that a threshold could cut, and float32 would not hold them.
+    """
     return (*schema.of(Kind.CONTINUOUS), *(f for f in schema.of(Kind.CATEGORICAL) if not f.dynamic))
 
 
 def matrix(schema: DatasetSchema, columns: FeatureColumns) -> NDArray[np.float32]:
-    """What a tree sees: the float32 [n, F] matrix of features by name; a list is as many columns as it may have values.
+    """Return the float32 [n, F] matrix of features by name; a list has as many columns as it may have values.
 
     Continuous values go in as they are, NaN where they are missing. A categorical code goes in as a number: codes are
     given by frequency, so a threshold on one cuts popular values from rare ones. Trees that were told so split codes
@@ -72,19 +74,19 @@ class XGBoostPredictor:
     kind: str = KIND
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """float32 [n] of features by name. A row's result does not depend on the others."""
+        """Predict float32 [n] from features by name. A row's result does not depend on the others."""
         data = matrix(self.schema, columns)
         if not len(data):
             return np.empty(0, dtype=np.float32)
         return np.asarray(self.booster.inplace_predict(data, validate_features=False), dtype=np.float32)
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
-        """The one label that it learned, `label`: float32 [n]."""
+        """Return predictions of the one label, `label`: float32 [n]."""
         return {"label": self.predict(columns)}
 
 
 def importance(booster: xgb.Booster, schema: DatasetSchema, more: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """What the trees look at, by logical feature, that with the greatest gain first.
+    """Return the importance of logical features, greatest gain first.
 
     gain: how much a split on it lowers the loss, the mean over its splits. cover: the sum of second derivatives (of
     squared error: rows) that go through a split, the mean over its splits. weight: splits.
@@ -94,17 +96,19 @@ def importance(booster: xgb.Booster, schema: DatasetSchema, more: Sequence[str] 
     `matrix` are called.
     """
     gains, covers, splits = (booster.get_score(importance_type=t) for t in ("total_gain", "total_cover", "weight"))
-    found: list[dict[str, Any]] = []
+    features_by_gain: list[dict[str, Any]] = []
     position = 0
     features = [*((f.name, f.length) for f in matrix_features(schema)), *((name, 1) for name in more)]
     for feature, length in features:
         names = [f"f{position + i}" for i in range(length)]
         position += length
-        gain, cover, number = (sum(of.get(name, 0.0) for name in names) for of in (gains, covers, splits))
+        gain, cover, number = (sum(scores.get(name, 0.0) for name in names) for scores in (gains, covers, splits))
         mean_gain, mean_cover = (gain / number, cover / number) if number else (0.0, 0.0)
-        found.append({"feature": feature, "gain": mean_gain, "cover": mean_cover, "weight": int(number)})
-    found.sort(key=lambda of: (-of["gain"], of["feature"]))
-    return [{**of, "gain": round(of["gain"], 4), "cover": round(of["cover"], 4)} for of in found]
+        features_by_gain.append({"feature": feature, "gain": mean_gain, "cover": mean_cover, "weight": int(number)})
+    features_by_gain.sort(key=lambda scores: (-scores["gain"], scores["feature"]))
+    return [
+        {**scores, "gain": round(scores["gain"], 4), "cover": round(scores["cover"], 4)} for scores in features_by_gain
+    ]
 
 
 def save(
@@ -141,7 +145,7 @@ def save(
 
 
 def _record(name: str, content: bytes) -> dict[str, Any]:
-    """The same record that a saved model with embeddings keeps of its files."""
+    """Return the record of a file, as in saved models with embeddings."""
     return {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
@@ -165,7 +169,7 @@ def load(
 def load_booster(
     folder: Location, schema: DatasetSchema, files: Sequence[Mapping[str, Any]], threads: int | None, more: int = 0
 ) -> xgb.Booster:
-    """The trees of a saved model, see `load`; `more`: columns behind those of `matrix`."""
+    """Read the trees of a saved model, see `load`; `more`: columns after those of `matrix`."""
     path = folder / MODEL_FILE
     for record in files:
         if _record(record["name"], (folder / record["name"]).read_bytes()) != record:
@@ -177,10 +181,10 @@ def load_booster(
         booster.load_model(path.local_path())
     except xgb.core.XGBoostError as e:
         raise UserError(f"{path} is damaged ({str(e).splitlines()[0]}); run the stage that made it again") from None
-    wanted = len(matrix_columns(schema)) + more
-    if booster.num_features() != wanted:
+    expected = len(matrix_columns(schema)) + more
+    if booster.num_features() != expected:
         raise UserError(
-            f"{path} was trained on {booster.num_features()} columns, but {folder / META_FILE} lists {wanted}; "
+            f"{path} was trained on {booster.num_features()} columns, but {folder / META_FILE} lists {expected}; "
             f"run the stage that made it again"
         )
     if threads is not None:

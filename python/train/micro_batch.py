@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.dataset.loader.batch import Batch
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.models.categorical import CategoricalBatch
 from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.sample_weight import SampleWeights

@@ -21,9 +21,9 @@ from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.handle import LookupHandle
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.models.saved import load_model, save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from headrace.comm.base import Collective, LocalCollective, PeerLost, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from tests.collective_support import many_abandoned, most_in_flight
 
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]

@@ -32,7 +32,7 @@ def device() -> str:
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Without a GPU the kernels, interpreted, take the work of tables in host memory. Counts their calls."""
     from headrace import native
-    from headrace.embeddings.kernels import dispatch, gpu, id_map_gpu
+    from headrace.embeddings.kernels import dispatch, gpu
 
     calls: dict[str, int] = {}
     # The interpreter keeps where it is in global variables: ranks that are threads take turns.
@@ -43,13 +43,13 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         with turn:
             return work(*args, **more)
 
-    launch = id_map_gpu.DeviceMap._launch
+    launch = gpu.DeviceMap._launch
 
     def in_turn(*args: Any) -> None:
         with turn:
             launch(*args)
 
-    monkeypatch.setattr(id_map_gpu.DeviceMap, "_launch", in_turn)
+    monkeypatch.setattr(gpu.DeviceMap, "_launch", in_turn)
     for name in ("pool_sum", "rowwise_adagrad"):
         monkeypatch.setattr(gpu, name, partial(counted, name, getattr(gpu, name)))
     if not HAS_GPU:
@@ -64,7 +64,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if HAS_GPU:
         return
     from headrace.comm.base import run_ranks
-    from headrace.embeddings.kernels import dispatch, id_map_gpu
+    from headrace.embeddings.kernels import dispatch, gpu
     from headrace.models import feature_interaction_triton as interaction
     from tests import plans_support
     from tests.unit import test_embeddings_dynamic
@@ -106,7 +106,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         given = (self._keys, self._numbers, ids, numbers)
         assert all(isinstance(x, Elsewhere) for x in given), "a map: a tensor of the host"
         with turn:
-            block = id_map_gpu._BLOCK
+            block = gpu._BLOCK
             kernel[(-(-len(ids) // block),)](*map(unwrap, given), len(ids), len(self._keys) - 1, block)
 
-    monkeypatch.setattr(id_map_gpu.DeviceMap, "_launch", launch)
+    monkeypatch.setattr(gpu.DeviceMap, "_launch", launch)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.changes import apply_changes, save_changes
 from headrace.embeddings.checkpoint.index import write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
 from headrace.embeddings.kernels.duplicates import find_duplicates
-from headrace.embeddings.lookup.cache_use import cache_use
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.lookup.local_tables import cache_use
 from headrace.embeddings.planner.cost import CACHE_INDEX_BYTES, CACHE_SLOT_BYTES
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
-from headrace.embeddings.storage.host_cache import RowCache
+from headrace.embeddings.sharding_plan import Lookup, Table, row_wise
+from headrace.embeddings.storage import RowCache
 from headrace.storage import local
 from tests.gpu.conftest import DEVICE
 

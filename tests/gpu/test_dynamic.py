@@ -18,9 +18,9 @@ from headrace.embeddings.dynamic.rows_gpu import DeviceRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.kernels import hashing
-from headrace.embeddings.kernels.id_map_cpu import IdMap, mix
-from headrace.embeddings.kernels.id_map_gpu import DeviceMap
-from headrace.embeddings.storage.initialize import initial_values
+from headrace.embeddings.kernels.gpu import DeviceMap
+from headrace.embeddings.kernels.id_map import IdMap, mix
+from headrace.embeddings.storage import initial_values
 from headrace.storage import local
 from tests.gpu.conftest import DEVICE, HAS_GPU
 from tests.gpu.pretended import ELSEWHERE

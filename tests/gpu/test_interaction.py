@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.models.feature_interaction_triton import interact, interaction_width
-from headrace.models.mlp import pairwise_dots
+from headrace.models.layers import pairwise_dots
 from tests.gpu.conftest import DEVICE
 
 

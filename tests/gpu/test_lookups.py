@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup

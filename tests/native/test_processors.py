@@ -14,8 +14,8 @@ from headrace import native
 from headrace.commands import doctor
 from headrace.dataset import native as dataset
 from headrace.embeddings.kernels import cpu
-from headrace.embeddings.optim.fused_step import fused_step
-from headrace.models.feature_interaction import dot_interaction
+from headrace.embeddings.update_rules import fused_step
+from headrace.models.dlrm import dot_interaction
 from headrace.workspace import checkout
 
 BUILD = checkout() / "build" / "native"

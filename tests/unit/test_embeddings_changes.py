@@ -18,9 +18,9 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows
 from headrace.embeddings.checkpoint.index import read_chain, verify_shards, write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.checkpoint.shared_directory import shared_directory
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Table
+from headrace.embeddings.checkpoint.tensors import shared_directory
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Table
 from headrace.errors import UserError
 from headrace.storage import local
 from tests.plans_support import KINDS, OPTIMIZERS, TABLES, Case, planned

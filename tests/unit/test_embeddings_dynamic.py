@@ -19,15 +19,14 @@ from torch.nn.functional import embedding
 
 from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.dynamic.memory import bytes_for, rows_within
-from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.rows import DynamicReport, bytes_for, rows_within
 from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.kernels.id_map_cpu import IdMap, mix
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.storage.initialize import INIT_BOUND, initial_values
+from headrace.embeddings.kernels.id_map import IdMap, mix
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.storage import INIT_BOUND, initial_values
 from headrace.errors import UserError
 from tests.plans_support import OPTIMIZERS, DenseOptimizer
 

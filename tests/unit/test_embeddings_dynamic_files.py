@@ -12,12 +12,12 @@ from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.changes import apply_changes, save_changes
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.errors import UserError
 from headrace.storage import local
 from tests.unit.test_embeddings_dynamic import DIM, One, alone, look_up, train

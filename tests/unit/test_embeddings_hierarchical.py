@@ -11,9 +11,9 @@ from torch import Tensor
 
 from headrace.comm.base import Collective, ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Storage, Table, blocks_for
+from headrace.embeddings.sharding_plan import Lookup, Plan, Storage, Table, blocks_for
 from headrace.errors import UserError
 
 LOOKUPS = (Lookup("one", "a"), Lookup("list", "b", 3, True, "mean"), Lookup("max", "a", 2, True, "max"))

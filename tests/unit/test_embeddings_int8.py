@@ -14,14 +14,14 @@ from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
-from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.changes import apply_changes, save_changes
 from headrace.embeddings.checkpoint.index import write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.checkpoint.shared_directory import shared_directory
+from headrace.embeddings.checkpoint.tensors import shared_directory
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Storage, Table, blocks_for
-from headrace.embeddings.storage.dtypes import decode, encode, noise_for
+from headrace.embeddings.sharding_plan import Lookup, Plan, Storage, Table, blocks_for
+from headrace.embeddings.storage import decode, encode, noise_for
 from headrace.errors import UserError
 from headrace.storage import local
 

@@ -23,9 +23,9 @@ from headrace.embeddings.checkpoint.saved_rows import assemble, files_of
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
 from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.lookup.joined_rows import TableRows
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Table
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.layout import TableRows
+from headrace.embeddings.sharding_plan import Table
 from headrace.errors import UserError
 from headrace.storage import local
 from headrace.world import World

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.dynamic import load_rows, save_rows
-from headrace.embeddings.checkpoint.mapped_dynamic import open_mapped, write_mapped
+from headrace.embeddings.checkpoint.mapped import open_mapped, write_mapped
 from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.input.raw_ids import owners
+from headrace.embeddings.raw_ids import owners
 from headrace.errors import UserError
 from headrace.storage import local
 from headrace.world import World
@@ -41,7 +41,7 @@ def test_mapped_rows_are_those_that_were_saved(
         held = {"ids": torch.from_numpy(mine), "weight": weight}
         with patch.object(rows, "dump", lambda held=held: (held, {"waiting": torch.zeros(0, 3)})):
             save_rows(rows, local(folder))
-    with patch("headrace.embeddings.checkpoint.mapped_dynamic.PIECE_BYTES", 64):  # several pieces
+    with patch("headrace.embeddings.checkpoint.mapped.PIECE_BYTES", 64):  # several pieces
         write_mapped(spec, 0, local(folder), local(folder))
     found = open_mapped(spec, 0, local(folder))
     loaded = HostRows(spec, World(0, 1), 1)

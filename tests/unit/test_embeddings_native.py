@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 
 from headrace import native
 from headrace.dataset import native as dataset
-from headrace.embeddings.exchange.pooled import bucketize_bags
-from headrace.embeddings.input.addressing import BatchIndexer, JaggedIndices
-from headrace.embeddings.input.jagged import JaggedTensor
-from headrace.embeddings.kernels import index_cpu
+from headrace.embeddings.addressing import BatchIndexer, JaggedIndices
+from headrace.embeddings.exchange import bucketize_bags
+from headrace.embeddings.jagged import JaggedTensor
+from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import find_duplicates
-from headrace.embeddings.optim.fused_step import fused_step
-from headrace.embeddings.optim.rules import ADAGRAD_EPS
-from headrace.embeddings.sharding.layout import Layout
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.storage.huge_pages import empty_table
+from headrace.embeddings.layout import Layout
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.storage import empty_table
+from headrace.embeddings.update_rules import ADAGRAD_EPS, fused_step
 from headrace.errors import UserError
 
 
@@ -82,7 +81,7 @@ def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
         total = gradient[of == u].astype(np.float64).sum(0) + decay * expected[row]
         sums[row] += (total**2).mean()
         expected[row] -= 0.05 * total / (np.sqrt(sums[row]) + ADAGRAD_EPS)
-    order, starts = index_cpu.group(torch.from_numpy(of), touched)
+    order, starts = cpu.group(torch.from_numpy(of), touched)
     got, got_state = torch.from_numpy(table.copy()), torch.from_numpy(state.copy())
     rowwise = fused_step("rowwise_adagrad", got)
     assert rowwise is not None

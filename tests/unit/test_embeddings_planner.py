@@ -17,13 +17,12 @@ from headrace.comm.base import ThreadCollective, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.commands.plan_sharding import sharding, show
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.planner.cost import GIB, OtherMemory, plan_load
 from headrace.embeddings.planner.declared import load_tables
-from headrace.embeddings.planner.greedy import Planned
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Table
+from headrace.embeddings.planner.search import Planned, plan_tables
+from headrace.embeddings.sharding_plan import Lookup, Table
 from headrace.errors import UserError
 from headrace.workspace import Workspace
 

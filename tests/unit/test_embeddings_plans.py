@@ -15,9 +15,9 @@ from torch import Tensor
 from headrace import native
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.input.jagged import JaggedTensor
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, blocks_for
+from headrace.embeddings.jagged import JaggedTensor
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Block, Lookup, Plan, Table, blocks_for
 from headrace.errors import UserError
 from tests.plans_support import (
     KINDS,

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.changes import apply_changes, save_changes
 from headrace.embeddings.checkpoint.index import write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.checkpoint.shared_directory import shared_directory
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Table
+from headrace.embeddings.checkpoint.tensors import shared_directory
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Table
 from headrace.errors import UserError
 from headrace.storage import local
 from tests.plans_support import KINDS, OPTIMIZERS, TABLES, Case, full_tables, planned, train

@@ -11,21 +11,21 @@ import pytest
 import headrace.embeddings
 from headrace.config import EmbeddingOptimizerKind, ShardingKind
 from headrace.embeddings import Plan, ShardedEmbeddings, Table
-from headrace.embeddings.optim.rules import RULES
-from headrace.embeddings.sharding.plan import blocks_for
+from headrace.embeddings.sharding_plan import blocks_for
+from headrace.embeddings.update_rules import RULES
 
 
 def test_all_public_names_are_there() -> None:
     for name in headrace.embeddings.__all__:
         assert getattr(headrace.embeddings, name).__name__ == name
-    assert ShardedEmbeddings.__module__ == "headrace.embeddings.sharded"
+    assert ShardedEmbeddings.__module__ == "headrace.embeddings.layer"
     with pytest.raises(AttributeError, match="has no attribute 'Missing'"):
         headrace.embeddings.Missing  # noqa: B018
 
 
 def test_what_needs_no_torch_loads_none() -> None:
     """The driver of a training run, and the plain values of tables."""
-    modules = "headrace.embeddings, headrace.embeddings.sharding.plan, headrace.embeddings.dynamic.spec, headrace.cli"
+    modules = "headrace.embeddings, headrace.embeddings.sharding_plan, headrace.embeddings.dynamic.spec, headrace.cli"
     code = f"import sys, {modules}, headrace.train.stage; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -17,10 +17,10 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.input.raw_ids import UniqueRawIds, owners, pack, unpack
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.handle import LookupHandle
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.raw_ids import UniqueRawIds, owners, pack, unpack
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from tests.unit.test_embeddings_dynamic import ANY_ID, alone, look_up
 
 
@@ -186,7 +186,7 @@ def test_bfloat16_on_the_wire_rounds_raw_ids_too() -> None:
 )
 def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) -> None:
     """Each id at its owner, with its count; what follows in a message stays as it is."""
-    wanted = [UniqueRawIds.of(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]
+    wanted = [UniqueRawIds.from_ids(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]
     for ids, w in zip(tables, wanted, strict=True):
         assert dict(zip(w.ids.tolist(), w.counts.tolist(), strict=True)) == Counter(ids)
         assert w.ids[w.duplicates.inverse()].tolist() == ids
@@ -200,5 +200,5 @@ def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) 
     for w, a in zip(wanted, asked, strict=True):
         assert (a.ids.tolist(), a.counts.tolist(), a.of_rank) == (w.ids.tolist(), w.counts.tolist(), w.of_rank)
         # Asked by two, an id is wanted once, as often as both together.
-        again = UniqueRawIds.of(torch.cat([a.ids, a.ids]), ranks, torch.cat([a.counts, a.counts + 1]))
+        again = UniqueRawIds.from_ids(torch.cat([a.ids, a.ids]), ranks, torch.cat([a.counts, a.counts + 1]))
         assert (again.ids.tolist(), again.counts.tolist()) == (w.ids.tolist(), (2 * w.counts + 1).tolist())

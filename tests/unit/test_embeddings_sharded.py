@@ -15,8 +15,8 @@ from torch.nn.functional import embedding
 
 from headrace.comm.base import Collective, LocalCollective, ThreadCollective, run_ranks
 from headrace.config import Optimizer
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, row_wise
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Block, Lookup, Plan, Table, row_wise
 from headrace.errors import UserError
 
 STEPS = 10

@@ -13,9 +13,9 @@ from headrace.config import Optimizer
 from headrace.embeddings.checkpoint import shards
 from headrace.embeddings.checkpoint.index import read_index, verify_shards, write_index
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards
-from headrace.embeddings.checkpoint.shared_directory import shared_directory
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
+from headrace.embeddings.checkpoint.tensors import shared_directory
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, row_wise
 from headrace.errors import UserError
 from headrace.storage import local
 

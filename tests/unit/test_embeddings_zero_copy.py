@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
-from headrace.models.feature_interaction import dot_interaction
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
+from headrace.models.dlrm import dot_interaction
 from headrace.train.callbacks.collective import InstrumentedCollective
 from headrace.train.callbacks.tracing import NoOpTracer
 from headrace.train.callbacks.watchdog import Watchdog

@@ -316,7 +316,7 @@ from bench.export_parity.cases import CASES, make_model
 from bench.export_parity.table import card_of
 from headrace import config
 from headrace.comm.base import LocalCollective
-from headrace.embeddings.storage.mapped import mapped_matrix
+from headrace.embeddings.checkpoint.mapped import mapped_matrix
 from headrace.export.onnx_model import write_onnx
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind

@@ -66,7 +66,7 @@ TYPES = {
     "keys": "*i64",
     "numbers": "*i64",
     "ids": "*i64",
-    "given": "*i64",
+    "new_numbers": "*i64",
     "last": "i32",
     "x": "*bf16",
     "features": "i32",
@@ -88,12 +88,12 @@ CONSTANTS = {
 
 
 def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
-    from headrace.embeddings.kernels import gpu, id_map_gpu
+    from headrace.embeddings.kernels import gpu
     from headrace.models import feature_interaction_triton as interaction
 
     found: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (gpu._pool, gpu._gather, gpu._parts)]
     found += [(gpu._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]
-    found += [(id_map_gpu._find, {"out": "*i64"}), (id_map_gpu._put, {})]
+    found += [(gpu._find, {"out": "*i64"}), (gpu._put, {})]
     # As autocast gives them: the bottom vector of 16 bits, the tables' vectors float32.
     wide = {"vectors": "*fp32", "of_vectors": "*fp32", "out": "*bf16", "grad": "*bf16"}
     full = dict.fromkeys(("x", "of_x", "vectors", "of_vectors", "out", "grad"), "*fp32")
@@ -122,14 +122,14 @@ class Launches:
 
 def test_batches_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are 1 or multiples of 16, and addresses that are multiples of 16 bytes, have code of their own."""
-    from headrace.embeddings.kernels import gpu, id_map_gpu
+    from headrace.embeddings.kernels import gpu
 
-    names = {gpu: ("_pool", "_gather", "_parts", "_rowwise_adagrad"), id_map_gpu: ("_find", "_put")}
-    launches = {(module, name): Launches(getattr(module, name)) for module, all_of in names.items() for name in all_of}
-    for (module, name), recorder in launches.items():
-        monkeypatch.setattr(module, name, recorder)
+    names = ("_pool", "_gather", "_parts", "_rowwise_adagrad", "_find", "_put")
+    launches = {name: Launches(getattr(gpu, name)) for name in names}
+    for name, recorder in launches.items():
+        monkeypatch.setattr(gpu, name, recorder)
     table, state = torch.zeros(64, 16, dtype=torch.bfloat16), torch.zeros(64, 1)
-    known = id_map_gpu.DeviceMap(torch.device("cpu"))
+    known = gpu.DeviceMap(torch.device("cpu"))
     for step, n in enumerate((1, 2, 15, 16, 17, 32, 33, 48, 160, 161), start=1):
         for shift in (0, 1):  # a part of a larger batch begins anywhere
             places = torch.arange(n + shift)[shift:]
@@ -141,9 +141,7 @@ def test_batches_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch)
             gpu.rowwise_adagrad(table, state, places, places, places, grad, lr=0.1, seed=step, **more)
             known.find(places)
             known.add(places + 1_000 * step + 500 * shift)
-    assert {name: len(recorder.keys) for (_, name), recorder in launches.items()} == dict.fromkeys(
-        (name for _, name in launches), 1
-    )
+    assert {name: len(recorder.keys) for name, recorder in launches.items()} == dict.fromkeys(names, 1)
 
 
 @pytest.mark.parametrize("capability", [80, 90])

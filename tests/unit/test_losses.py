@@ -13,11 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.losses import shared_negatives
-from headrace.models.losses.contrastive import cosine_contrastive
-from headrace.models.losses.pairwise import bpr, lambda_rank, rank_net
-from headrace.models.losses.pointwise import binary_cross_entropy, focal, squared_error
-from headrace.models.losses.softmax import in_batch_softmax, sampled_softmax
+from headrace.models import losses
+from headrace.models.losses import (
+    binary_cross_entropy,
+    bpr,
+    cosine_contrastive,
+    focal,
+    in_batch_softmax,
+    lambda_rank,
+    rank_net,
+    sampled_softmax,
+    squared_error,
+)
 
 Loop = Callable[..., float]
 
@@ -162,7 +169,7 @@ def test_sampled_softmax(weights: np.ndarray | None, shared: bool, corrected: bo
 def test_sampled_softmax_of_shared_negatives(
     weights: np.ndarray | None, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_negatives, "_PIECE", piece)
+    monkeypatch.setattr(losses, "_PIECE", piece)
     rng = np.random.default_rng(8)
     queries, negatives = rng.normal(size=(7, 3)) * 3, rng.normal(size=(5, 3))
     targets, ids = np.array([4, 1, 9, 4, 2, 0, 2]), np.array([4, 3, 2, 4, 1])
@@ -174,15 +181,15 @@ def test_sampled_softmax_of_shared_negatives(
             total -= times(weights, i) * math.log(math.exp(positives[i]) / (math.exp(positives[i]) + sum(others)))
         return total
 
-    hits = shared_negatives.same_ids(torch.tensor(targets), torch.tensor(ids))
+    hits = losses.same_ids(torch.tensor(targets), torch.tensor(ids))
     expected = [(i, j) for i in range(7) for j in range(5) if targets[i] == ids[j]]
     assert sorted(zip(*(x.tolist() for x in hits), strict=True)) == expected
     check(
-        lambda q, p, n: 1.0 * shared_negatives.shared_sampled_softmax(q, p, n, **of(weights), hits=hits),
+        lambda q, p, n: 1.0 * losses.shared_sampled_softmax(q, p, n, **of(weights), hits=hits),
         loop,
         [queries, LOGITS, negatives],
     )
-    none = shared_negatives.shared_sampled_softmax(
+    none = losses.shared_sampled_softmax(
         torch.zeros(2, 3), torch.ones(2), torch.zeros(0, 3), hits=(torch.zeros(0).long(), torch.zeros(0).long())
     )
     assert none == 0

@@ -16,10 +16,10 @@ from headrace.comm.base import run_ranks
 from headrace.config import Loss, Model, Negatives
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.models.all_gather import all_gather_rows
 from headrace.models.inputs import InputFeatures, Inputs
-from headrace.models.losses.spec import hardest, spec_loss
+from headrace.models.objective import hardest, spec_loss
 from headrace.models.predictor import load_predictor
+from headrace.models.sharded_model import all_gather_rows
 from headrace.schema import DatasetSchema
 from headrace.train.loop.run import train, train_local
 from headrace.train.setup.list_column import ListColumn

@@ -14,16 +14,13 @@ from torch import Tensor, nn
 from headrace.comm.base import Collective, run_ranks
 from headrace.config import Model
 from headrace.config.model_args import LightGCNArgs, MatrixFactorizationArgs, MultVAEArgs, NeuMFArgs, SimpleXArgs
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
-from headrace.models.collaborative.lightgcn import LightGCN
-from headrace.models.collaborative.matrix_factorization import MatrixFactorization
-from headrace.models.collaborative.mult_vae import MultVAE
-from headrace.models.collaborative.neumf import NeuMF
-from headrace.models.collaborative.simplex import SimpleX
+from headrace.models.collaborative import MatrixFactorization, MultVAE, NeuMF, SimpleX
 from headrace.models.inputs import InputFeatures, Inputs
-from headrace.models.retrieval.vectors import query_vectors
+from headrace.models.lightgcn import LightGCN
+from headrace.models.retrieval import query_vectors
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 

@@ -13,8 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import Model, Optimizer
 from headrace.errors import UserError
-from headrace.models.feature_interaction import dot_interaction
-from headrace.models.mlp import pairwise_dots
+from headrace.models.dlrm import dot_interaction
+from headrace.models.layers import pairwise_dots
 from headrace.models.saved import load_model, read_card, restore, save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind

@@ -13,12 +13,11 @@ import torch
 from headrace import config
 from headrace.comm.base import LocalCollective
 from headrace.config.score import ScoreEmbeddings
-from headrace.embeddings.sharding.plan import row_wise
+from headrace.embeddings.sharding_plan import row_wise
 from headrace.errors import UserError
 from headrace.models.joined import needed_codes, null_codes, read_rows, set_rows, table_bytes, united_codes
-from headrace.models.predictor import NetworkPredictor, load_predictor, maps_of, network_of
+from headrace.models.predictor import NetworkPredictor, load_predictor, maps_of, network_of, saved_rows_bytes
 from headrace.models.saved import save_model
-from headrace.models.saved_size import saved_rows_bytes
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.score.joined.choice import joined_tables

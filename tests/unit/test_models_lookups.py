@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Sharding, TableSharding
-from headrace.embeddings.collection.whole_tables import gather_table
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.collection import gather_table
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.planner.search import plan_tables
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
@@ -66,7 +66,7 @@ def in_plain_torch(
     lengths = torch.tensor([len(s) for s in sequences])
     means = [tables["tags"][s].mean(0) if s else torch.zeros(tables["tags"].shape[1]) for s in sequences]
     inputs = Inputs(
-        InputFeatures.of(SCHEMA, 4),
+        InputFeatures.from_schema(SCHEMA, 4),
         continuous,
         torch.zeros(len(codes), 4, 4),
         labels,
@@ -148,7 +148,7 @@ class Asked(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
-        self.seen = {x.name: inputs._found[x.name] for x in self.lookups}
+        self.seen = {x.name: inputs._lookup_results[x.name] for x in self.lookups}
         return {"logits": self.scale * torch.zeros(inputs.rows)}
 
 
@@ -242,7 +242,7 @@ def test_raw_ids_are_looked_up_by_name(ranks: int, tmp_path: Path) -> None:
         for _ in range(2):
             inputs = model.inputs_of(numbers, given)
             model.outputs(inputs)
-            found = {name: inputs._found[name] for name in ("item", "wide", "drawn")}
+            found = {name: inputs._lookup_results[name] for name in ("item", "wide", "drawn")}
             loss = sum((v.sum() for v in found.values()), inputs.sequence("seen").values.sum())  # type: ignore[union-attr]
             before = {name: v.detach().clone() for name, v in found.items()}  # type: ignore[union-attr]
             before["seen"] = inputs.sequence("seen").values.detach().clone()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace import config
 from headrace.comm.base import LocalCollective
 from headrace.config import Spark
-from headrace.embeddings.sharding.plan import row_wise
+from headrace.embeddings.sharding_plan import row_wise
 from headrace.errors import UserError
 from headrace.features.vocabulary import mapped_chunks, mapped_lookup
 from headrace.features.vocabulary.lookup import Lookup

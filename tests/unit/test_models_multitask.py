@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from headrace.config.model_args import ESMMArgs, MMoEArgs, PLEArgs, SharedBottomArgs
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs
-from headrace.models.multitask.esmm import ESMM
-from headrace.models.multitask.mmoe import MMoE
-from headrace.models.multitask.ple import PLE
-from headrace.models.multitask.shared_bottom import SharedBottom
+from headrace.models.multitask import ESMM, PLE, MMoE, SharedBottom
 
 TASKS = ("click", "items", "value")  # `items` is a word of torch's containers, too
 FEATURES = InputFeatures(

@@ -13,11 +13,7 @@ from torch.nn.functional import layer_norm
 from headrace.config.model_args import DCNv2Args, DeepFMArgs, FinalMLPArgs, MaskNetArgs, WideDeepArgs
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs
-from headrace.models.ranking.dcn_v2 import DCNv2
-from headrace.models.ranking.deepfm import DeepFM
-from headrace.models.ranking.final_mlp import FinalMLP
-from headrace.models.ranking.masknet import MaskNet
-from headrace.models.ranking.wide_deep import WideDeep
+from headrace.models.ranking import DCNv2, DeepFM, FinalMLP, MaskNet, WideDeep
 
 FEATURES = InputFeatures({"age": 1, "scores": 2}, ("user", "item", "tags"), 5)
 ROWS = 7

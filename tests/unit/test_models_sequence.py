@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from headrace.config.model_args import DINArgs, HSTUArgs, SASRecArgs
-from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
+from headrace.models.din import DIN
 from headrace.models.inputs import InputFeatures, Inputs
-from headrace.models.sequence.din import DIN
-from headrace.models.sequence.hstu import HSTU
-from headrace.models.sequence.ragged import LengthGroups, newest_of, places_of
-from headrace.models.sequence.sasrec import SASRec
+from headrace.models.next_item import HSTU, LengthGroups, SASRec, newest_of, places_of
 
 D, ITEMS, TIMES = 6, 12, 10
 FEATURES = InputFeatures(
@@ -281,7 +279,7 @@ def test_rows_are_cut_grouped_and_packed_again(lengths: list[int], length: int, 
     assert kept.lengths.tolist() == [len(row) for row in expected]
     assert places_of(kept.offsets).tolist() == [i for row in expected for i in range(len(row))]
 
-    groups = LengthGroups.of(kept.offsets)
+    groups = LengthGroups.from_offsets(kept.offsets)
     padded = groups.padded(kept.values.unsqueeze(1))
     if padded:
         assert torch.equal(groups.packed(padded).squeeze(1), kept.values)

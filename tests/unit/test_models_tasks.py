@@ -16,8 +16,8 @@ from headrace.config import Task, Train, build_spec
 from headrace.config.model_args import MMoEArgs
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs
-from headrace.models.multitask.mmoe import MMoE
-from headrace.models.tasks import Tasks, product_logits
+from headrace.models.multitask import MMoE
+from headrace.models.objective import Tasks, product_logits
 from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind
 from headrace.train.setup.task_labels import TaskLabels
 from headrace.train.stage import Train as TrainStage

@@ -20,9 +20,9 @@ from headrace.config import Evaluation, Model, Negatives
 from headrace.config.model_args import TwoTowerArgs
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.models.all_gather import all_gather_rows
 from headrace.models.inputs import InputFeatures, Inputs
-from headrace.models.retrieval.two_tower import TwoTower
+from headrace.models.sharded_model import all_gather_rows
+from headrace.models.two_tower import TwoTower
 from headrace.train.loop.run import train, train_local
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, job_of

@@ -21,9 +21,9 @@ from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout, split_of
 from headrace.embeddings.checkpoint import new_rows as writing
 from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Table
-from headrace.embeddings.storage.dtypes import decode, encode
+from headrace.embeddings.layer import ShardedEmbeddings
+from headrace.embeddings.sharding_plan import Table
+from headrace.embeddings.storage import decode, encode
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.saved import load_model

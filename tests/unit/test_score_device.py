@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
 from headrace.lake.assigned_gpu import gpu_addresses, gpu_profile
-from headrace.models import packed
-from headrace.models.packed import moved_in_one_copy
+from headrace.models import categorical
+from headrace.models.categorical import moved_in_one_copy
 from headrace.models.predictor import load_predictor
 from headrace.score.rank import loaded
 from headrace.storage import local
@@ -55,7 +55,7 @@ def test_predictions_of_packed_batches_are_the_same_bits(tmp_path: Path, monkeyp
         calls.append(len(tensors))
         return moved_in_one_copy(tensors, torch.device("cpu"))
 
-    monkeypatch.setattr(packed, "moved_in_one_copy", copied)
+    monkeypatch.setattr(categorical, "moved_in_one_copy", copied)
     predictor: Any = load_predictor(folder, 1)
     predictor._device = SimpleNamespace(type="stand-in")
     np.testing.assert_array_equal(predictor.predict(columns(300)), wanted)

@@ -32,7 +32,7 @@ from headrace.lake.sources import lines
 from headrace.lake.sources.delimited import header_of
 from headrace.lake.sources.text_lines import DAMAGED
 from headrace.lake.told_errors import told
-from headrace.models import mapped, saved_size
+from headrace.models import mapped, predictor
 from headrace.publish.tables import iceberg_expiry
 from headrace.storage import Location, StoreAway, StoreRefused, local
 from headrace.storage.objects import calls
@@ -87,9 +87,9 @@ def test_what_is_asked_of_a_store_that_is_away(home: Any, ask: Callable[[Any], o
 
 
 def test_the_size_of_a_saved_model(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_size, "needed_models", lambda folder: (folder,))
+    monkeypatch.setattr(predictor, "needed_models", lambda folder: (folder,))
     with pytest.raises(StoreAway):
-        saved_size.saved_rows_bytes(home)
+        predictor.saved_rows_bytes(home)
 
 
 def test_the_types_of_a_saved_model(home: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Train
+from headrace.embeddings.fused_optimizer import NonFiniteGradient
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.optim.gradients import NonFiniteGradient
-from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
+from headrace.embeddings.sharding_plan import Lookup, Table, row_wise
 from headrace.manifest import Manifest
-from headrace.models.losses import spec as losses
-from headrace.models.ranking import dlrm
+from headrace.models import dlrm
+from headrace.models import objective as losses
 from headrace.models.saved import load_model
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job

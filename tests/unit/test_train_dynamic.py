@@ -16,8 +16,7 @@ from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.commands.plan_sharding import sharding
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
 from headrace.dataset.loader.negatives import NegativeSampler
-from headrace.embeddings.dynamic.memory import bytes_for
-from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.rows import DynamicReport, bytes_for
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.embeddings.sharding.plan import tables_of
+from headrace.embeddings.sharding_plan import tables_of
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.setup.popularity import sampled_popularity

@@ -16,7 +16,7 @@ import torch
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
-from headrace.models.losses import spec as losses
+from headrace.models import objective as losses
 from headrace.models.saved import load_model
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsFile, lines_before, read_metrics

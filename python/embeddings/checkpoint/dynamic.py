@@ -19,23 +19,23 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
-from headrace.embeddings.dynamic.admission_cpu import ID
+from headrace.embeddings.dynamic.rows import ID
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.input.raw_ids import owners
+from headrace.embeddings.raw_ids import owners
 from headrace.errors import UserError
 from headrace.storage import Location
 
 
 def save_dynamic(embeddings: DynamicEmbeddings, folder: Location) -> None:
-    """Write this rank's rows of all tables, states and counts, and what is waiting. Speaks to no other rank."""
+    """Write this rank's rows, states, counts and waiting ids of all tables. No communication."""
     folder.make_dir()
     for t in embeddings.tables:
         save_rows(t, folder)
 
 
 def load_dynamic(embeddings: DynamicEmbeddings, folder: Location, with_optimizer: bool) -> None:
-    """Read this rank's ids, saved by any number of ranks, in place of all that it holds; see `load_rows`.
+    """Replace the rows of all tables by this rank's share of a save of any number of ranks; see `load_rows`.
 
     Raises:
         UserError: a file is missing or damaged, or another dim or optimizer.
@@ -45,7 +45,7 @@ def load_dynamic(embeddings: DynamicEmbeddings, folder: Location, with_optimizer
 
 
 def save_rows(rows: Any, folder: Location) -> None:
-    """Write what this rank holds: HostRows or DeviceRows. Speaks to no other rank."""
+    """Write the rows of one table that this rank holds, HostRows or DeviceRows. No communication."""
     scoring, training = rows.dump()
     stem = _stem(rows.spec.name, rows.world.rank)
     meta = _Meta(
@@ -62,7 +62,7 @@ def save_rows(rows: Any, folder: Location) -> None:
 
 
 def load_rows(rows: Any, folder: Location, with_optimizer: bool) -> None:
-    """Read this rank's ids, saved by any number of ranks, in place of all that it holds. Speaks to no other rank.
+    """Replace this rank's rows of one table by its share of a save of any number of ranks. No communication.
 
     Without an optimizer (scoring) only ids and vectors are read.
 
@@ -82,28 +82,28 @@ def load_rows(rows: Any, folder: Location, with_optimizer: bool) -> None:
     scoring, training = [], []
     for meta in metas:
         tensors = load_tensors(folder, meta.scoring)
-        mine = torch.from_numpy(owners(tensors["ids"].numpy(), world.size) == world.rank)
-        scoring.append({k: t[mine] for k, t in tensors.items()})
+        is_local = torch.from_numpy(owners(tensors["ids"].numpy(), world.size) == world.rank)
+        scoring.append({k: t[is_local] for k, t in tensors.items()})
         if rows.optimizer is None:
             continue
         tensors = load_tensors(folder, meta.training)
         waiting = tensors.pop("waiting")
-        kept = {k: t[mine] for k, t in tensors.items() if with_optimizer or not k.startswith("state/")}
-        wait = torch.from_numpy(owners(waiting[:, ID].numpy().copy(), world.size) == world.rank)
-        training.append({**kept, "waiting": waiting[wait]})
+        states = {k: t[is_local] for k, t in tensors.items() if with_optimizer or not k.startswith("state/")}
+        is_local_waiting = torch.from_numpy(owners(waiting[:, ID].numpy().copy(), world.size) == world.rank)
+        training.append({**states, "waiting": waiting[is_local_waiting]})
     rows.replace(
         *({k: torch.cat([p[k] for p in parts]) for k in (parts[0] if parts else ())} for parts in (scoring, training))
     )
     rows.batches = first.batches
     rows.steps = first.steps if with_optimizer else 0
-    # Each rank's are some rank's again, whatever their number: the sum is what counts.
+    # Counters of saved ranks are dealt to the ranks: only their sum matters.
     rows.counters = np.zeros(4, dtype=np.int64)
     for meta in metas[world.rank :: world.size]:
         rows.counters += np.array(meta.counters, dtype=np.int64)
 
 
 def saved_files(folder: Location, spec: DynamicSpec) -> list[FileRecord]:
-    """The files of ids and rows of a saved table, by the ranks among which its ids are divided.
+    """Return the files of ids and rows of a saved table, by the ranks among which its ids are divided.
 
     Raises:
         UserError: a record is missing or damaged, or of another dim.
@@ -112,7 +112,7 @@ def saved_files(folder: Location, spec: DynamicSpec) -> list[FileRecord]:
 
 
 class _Meta(BaseModel):
-    """What one rank wrote. `sha256` is of this record with an empty one."""
+    """Record of one rank. `sha256` is of this record with an empty checksum."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -133,7 +133,7 @@ class _Meta(BaseModel):
 
 
 def _read_metas(folder: Location, spec: DynamicSpec) -> list[_Meta]:
-    """What each rank wrote of a table."""
+    """Read the record of each rank for a table."""
     first = _read_meta(folder, spec.name, 0)
     if first.dim != spec.dim:
         raise UserError(f"{folder}: table '{spec.name}' was saved with dim {first.dim}, it has {spec.dim}")
@@ -158,12 +158,12 @@ def _stem(name: str, rank: int) -> str:
 
 
 def count_ids(folder: Location, ids: Mapping[str, Collection[int]]) -> int:
-    """How many of some ids saved tables have rows for, or wait for one; by table.
+    """Return the number of ids, by table, that saved tables have rows for or that wait for one.
 
     Raises:
         UserError: a file is missing or damaged.
     """
-    return sum(_without(folder, meta, ids[name])[2] for _, name, meta in _saved(folder, ids))
+    return sum(_remove_from_rank(folder, meta, ids[name])[2] for _, name, meta in _saved(folder, ids))
 
 
 def remove_ids(folder: Location, target: Location, ids: Mapping[str, Collection[int]]) -> int:
@@ -183,14 +183,14 @@ def remove_ids(folder: Location, target: Location, ids: Mapping[str, Collection[
     target.make_dir()
     count, written = 0, set[str]()
     for stem, name, meta in _saved(folder, ids):
-        scoring, training, found = _without(folder, meta, ids[name])
+        scoring, training, removed = _remove_from_rank(folder, meta, ids[name])
         files = {
             "scoring": save_tensors(target / meta.scoring.name, scoring),
             "training": save_tensors(target / meta.training.name, training),
         }
         (target / f"{stem}.json").put_text(meta.model_copy(update=files).signed().model_dump_json() + "\n")
         written |= {f"{stem}.json", meta.scoring.name, meta.training.name}
-        count += found
+        count += removed
     for file in folder.files():
         if file.below(folder) not in written:
             (target / file.below(folder)).copy_from(file, share=True)
@@ -198,26 +198,26 @@ def remove_ids(folder: Location, target: Location, ids: Mapping[str, Collection[
 
 
 def _saved(folder: Location, tables: Collection[str]) -> Iterator[tuple[str, str, _Meta]]:
-    """(stem, table, record) of the files of some tables."""
+    """Yield (stem, table, record) of the files of some tables."""
     for file in folder.entries():
         name = unquote(file.stem[: -len("-00000")])
         if file.suffix == ".json" and name in tables:
             yield file.stem, name, _read_meta(folder, name, int(file.stem[-5:]))
 
 
-def _without(
+def _remove_from_rank(
     folder: Location, meta: _Meta, ids: Collection[int]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]:
-    """A rank's tensors without some ids, and how many of them there were."""
-    gone = torch.tensor(sorted(ids), dtype=torch.int64)
+    """Return a rank's scoring and training tensors without some ids, and the number of removed entries."""
+    removed = torch.tensor(sorted(ids), dtype=torch.int64)
     scoring, training = load_tensors(folder, meta.scoring), load_tensors(folder, meta.training)
     waiting = training.pop("waiting")
-    kept, waits = ~torch.isin(scoring["ids"], gone), ~torch.isin(waiting[:, ID], gone)
-    count = int((~kept).sum()) + int((~waits).sum())
-    left = {k: t[kept] for k, t in training.items()} | {"waiting": waiting[waits]}
-    return {k: t[kept] for k, t in scoring.items()}, left, count
+    is_retained, is_waiting_retained = ~torch.isin(scoring["ids"], removed), ~torch.isin(waiting[:, ID], removed)
+    count = int((~is_retained).sum()) + int((~is_waiting_retained).sum())
+    training_rest = {k: t[is_retained] for k, t in training.items()} | {"waiting": waiting[is_waiting_retained]}
+    return {k: t[is_retained] for k, t in scoring.items()}, training_rest, count
 
 
 def saved_tables(folder: Location) -> list[str]:
-    """The tables that a folder has rows of."""
+    """Return the names of the tables that a folder has rows of."""
     return sorted({unquote(f.stem[: -len("-00000")]) for f in folder.entries() if f.suffix == ".json"})

@@ -1,4 +1,4 @@
-"""What a save of shards says of itself: records of the ranks, folded into one index with a checksum."""
+"""Index of a save of shards: the ranks' records, combined into one file with a checksum."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Chunk(_Record):
 
     @model_serializer(mode="wrap")
     def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Checksums of indexes that know no columns and no lists of rows stay what they were.
+        # Indexes without columns and lists of rows keep the checksums that they had before these fields existed.
         return {k: v for k, v in write(self).items() if k not in ("columns", "rows_key") or v is not None}
 
     @property
@@ -68,20 +68,20 @@ class OptimizerRecord(_Record):
 
 
 class Base(_Record):
-    """The save that a save of changes lies upon."""
+    """Reference to the save below a save of changes."""
 
-    #: Where it is, seen from the folder of the changes.
+    #: Path from the folder of the changes.
     path: str
     #: The checksum of its index.
     sha256: str
-    #: What the states that never shrink were multiplied by before anything changed.
+    #: Factor by which the states that never shrink were multiplied before anything changed.
     aged: float
-    #: Saves below this one, down to a whole one.
+    #: Number of saves below this one, down to a complete one.
     depth: int
 
 
 class RankRecord(_Record):
-    """What one rank wrote."""
+    """Record of one rank."""
 
     format: Literal[1] = 1
     rank: int
@@ -94,24 +94,23 @@ class RankRecord(_Record):
 
 
 class Index(_Record):
-    """What all ranks wrote."""
+    """Record of all ranks: the content of `index.json`."""
 
     format: Literal[1] = 1
     tables: tuple[TableRecord, ...]
     optimizer: OptimizerRecord | None
     files: tuple[FileRecord, ...]
     chunks: tuple[Chunk, ...]
-    #: Of a save of changes; None: this one is whole.
+    #: Save below this one; None: this save is complete.
     base: Base | None = None
-    #: The checksum of the save that this one was before some rows became zero (`zero_rows`): saves that lay upon that
-    #: one lie upon this one.
+    #: Checksum before some rows were set to zero (`zero_rows`): saves on top of that save lie on top of this one.
     saved_as: str | None = None
     #: SHA-256 of this record with an empty checksum.
     sha256: str = ""
 
     @model_serializer(mode="wrap")
     def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Checksums of whole saves stay what they were.
+        # Complete saves keep the checksums that they had before these fields existed.
         return {k: v for k, v in write(self).items() if k not in ("base", "saved_as") or v is not None}
 
     def digest(self) -> str:
@@ -120,7 +119,7 @@ class Index(_Record):
 
 
 def write_index(directory: Location) -> Index:
-    """Fold the ranks' records into the index. The chief's work, after a barrier that follows `save_shards`.
+    """Combine the ranks' records into the index. Done by the chief, after a barrier that follows `save_shards`.
 
     Raises:
         UserError: a rank's record is missing or the ranks do not agree.
@@ -128,8 +127,8 @@ def write_index(directory: Location) -> Index:
     first = _read(rank_file(directory, 0), RankRecord)
     records = [first, *(_read(rank_file(directory, r), RankRecord) for r in range(1, first.world_size))]
     for record in records:
-        said = [(r.world_size, r.tables, r.optimizer, r.base) for r in (record, first)]
-        if said[0] != said[1]:
+        summaries = [(r.world_size, r.tables, r.optimizer, r.base) for r in (record, first)]
+        if summaries[0] != summaries[1]:
             raise UserError(f"{directory}: ranks 0 and {record.rank} did not save the same tables or step")
     chunks = tuple(c for r in records for c in r.chunks)
     if first.base is None:
@@ -146,13 +145,13 @@ def write_index(directory: Location) -> Index:
 def _check_whole(first: RankRecord, chunks: tuple[Chunk, ...], directory: Location) -> None:
     for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
         for table in first.tables:
-            mine = [c for c in chunks if c.table == table.name and c.state == state]
+            matching = [c for c in chunks if c.table == table.name and c.state == state]
             shares = (
                 len(c.rows)
                 * Fraction(
                     1 if c.columns is None else c.columns[1] - c.columns[0], 1 if c.columns is None else table.dim
                 )
-                for c in mine
+                for c in matching
             )
             saved = sum(shares, Fraction(0))
             if saved != table.rows:
@@ -162,7 +161,7 @@ def _check_whole(first: RankRecord, chunks: tuple[Chunk, ...], directory: Locati
 
 
 def read_index(directory: Location) -> Index:
-    """The index of a saved folder.
+    """Read the index of a saved folder.
 
     Raises:
         UserError: there is none (the save did not finish), or it was altered.
@@ -175,26 +174,26 @@ def read_index(directory: Location) -> Index:
 
 
 def read_chain(directory: Location) -> list[tuple[Location, Index]]:
-    """A save and those that it lies upon, the whole one first.
+    """Return a save and the saves below it, the complete one first.
 
     Raises:
         UserError: one is missing, damaged, or another than the changes were saved upon.
     """
-    found = [(directory, read_index(directory))]
-    while (base := found[0][1].base) is not None:
-        folder = found[0][0].following(base.path)
+    chain = [(directory, read_index(directory))]
+    while (base := chain[0][1].base) is not None:
+        folder = chain[0][0].following(base.path)
         try:
             index = read_index(folder)
         except UserError as e:
-            said = f"{found[0][0]} holds the rows that changed since {folder}, which cannot be read"
-            raise UserError(f"{said}: {e}") from None
+            message = f"{chain[0][0]} holds the rows that changed since {folder}, which cannot be read"
+            raise UserError(f"{message}: {e}") from None
         if base.sha256 not in (index.sha256, index.saved_as):
             raise UserError(
-                f"{found[0][0]} holds the rows that changed since {folder}, and that is another save by now: restore "
+                f"{chain[0][0]} holds the rows that changed since {folder}, and that is another save by now: restore "
                 f"it, or train the day again"
             )
-        found.insert(0, (folder, index))
-    return found
+        chain.insert(0, (folder, index))
+    return chain
 
 
 def verify_shards(directory: Location) -> Index:
@@ -211,7 +210,7 @@ def verify_shards(directory: Location) -> Index:
 
 
 def rank_file(directory: Location, rank: int) -> Location:
-    """What one rank wrote, until the index is there."""
+    """Return the path of one rank's record, which exists until the index is written."""
     return directory / f"rank-{rank:05d}.json"
 
 

@@ -1,4 +1,4 @@
-"""Where rows start that a save did not have: at the mean of the rows that it had, or of those of their segment.
+"""Initial values of rows that a save lacks: the mean of its rows, or of the rows of their segment.
 
 A new id then begins as an average one, whose vector the dense part knows how to read, and moves from there. (For ids
 that start cold, means over similar ids are a common start: Briand et al., "A Semi-Personalized System for User Cold
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.sharding.plan import Block
-from headrace.embeddings.storage.dtypes import decode, encode
+from headrace.embeddings.sharding_plan import Block
+from headrace.embeddings.storage import decode, encode
 
 #: Rows that are decoded or encoded at a time.
 _ROWS = 65_536
@@ -40,7 +40,7 @@ class GrownTable:
 
 
 def start_at_means(embeddings: LocalTables, grown: Mapping[str, GrownTable]) -> None:
-    """Set the rows behind `known` of these tables to means over known rows. Collective.
+    """Set the rows after `known` of these tables to means over known rows. Collective.
 
     A row of a segment that has a known row starts at the segment's mean, any other at the table's; in a table without
     known rows all stay where they are. Means are taken in float64 over all ranks.
@@ -62,7 +62,7 @@ def start_at_means(embeddings: LocalTables, grown: Mapping[str, GrownTable]) -> 
 
 @dataclass(frozen=True)
 class _Means:
-    """Of the whole table (0) and of segment s (s + 1): float64 [segments + 1, dim]; whether any row is known."""
+    """Means of the whole table (0) and of segment s (s + 1): float64 [segments + 1, dim]; True where a row is known."""
 
     rows: Tensor
     has_rows: NDArray[np.bool_]
@@ -98,7 +98,7 @@ def _means(embeddings: LocalTables, name: str, table: GrownTable) -> _Means | No
 
 
 def _parts(rows: range, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
-    """Those of `rows` that are in [first, stop), some at a time: int64, in order."""
+    """Yield the part of `rows` in [first, stop), at most _ROWS at a time: int64, ascending."""
     inside = rows[bisect_left(rows, first) : bisect_left(rows, stop)]
     for start in range(0, len(inside), _ROWS):
         part = inside[start : start + _ROWS]
@@ -106,14 +106,14 @@ def _parts(rows: range, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _places(table: GrownTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the means of these rows' segments are; 0: that of the table."""
+    """Return the position of each row's mean; 0: the mean of the table."""
     if table.segments is None:
         return np.zeros(len(rows), np.int64)
     return table.segments[rows].astype(np.int64) + 1
 
 
 def _blocks(embeddings: LocalTables, name: str) -> Iterator[tuple[Tensor, Block, range, int]]:
-    """What this rank holds of a table: (matrix, block, rows, the first one's place in the matrix)."""
+    """Yield this rank's blocks of a table: (matrix, block, rows, position of the first row in the matrix)."""
     for fused in embeddings.layout.fused_tables:
         for block, rows, first in fused.local_blocks:
             if block.table == name:

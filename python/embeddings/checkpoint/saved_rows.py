@@ -1,12 +1,12 @@
-"""Some rows of saved tables, read where they lie: a file is mapped, and the rows that are asked for are copied.
+"""Single rows of saved tables: files are mapped, and the requested rows are copied.
 
     files = files_of(model / "embeddings", model / "dynamic", tables, raw)
-    asked = {n: codes[f.may_have("user", codes)] for n, f in enumerate(files)}
-    found = [rows for n, f in enumerate(files) for rows in f.read("user", asked[n])]
-    rows = assemble(tables["user"], found)
+    requested = {n: codes[f.may_have("user", codes)] for n, f in enumerate(files)}
+    parts = [rows for n, f in enumerate(files) for rows in f.read("user", requested[n])]
+    rows = assemble(tables["user"], parts)
 
-A save of changed rows lies upon others (`index.read_chain`): a row may be in several files, the newest counts. A table
-that was saved by columns has a row's numbers in several files.
+A save of changed rows lies on top of others (`index.read_chain`): a row may be in several files, the newest counts. A
+table that was saved by columns has a row's values in several files.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from headrace.embeddings.checkpoint.dynamic import saved_files
 from headrace.embeddings.checkpoint.index import WEIGHT, Chunk, read_chain
 from headrace.embeddings.checkpoint.tensors import FileRecord, check_file
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.input.raw_ids import owners
-from headrace.embeddings.lookup.joined_rows import TableRows
-from headrace.embeddings.sharding.plan import Table
-from headrace.embeddings.storage.dtypes import DTYPES, convert, decode, stored_width
+from headrace.embeddings.layout import TableRows
+from headrace.embeddings.raw_ids import owners
+from headrace.embeddings.sharding_plan import Table
+from headrace.embeddings.storage import DTYPES, convert, decode, stored_width
 from headrace.errors import UserError
 from headrace.storage import Location, StoreAway
 
 Codes = NDArray[np.int64]
 
-#: By safetensors' names of types, of numbers that rows are stored as.
+#: torch types by their names in safetensors, for rows and row numbers.
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I64": torch.int64}
 
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows that a file has.
+    """Rows read from one file.
 
     Attributes:
         level: of the save, 0 the oldest: rows of a higher one replace those of a lower.
@@ -76,21 +76,21 @@ class SavedFile:
     pieces: tuple[Chunk | _RawIds, ...]
 
     def may_have(self, table: str, codes: Codes) -> NDArray[np.bool_]:
-        """Which of the codes [n] are to be looked for here: bool [n]."""
-        found = np.zeros(len(codes), np.bool_)
+        """Return which of the codes [n] this file may have: bool [n]."""
+        mask = np.zeros(len(codes), np.bool_)
         for piece in self.pieces:
             if piece.table != table:
                 continue
             if isinstance(piece, _RawIds):
-                found |= owners(codes, piece.ranks) == piece.rank
+                mask |= owners(codes, piece.ranks) == piece.rank
             elif piece.rows_key is not None:
-                found[:] = True
+                mask[:] = True
             else:
-                found |= _in_range(piece, codes)
-        return found
+                mask |= _in_range(piece, codes)
+        return mask
 
     def read(self, table: str, codes: Codes) -> Iterator[FoundRows]:
-        """Those rows of a table that the file has, of codes [n]; of each part of the file its own.
+        """Yield the rows of a table that each part of the file has among codes [n].
 
         Raises:
             UserError: the file is no file of tables.
@@ -100,18 +100,18 @@ class SavedFile:
             if piece.table != table:
                 continue
             if isinstance(piece, _RawIds):
-                known, at = _places(tensors.numbers("ids"), codes)
+                known, positions = _places(tensors.numbers("ids"), codes)
                 key, first = "weight", -1
             else:
                 key, first = piece.key, -1 if piece.columns is None else piece.columns[0]
                 if piece.rows_key is not None:
-                    known, at = _places(tensors.numbers(piece.rows_key), codes)
+                    known, positions = _places(tensors.numbers(piece.rows_key), codes)
                 else:
                     known = codes[_in_range(piece, codes)]
-                    at = (known - piece.start) // piece.stride
+                    positions = (known - piece.start) // piece.stride
             if len(known):
                 dtype, rows = tensors.rows(key)
-                yield FoundRows(self.level, first, dtype, known, rows[at])
+                yield FoundRows(self.level, first, dtype, known, rows[positions])
 
     def check(self) -> None:
         """Compare the file with its checksum, reading it once. Raises UserError where it is damaged."""
@@ -121,7 +121,7 @@ class SavedFile:
 def files_of(
     embeddings: Location, dynamic: Location, tables: Iterable[str], raw: Sequence[DynamicSpec]
 ) -> tuple[SavedFile, ...]:
-    """The files of a saved model that have rows of some tables.
+    """Return the files of a saved model that have rows of some tables.
 
     Args:
         embeddings: of `save_shards`, or of changed rows.
@@ -132,23 +132,23 @@ def files_of(
     Raises:
         UserError: an index or a record is missing or damaged.
     """
-    wanted, found = set(tables), []
+    requested, files = set(tables), []
     for level, (folder, index) in enumerate(read_chain(embeddings)):
         pieces: dict[str, list[Chunk]] = {}
         for chunk in index.chunks:
-            if chunk.state == WEIGHT and chunk.table in wanted:
+            if chunk.state == WEIGHT and chunk.table in requested:
                 pieces.setdefault(chunk.file, []).append(chunk)
         records = {r.name: r for r in index.files}
-        found += [SavedFile(folder, records[name], level, tuple(of)) for name, of in pieces.items()]
+        files += [SavedFile(folder, records[name], level, tuple(chunks)) for name, chunks in pieces.items()]
     for spec in raw:
-        records_of = saved_files(dynamic, spec)
-        for rank, record in enumerate(records_of):
-            found.append(SavedFile(dynamic, record, 0, (_RawIds(spec.name, rank, len(records_of)),)))
-    return tuple(found)
+        raw_records = saved_files(dynamic, spec)
+        for rank, record in enumerate(raw_records):
+            files.append(SavedFile(dynamic, record, 0, (_RawIds(spec.name, rank, len(raw_records)),)))
+    return tuple(files)
 
 
-def assemble(table: Table | DynamicSpec, found: Iterable[FoundRows]) -> TableRows:
-    """The rows of a table that some files have, as a lookup takes them.
+def assemble(table: Table | DynamicSpec, parts: Iterable[FoundRows]) -> TableRows:
+    """Combine the rows of a table from several files into the form that a lookup takes.
 
     Args:
         table: of a table of codes, stored as it is to be looked up; rows that were saved in another way are converted
@@ -158,7 +158,7 @@ def assemble(table: Table | DynamicSpec, found: Iterable[FoundRows]) -> TableRow
     Raises:
         UserError: a table that was saved by columns is stored as int8.
     """
-    ordered = sorted(found, key=lambda x: x.level)
+    ordered = sorted(parts, key=lambda x: x.level)
     codes = np.unique(np.concatenate([x.codes for x in ordered])) if ordered else np.empty(0, np.int64)
     if isinstance(table, Table):
         dtype, width = DTYPES[table.storage], stored_width(table.storage, table.dim)
@@ -166,21 +166,21 @@ def assemble(table: Table | DynamicSpec, found: Iterable[FoundRows]) -> TableRow
         dtype, width = (_TYPES[ordered[0].dtype] if ordered else torch.float32), table.dim
     out = torch.zeros(len(codes), width, dtype=dtype)
     for part in ordered:
-        at = torch.from_numpy(np.searchsorted(codes, part.codes))
+        positions = torch.from_numpy(np.searchsorted(codes, part.codes))
         values = _tensor(part)
         if part.first_column < 0:
-            out[at] = convert(values, dtype)
+            out[positions] = convert(values, dtype)
             continue
         if dtype is torch.uint8:
             raise UserError(f"table '{table.name}' was saved by columns; int8 stores whole rows: save it by rows first")
         values = decode(values) if values.dtype is torch.uint8 else values
-        out[at, part.first_column : part.first_column + values.shape[1]] = values.to(dtype)
+        out[positions, part.first_column : part.first_column + values.shape[1]] = values.to(dtype)
     return TableRows(torch.from_numpy(codes), out)
 
 
-def _tensor(found: FoundRows) -> Tensor:
-    dtype = _TYPES[found.dtype]
-    rows = torch.from_numpy(np.ascontiguousarray(found.rows))
+def _tensor(part: FoundRows) -> Tensor:
+    dtype = _TYPES[part.dtype]
+    rows = torch.from_numpy(np.ascontiguousarray(part.rows))
     return rows if dtype is torch.uint8 else rows.view(dtype)
 
 
@@ -189,15 +189,15 @@ def _in_range(chunk: Chunk, codes: Codes) -> NDArray[np.bool_]:
     return inside if chunk.stride == 1 else inside & ((codes - chunk.start) % chunk.stride == 0)
 
 
-def _places(has: Codes, codes: Codes) -> tuple[Codes, Codes]:
-    """Those of some codes that are among `has`, and where."""
-    if not len(has):
+def _places(stored_codes: Codes, codes: Codes) -> tuple[Codes, Codes]:
+    """Return the codes that are among `stored_codes`, and their positions there."""
+    if not len(stored_codes):
         return codes[:0], codes[:0]
-    order = None if bool((has[1:] >= has[:-1]).all()) else np.argsort(has)
-    at = np.minimum(np.searchsorted(has, codes, sorter=order), len(has) - 1)
-    at = at if order is None else order[at]
-    known = has[at] == codes
-    return codes[known], at[known]
+    order = None if bool((stored_codes[1:] >= stored_codes[:-1]).all()) else np.argsort(stored_codes)
+    positions = np.minimum(np.searchsorted(stored_codes, codes, sorter=order), len(stored_codes) - 1)
+    positions = positions if order is None else order[positions]
+    is_known = stored_codes[positions] == codes
+    return codes[is_known], positions[is_known]
 
 
 class _Tensors:
@@ -218,7 +218,7 @@ class _Tensors:
         self._begin = 8 + size
 
     def rows(self, key: str) -> tuple[str, NDArray[np.uint8]]:
-        """How a matrix is stored, and its rows, mapped: uint8 [n, bytes of a row]."""
+        """Return the type of a matrix and its rows, mapped: uint8 [n, bytes of a row]."""
         entry = self._entries.get(key)
         if not isinstance(entry, dict) or entry.get("dtype") not in _TYPES:
             raise UserError(f"{self._path} is no file of tables: it has no rows '{key}'")
@@ -229,7 +229,7 @@ class _Tensors:
         return entry["dtype"], np.asarray(mapped)
 
     def numbers(self, key: str) -> Codes:
-        """A vector of int64, mapped."""
+        """Return a vector of int64, mapped."""
         dtype, rows = self.rows(key)
         if dtype != "I64":
             raise UserError(f"{self._path} is no file of tables: '{key}' is {dtype}")

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from headrace.embeddings.checkpoint.index import (
+    INDEX,
     WEIGHT,
     Chunk,
     Index,
@@ -32,35 +33,36 @@ from headrace.embeddings.checkpoint.index import (
     TableRecord,
     rank_file,
     read_chain,
+    read_index,
 )
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.optim.rules import RULES
-from headrace.embeddings.sharding.plan import Plan
-from headrace.embeddings.storage.dtypes import convert, decode
+from headrace.embeddings.sharding_plan import Plan
+from headrace.embeddings.storage import convert, decode
+from headrace.embeddings.update_rules import RULES
 from headrace.errors import UserError
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.embeddings")
 
-#: Bytes of a file at most (one row at least): what passes through memory at once.
+#: Largest size of a file in bytes (one row at least): the memory that one file takes at once.
 FILE_BYTES = 128 * 2**20
 
 
 @dataclass
 class Loaded:
-    """What `load_shards` found, for the whole model."""
+    """Result of `load_shards`, for the whole model."""
 
     #: Rows read by table.
     tables: dict[str, int] = field(default_factory=dict)
-    #: Rows that the save did not have and that keep their start, by table; a table that is new wholly so.
+    #: Rows that the save lacks and that keep their initial values, by table; all rows of a new table.
     new_rows: dict[str, int] = field(default_factory=dict)
     #: Saved tables that this model lacks.
     unused: tuple[str, ...] = ()
 
 
 def save_shards(embeddings: LocalTables, directory: Location, with_optimizer: bool) -> None:
-    """Write this rank's rows, and its optimizer states, and the record of both. Speaks to no other rank.
+    """Write this rank's rows, its optimizer states, and the record of both. No communication.
 
     Args:
         embeddings: the tables.
@@ -116,17 +118,17 @@ def save_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
 
 
 def matrices_of(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
-    """The weight and the optimizer states by name: this rank's matrix of each fused table."""
-    found = {WEIGHT: list(embeddings.weights)}
+    """Return the weight and the optimizer states by name: this rank's matrix of each fused table."""
+    matrices = {WEIGHT: list(embeddings.weights)}
     if with_optimizer and embeddings.optimizer is not None:
         for name in RULES[embeddings.optimizer.kind].state:
-            found[name] = [states[name] for states in embeddings.states]
-    return found
+            matrices[name] = [states[name] for states in embeddings.states]
+    return matrices
 
 
 @dataclass(frozen=True)
 class LocalBlock:
-    """What a rank holds of one block, in its fused table's matrix: rows `rows`, from matrix row `first` on."""
+    """Part of a block that a rank holds, in its fused table's matrix: rows `rows`, from matrix row `first` on."""
 
     table: str
     rows: range
@@ -139,18 +141,18 @@ class LocalBlock:
 
 
 def local_blocks(embeddings: LocalTables, state: str) -> Iterator[LocalBlock]:
-    """What this rank holds of a weight or state, block by block."""
+    """Yield the blocks of a weight or state that this rank holds."""
     plan = embeddings.plan
     by_row = state != WEIGHT and embeddings.optimizer is not None and RULES[embeddings.optimizer.kind].by_row
     for fused in embeddings.layout.fused_tables:
         for block, rows, first in fused.local_blocks:
-            whole = by_row or len(block.columns) == plan.by_name[block.table].dim
+            has_all_columns = by_row or len(block.columns) == plan.by_name[block.table].dim
             yield LocalBlock(
                 block.table,
                 rows,
                 fused.number,
                 first,
-                None if whole else (block.columns.start, block.columns.stop),
+                None if has_all_columns else (block.columns.start, block.columns.stop),
                 1 if by_row else fused.width,
                 block.replicated,
             )
@@ -159,7 +161,7 @@ def local_blocks(embeddings: LocalTables, state: str) -> Iterator[LocalBlock]:
 def _files_of(
     embeddings: LocalTables, state: str, sources: list[Tensor]
 ) -> Iterator[list[tuple[LocalBlock, range, Tensor]]]:
-    """Cut what a rank saves of a weight or state into files: lists of (block, table rows, their numbers)."""
+    """Cut the rows that a rank saves of a weight or state into files: lists of (block, table rows, their values)."""
     world = embeddings.collective.world
     pieces: list[tuple[LocalBlock, range, Tensor]] = []
     saved: set[tuple[str, int]] = set()
@@ -167,7 +169,7 @@ def _files_of(
     for held in local_blocks(embeddings, state):
         source = sources[held.fused][held.first : held.first + len(held.rows)]
         rows = held.rows
-        if held.replicated:  # all have it: each saves a part
+        if held.replicated:  # all ranks have it: each saves a part
             rows, source = rows[world.rank :: world.size], source[world.rank :: world.size]
         elif held.columns is None and len(embeddings.plan.blocks_of(held.table)) > 1:
             # A state by row of a table cut by columns: every block has it, the first saves it.
@@ -189,7 +191,7 @@ def _files_of(
 
 
 def load_shards(embeddings: LocalTables, directory: Location, with_optimizer: bool) -> Loaded:
-    """Read this rank's rows, whatever world saved them. Speaks to no other rank.
+    """Read this rank's rows, saved by any number of ranks. No communication.
 
     Rows that the save lacks (the vocabulary has grown since) keep their start and fresh optimizer states, as do
     tables that it lacks. Tables that only the save has are left out. Rows are read into place (a second copy may not
@@ -220,7 +222,7 @@ def load_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
 def read_into(
     embeddings: LocalTables, targets: Mapping[str, list[Tensor]], chain: Sequence[tuple[Location, Index]]
 ) -> None:
-    """Fill matrices that are laid out as the tables' own with what a chain of saves holds.
+    """Fill matrices that are laid out like the tables with the values of a chain of saves.
 
     Args:
         embeddings: says what is where.
@@ -239,18 +241,18 @@ def read_into(
                 for full in matrices:
                     full.mul_(index.base.aged)
             saved = {t.name: t.rows for t in index.tables}
-            held = [h for h in local_blocks(embeddings, state) if h.table in saved]
-            wanted = [c for c in index.chunks if c.state == state]
-            found = _read_chunks(wanted, index, directory, held, matrices)
+            local = [h for h in local_blocks(embeddings, state) if h.table in saved]
+            state_chunks = [c for c in index.chunks if c.state == state]
+            numbers_read = _read_chunks(state_chunks, index, directory, local, matrices)
             expected = sum(
-                len(range(h.rows.start, min(h.rows.stop, saved[h.table]), h.rows.step)) * h.width for h in held
+                len(range(h.rows.start, min(h.rows.stop, saved[h.table]), h.rows.step)) * h.width for h in local
             )
-            if index.base is None and found != expected:
-                raise UserError(f"{directory}: {found} of {expected} numbers of '{state}' were found")
+            if index.base is None and numbers_read != expected:
+                raise UserError(f"{directory}: {numbers_read} of {expected} numbers of '{state}' were found")
 
 
 def _compare(index: Index, plan: Plan, directory: Location) -> Loaded:
-    """What of a save fits a plan."""
+    """Compare the tables of a save with a plan."""
     saved = {t.name: t for t in index.tables}
     loaded = Loaded(unused=tuple(sorted(saved.keys() - {t.name for t in plan.tables})))
     for table in plan.tables:
@@ -289,11 +291,11 @@ def _check_optimizer(index: Index, embeddings: LocalTables, directory: Location)
 
 
 def _read_chunks(
-    chunks: Iterable[Chunk], index: Index, directory: Location, held: list[LocalBlock], targets: list[Tensor]
+    chunks: Iterable[Chunk], index: Index, directory: Location, local: list[LocalBlock], targets: list[Tensor]
 ) -> int:
-    """Copy what is in both the chunks and the blocks held here into the targets; how many numbers."""
+    """Copy the values that are both in the chunks and in this rank's blocks into the targets; return their number."""
     by_table: dict[str, list[LocalBlock]] = {}
-    for h in held:
+    for h in local:
         by_table.setdefault(h.table, []).append(h)
     by_file: dict[str, list[tuple[Chunk, LocalBlock]]] = {}
     for c in chunks:
@@ -301,18 +303,20 @@ def _read_chunks(
             if _meet(c, h):
                 by_file.setdefault(c.file, []).append((c, h))
     records = {f.name: f for f in index.files}
-    found = 0
+    numbers_read = 0
     for name, pairs in by_file.items():
         tensors = load_tensors(directory, records[name])
         for c, h in pairs:
             rows = torch.arange(c.start, c.stop, c.stride) if c.rows_key is None else tensors[c.rows_key]
-            mine = (rows % h.rows.step == h.rows.start % h.rows.step) & (rows < h.rows.stop) & (rows >= h.rows.start)
-            positions = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
+            is_local = (
+                (rows % h.rows.step == h.rows.start % h.rows.step) & (rows < h.rows.stop) & (rows >= h.rows.start)
+            )
+            positions = h.first + torch.div(rows[is_local] - h.rows.start, h.rows.step, rounding_mode="trunc")
             values, target = tensors[c.key], targets[h.fused]
             if (c.columns, h.columns) == (None, None):
-                stored = convert(values[mine], target.dtype)
+                stored = convert(values[is_local], target.dtype)
                 target.index_copy_(0, positions.to(target.device), stored.to(target.device))
-                found += positions.numel() * h.width
+                numbers_read += positions.numel() * h.width
                 continue
             if target.dtype is torch.uint8:
                 raise UserError(
@@ -324,14 +328,14 @@ def _read_chunks(
             have = c.columns or (0, values.shape[1])
             want = h.columns or (0, h.width)
             both = max(have[0], want[0]), min(have[1], want[1])
-            part = values[:, both[0] - have[0] : both[1] - have[0]][mine]
+            part = values[:, both[0] - have[0] : both[1] - have[0]][is_local]
             target[positions.to(target.device), both[0] - want[0] : both[1] - want[0]] = part.to(target)
-            found += part.numel()
-    return found
+            numbers_read += part.numel()
+    return numbers_read
 
 
 def _meet(chunk: Chunk, held: LocalBlock) -> bool:
-    """Whether a chunk may have numbers of a block.
+    """Return whether a chunk may have values of a block.
 
     Two arithmetic progressions can meet only if gcd(strides) divides the gap.
     """
@@ -340,3 +344,77 @@ def _meet(chunk: Chunk, held: LocalBlock) -> bool:
     if chunk.columns is None or held.columns is None:
         return True
     return chunk.columns[0] < held.columns[1] and held.columns[0] < chunk.columns[1]
+
+
+#: Row numbers by table.
+Rows = Mapping[str, Collection[int]]
+
+
+def count_rows(folder: Location, rows: Rows) -> int:
+    """Return the number of these rows that are not zero in a save; in a save of changes, of its own rows.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    index = read_index(folder)
+    return sum(_zeroed(folder, record, index.chunks, rows)[1] for record in index.files)
+
+
+def zero_rows(folder: Location, target: Location, rows: Rows) -> int:
+    """Write a copy of a save with some rows set to zero; files that have none of them are shared.
+
+    Saves that lie upon it (`base`) lie upon the new one.
+
+    Args:
+        folder: of the save.
+        target: of the new one: empty, its publication is the caller's.
+        rows: which, by table; tables that the save lacks are passed over.
+
+    Returns:
+        how many rows were not zero.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    index = read_index(folder)
+    files, count = list[FileRecord](), 0
+    for record in index.files:
+        tensors, zeroed = _zeroed(folder, record, index.chunks, rows)
+        count += zeroed
+        if tensors is None:
+            (target / record.name).copy_from(folder / record.name, share=True)
+            files.append(record)
+        else:
+            files.append(save_tensors(target / record.name, tensors))
+    known_as = index.saved_as or index.sha256
+    new = index.model_copy(update={"files": tuple(files), "saved_as": known_as})
+    new = new.model_copy(update={"sha256": new.digest()})
+    (target / INDEX).put_text(new.model_dump_json(indent=1) + "\n")
+    return count
+
+
+def _zeroed(
+    folder: Location, record: FileRecord, chunks: Collection[Chunk], rows: Rows
+) -> tuple[dict[str, Tensor] | None, int]:
+    """Return a file's tensors with the rows set to zero, None if they are already; and the number of changed rows."""
+    file_chunks = [c for c in chunks if c.file == record.name and _may_hold(c, rows.get(c.table, ()))]
+    if not file_chunks:
+        return None, 0
+    tensors, count, changed = load_tensors(folder, record), 0, False
+    for chunk in file_chunks:
+        numbers = torch.arange(chunk.start, chunk.stop, chunk.stride)
+        if chunk.rows_key is not None:
+            numbers = tensors[chunk.rows_key]
+        row_numbers = torch.tensor(sorted(rows[chunk.table]), dtype=torch.int64)
+        values = tensors[chunk.key]
+        positions = torch.isin(numbers, row_numbers).nonzero().flatten()
+        positions = positions[(values[positions].contiguous().view(torch.uint8) != 0).flatten(1).any(dim=1)]
+        if len(positions):
+            values[positions] = 0
+            changed = True
+            count += len(positions) if chunk.state == WEIGHT else 0
+    return (tensors if changed else None), count
+
+
+def _may_hold(chunk: Chunk, rows: Collection[int]) -> bool:
+    return bool(rows) and (chunk.rows_key is not None or any(row in chunk.rows for row in rows))

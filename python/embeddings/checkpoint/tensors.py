@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import safetensors
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from headrace.comm.base import Collective
 from headrace.errors import UserError
 from headrace.storage import Location
 from headrace.storage.objects.calls import ChangedInPlace
@@ -19,7 +21,7 @@ PIECE_BYTES = 16 << 20
 
 
 class FileRecord(BaseModel):
-    """A file that was written, relative to the folder of the record that holds it."""
+    """A written file, relative to the folder of the record that holds it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +55,7 @@ def load_tensors(folder: Location, record: FileRecord) -> dict[str, Tensor]:
 
 
 def read_checked(folder: Location, record: FileRecord) -> bytes:
-    """The bytes of a file, if they are those of its record.
+    """Read a file and compare it with its record.
 
     Raises:
         UserError: the file is missing, or differs.
@@ -93,7 +95,7 @@ def check_file(folder: Location, record: FileRecord) -> None:
 
 
 def record_of(folder: Location, name: str) -> FileRecord:
-    """The record of a file that somebody else wrote."""
+    """Return the record of an existing file."""
     content = (folder / name).read_bytes()
     return FileRecord(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
@@ -101,3 +103,25 @@ def record_of(folder: Location, name: str) -> FileRecord:
 def _write(path: Location, content: bytes) -> FileRecord:
     path.put_bytes(content)
     return FileRecord(name=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+#: Token of the folder that all ranks fill; one save at a time goes on in a folder.
+TOKEN = "shared"
+
+
+@contextmanager
+def shared_directory(final: Location, collective: Collective) -> Iterator[Location]:
+    """Yield a folder that all ranks fill and that appears as `final` in one step: `Location.new_folder` for many ranks.
+
+    Collective: every rank enters and leaves. The chief makes the folder and, when all ranks have left the block well,
+    flushes and renames it; an earlier `final` is replaced. What a killed attempt left behind is removed on entry.
+    The ranks must share a file system.
+    """
+    if collective.world.is_chief:
+        final.begin(TOKEN)
+    collective.barrier()
+    yield final.building(TOKEN)
+    collective.barrier()
+    if collective.world.is_chief:
+        final.commit(TOKEN)
+    collective.barrier()

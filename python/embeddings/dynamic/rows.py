@@ -1,7 +1,8 @@
-"""What rows of raw ids learn, wherever they are and whoever knows the ids: weights, states, gradients, steps."""
+"""Rows of raw ids as CPUs and GPUs share them: weights, optimizer states, gradients, and limits of memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,25 +11,105 @@ import torch
 from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.dynamic.memory import rows_allowed
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels.duplicates import find_duplicates
-from headrace.embeddings.kernels.id_map_cpu import Ids
-from headrace.embeddings.optim.fused_step import fused_step
-from headrace.embeddings.optim.rules import RULES, RowUpdate
-from headrace.embeddings.storage.huge_pages import empty_table
+from headrace.embeddings.kernels.id_map import SLOT_BYTES, Ids, slots_for
+from headrace.embeddings.storage import empty_table
+from headrace.embeddings.update_rules import RULES, RowUpdate, fused_step, state_bytes_per_row
 from headrace.errors import UserError
 from headrace.world import World
 
-#: Salt of the hash that says whether an id is drawn.
+_MIB = 2**20
+#: Columns of a table of frequency counts: int64.
+ID, FREQUENCY, LAST_SEEN = 0, 1, 2
+#: Bytes of an id's record.
+RECORD_BYTES = 24
+#: Dead entries that are tolerated before the table is compacted.
+TIDY_MARGIN = 1_024
+
+
+def bytes_for(rows: int, dim: int, optimizer: str | None) -> int:
+    """Return the bytes of `rows` rows with their states, records and hash table."""
+    each = 4 * dim + RECORD_BYTES + (state_bytes_per_row(optimizer, dim) if optimizer else 0)
+    return rows * each + SLOT_BYTES * slots_for(rows)
+
+
+def rows_within(limit: float, dim: int, optimizer: str | None) -> int:
+    """Return the largest number of rows that take at most `limit` bytes."""
+    low, high = 0, int(limit) // (4 * dim) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_for(middle, dim, optimizer) <= limit else (low, middle)
+    return low
+
+
+def rows_allowed(spec: DynamicSpec, world_size: int, optimizer: str | None) -> int | None:
+    """Return the largest number of rows of a rank; None: no limit."""
+    limits = []
+    if spec.max_rows is not None:
+        limits.append(max(1, spec.max_rows // world_size))
+    if spec.memory_mib is not None:
+        limits.append(rows_within(spec.memory_mib * _MIB, spec.dim, optimizer))
+    return min(limits, default=None)
+
+
+def most_bytes(spec: DynamicSpec, world_size: int, optimizer: str) -> int | None:
+    """Return the largest number of bytes of a rank's part of a table, waiting ids included; None: no limit."""
+    rows = rows_allowed(spec, world_size, optimizer)
+    if rows is None:
+        return None
+    may_wait = spec.admit_after > 1 or spec.admit_chance < 1
+    return bytes_for(rows, spec.dim, optimizer) + may_wait * waiting_bytes(max(1, spec.max_waiting // world_size))
+
+
+def step_bytes(ids: float, dim: int, world_size: int) -> float:
+    """Return the bytes that a step takes on a rank that looks up `ids` distinct raw ids.
+
+    Hashes, their sort, numbers and counts of ids, here and (on several ranks) of those that others ask for; at a time
+    four vectors of each (found, gathered, two gradients), or five where they travel. See bench.embeddings_memory.
+    """
+    if world_size == 1:
+        return ids * (200 + 4 * 4 * dim)
+    return ids * (300 + 5 * 4 * dim)
+
+
+def dynamic_table_bytes(
+    specs: Sequence[DynamicSpec], ids: Sequence[int], batch_size: int, world_size: int, optimizer: str, copies: int = 1
+) -> float:
+    """Return the bytes that tables of raw ids take on each rank, a step included; tables without a limit count by the
+    step alone.
+
+    Args:
+        specs: the tables.
+        ids: most ids of each in a row of the batch.
+        batch_size: rows of a step over all ranks.
+        world_size: ranks.
+        optimizer: kind of the optimizer.
+        copies: that are there at a time: 2 where tables are saved while training goes on.
+    """
+    each = [
+        copies * (most_bytes(s, world_size, optimizer) or 0)
+        + step_bytes(n * batch_size / world_size, s.dim, world_size)
+        for s, n in zip(specs, ids, strict=True)
+    ]
+    return float(sum(each))
+
+
+def waiting_bytes(limit: int) -> int:
+    """Return the largest number of bytes of `AdmissionCounts`: as many dead entries as living ones, grown by half."""
+    most = 2 * limit + TIDY_MARGIN
+    return RECORD_BYTES * most * 3 // 2 + SLOT_BYTES * slots_for(most)
+
+
+#: Salt of the hash that decides whether an id is drawn for admission.
 DRAW = 2
 
 
 @dataclass(frozen=True)
 class Pending:
-    """The gradient of a backward pass, on its way to `step`."""
+    """Gradient of a backward pass that waits for `step`."""
 
-    #: Distinct or not: the rows that `ids` had by the numbering of then. int64 [N].
+    #: Rows of `ids` by the numbering at the lookup, which may repeat: int64 [N].
     rows: Tensor
     ids: Tensor
     #: float32 [N, D].
@@ -39,19 +120,19 @@ class Pending:
 
 @dataclass(frozen=True)
 class DynamicReport:
-    """One rank's table. Sum over the ranks for the whole; of `load` the largest counts."""
+    """Report of one rank's table. Sums over the ranks describe the whole table; of `load` the largest counts."""
 
     rows: int
     waiting: int
     #: Share of the hash table's slots that are taken.
     load: float
-    #: Since the table began, days before included.
+    #: Since the table was created, earlier days included.
     admitted: int
     evicted: int
     #: Lookups in training that found a row, and all.
     hits: int
     lookups: int
-    #: Lookups since evaluation last began that found no row, and all.
+    #: Lookups since the last evaluation began that found no row, and all.
     absent: int
     asked: int
     #: Of rows, states, counts and the hash table.
@@ -64,9 +145,9 @@ class DynamicReport:
 
 
 class TrainableRows:
-    """Rows with all that training needs of them. Who has which row is the business of those who build on it."""
+    """Trainable rows: weights, states, gradients. Subclasses map ids to rows."""
 
-    #: Which id has which row, and who waits for one: of arrays, or of a GPU's tensors.
+    #: Map from ids to rows, and the ids that wait for one: arrays, or a GPU's tensors.
     _map: Any
     _waiting: Any
 
@@ -78,16 +159,16 @@ class TrainableRows:
         self.states: dict[str, Tensor] = {}
         self._pending: list[Pending] = []
         self.optimizer: EmbeddingOptimizer | None = None
-        self._own = TableOptimizer()
+        self._table_settings = TableOptimizer()
         self._limit = self._rows_allowed()
         self.steps = 0
         #: Forward passes in training.
         self.batches = 0
-        #: How often rows were renumbered.
+        #: Number of times that rows were renumbered.
         self.numbering = 0
         #: admitted, evicted, hits, lookups.
         self.counters: Ids = np.zeros(4, dtype=np.int64)
-        self._absent = self._asked = 0
+        self._eval_misses = self._eval_lookups = 0
 
     def __len__(self) -> int:
         return len(self._map)
@@ -99,12 +180,12 @@ class TrainableRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is kept."""
+        """Bytes of rows, states, counts and the hash table."""
         raise NotImplementedError
 
     @property
     def report(self) -> DynamicReport:
-        """What is here and what was done."""
+        """Size of the table and counters of its lookups."""
         admitted, evicted, hits, lookups = (int(n) for n in self.counters)
         return DynamicReport(
             len(self),
@@ -114,8 +195,8 @@ class TrainableRows:
             evicted,
             hits,
             lookups,
-            self._absent,
-            self._asked,
+            self._eval_misses,
+            self._eval_lookups,
             self.nbytes,
         )
 
@@ -126,7 +207,7 @@ class TrainableRows:
 
     @property
     def has_pending(self) -> bool:
-        """Whether gradients wait for `step`."""
+        """True if gradients wait for `step`."""
         return bool(self._pending)
 
     def configure_optimizer(self, optimizer: EmbeddingOptimizer) -> None:
@@ -135,7 +216,7 @@ class TrainableRows:
         Raises:
             UserError: the limit of memory has no room for a row.
         """
-        self.optimizer, self._own = optimizer, optimizer.tables.get(self.spec.name, TableOptimizer())
+        self.optimizer, self._table_settings = optimizer, optimizer.tables.get(self.spec.name, TableOptimizer())
         self._limit = self._rows_allowed()
         rule = RULES[optimizer.kind]
         width = 1 if rule.by_row else self.spec.dim
@@ -153,10 +234,10 @@ class TrainableRows:
         return limit
 
     def _look_up_unchanged(self, ids: Any, counts: Any) -> Any:
-        """Row of each id, -1 where it has none; only how many were asked for is counted."""
+        """Return the row of each id, -1 where it has none; only the number of lookups is counted."""
         rows = self._map.find(ids)
-        self._asked += int(counts.sum())
-        self._absent += int(counts[rows < 0].sum())
+        self._eval_lookups += int(counts.sum())
+        self._eval_misses += int(counts[rows < 0].sum())
         return rows
 
     def drop_gradients(self) -> None:
@@ -164,7 +245,7 @@ class TrainableRows:
         self._pending.clear()
 
     def add_gradient(self, rows: Tensor, ids: Tensor, grad: Tensor, numbering: int) -> None:
-        """Keep a gradient for `step`.
+        """Store a gradient for `step`.
 
         Args:
             rows: that a lookup found, int64 [N]; -1: nobody's. They may repeat.
@@ -178,42 +259,42 @@ class TrainableRows:
         self._pending.append(Pending(rows, ids, grad, numbering))
 
     def _waiting_gradients(self) -> tuple[Tensor, Tensor]:
-        """Rows int64 [N] as they are numbered now, which may repeat, and their gradients [N, D]; none wait any more.
+        """Take the waiting gradients: rows int64 [N] by the current numbering, which may repeat, and gradients [N, D].
 
         Where rows went since the lookup (another part of the step wanted room), a gradient goes to the row that its id
         has now; with no row there is nothing to learn.
         """
-        found = []
+        gradients = []
         for p in self._pending:
             rows, grad = p.rows, p.grad
             if p.numbering != self.numbering:
                 rows = self._find(p.ids)
                 held = rows >= 0
                 rows, grad = rows[held], grad[held]
-            found.append((rows, grad.contiguous()))
+            gradients.append((rows, grad.contiguous()))
         self._pending.clear()
-        if len(found) == 1:
-            return found[0]
-        return torch.cat([rows for rows, _ in found]), torch.cat([grad for _, grad in found])
+        if len(gradients) == 1:
+            return gradients[0]
+        return torch.cat([rows for rows, _ in gradients]), torch.cat([grad for _, grad in gradients])
 
     def _find(self, ids: Tensor) -> Tensor:
-        """The row of each id int64 [N]; -1 where it has none."""
+        """Return the row of each id int64 [N]; -1 where it has none."""
         raise NotImplementedError
 
     @torch.no_grad()
     def squares(self) -> Tensor:
-        """Sum what waits for `step` by row: the squares of these sums, summed, float64 []."""
+        """Sum the waiting gradients by row; return the sum of the squares of these sums, float64 []."""
         if not self._pending:
             return self._weight.new_zeros((), dtype=torch.float64)
         rows, grad = self._waiting_gradients()
-        found = find_duplicates(rows)
-        summed = found.sum_rows(grad)
-        ids = torch.as_tensor(self.ids).index_select(0, found.unique)
-        self._pending.append(Pending(found.unique, ids, summed, self.numbering))
+        duplicates = find_duplicates(rows)
+        summed = duplicates.sum_rows(grad)
+        ids = torch.as_tensor(self.ids).index_select(0, duplicates.unique)
+        self._pending.append(Pending(duplicates.unique, ids, summed, self.numbering))
         return summed.double().square().sum()
 
     def scale_gradients(self, by: float) -> None:
-        """Multiply what waits for `step`, after `squares`."""
+        """Multiply the gradients that wait for `step`, after `squares`."""
         for p in self._pending:
             p.grad.mul_(by)
 
@@ -229,31 +310,33 @@ class TrainableRows:
         self.steps += 1
         if not self._pending:
             return
-        touched, given = self._waiting_gradients()
-        # Sorted in half the time where the numbers are small.
-        found = find_duplicates(touched.to(torch.int32 if len(self) < 2**31 else torch.int64))
-        self._note(found.unique)
-        own, common = self._own, self.optimizer
-        decay = common.weight_decay if own.weight_decay is None else own.weight_decay
+        touched, gradients = self._waiting_gradients()
+        # int32 is sorted in half the time.
+        duplicates = find_duplicates(touched.to(torch.int32 if len(self) < 2**31 else torch.int64))
+        self._note(duplicates.unique)
+        table_settings, common = self._table_settings, self.optimizer
+        decay = common.weight_decay if table_settings.weight_decay is None else table_settings.weight_decay
         rate = common.learning_rate if lr is None else lr
-        if own.learning_rate is not None:
-            rate = own.learning_rate if lr is None else lr * own.learning_rate / common.learning_rate
+        if table_settings.learning_rate is not None:
+            rate = (
+                table_settings.learning_rate if lr is None else lr * table_settings.learning_rate / common.learning_rate
+            )
         one_pass = fused_step(common.kind, self._weight)
         if one_pass is not None:
             one_pass(
                 self._weight,
                 list(self.states.values()),
-                found.unique,
-                found.starts,
-                found.order,
-                found.order.numel(),
-                given,
+                duplicates.unique,
+                duplicates.starts,
+                duplicates.order,
+                duplicates.order.numel(),
+                gradients,
                 lr=rate,
                 decay=decay,
                 step=self.steps,
             )
             return
-        rows, grad = found.unique.long(), found.sum_rows(given)
+        rows, grad = duplicates.unique.long(), duplicates.sum_rows(gradients)
         weight = self._weight.index_select(0, rows)
         if decay:
             grad.add_(weight, alpha=decay)
@@ -266,18 +349,18 @@ class TrainableRows:
             full.index_copy_(0, rows, states[name])
 
     def _note(self, rows: Tensor) -> None:
-        """Take note that a step changes these rows."""
+        """Record that a step changes these rows."""
         raise NotImplementedError
 
-    def age_state(self, kept: float) -> None:
+    def age_state(self, factor: float) -> None:
         """Multiply the states that never shrink by `kept`; see ShardedEmbeddings.age_state."""
         if self.optimizer is not None:
             for name in RULES[self.optimizer.kind].growing:
-                self.states[name].mul_(kept)
+                self.states[name].mul_(factor)
 
     def begin_evaluation(self) -> None:
         """Count lookups outside training from 0."""
-        self._absent = self._asked = 0
+        self._eval_misses = self._eval_lookups = 0
 
     def check_no_pending(self) -> None:
         """Raise RuntimeError where gradients wait for `step`: a save would lose them."""
@@ -286,7 +369,7 @@ class TrainableRows:
 
 
 def with_capacity(old: Tensor, room: int) -> Tensor:
-    """The same rows, and room for more, which on a CPU takes memory once it is written."""
+    """Copy rows into a matrix of `room` rows; on a CPU the rest takes memory once it is written."""
     new = empty_table(room, old.shape[1]) if old.device.type == "cpu" else old.new_zeros(room, old.shape[1])
     new[: len(old)] = old
     return new

@@ -1,4 +1,4 @@
-"""What is asked of tables of raw ids: plain values, so that a spec can be checked where no torch is loaded."""
+"""Settings of tables of raw ids: plain values, so that a spec can be checked where no torch is loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace.schema import DatasetSchema, Feature, Kind
 
 @dataclass(frozen=True)
 class DynamicSpec:
-    """A table without a vocabulary."""
+    """Settings of a table of raw ids, which has no vocabulary."""
 
     name: str
     dim: int
-    #: Times that an id is seen in training before it gets a row.
+    #: Number of times that an id is seen in training before it gets a row.
     admit_after: int = 1
     #: Chance that an id gets a row each time it is seen, once `admit_after` is reached; 1: at once.
     admit_chance: float = 1.0
@@ -25,9 +25,9 @@ class DynamicSpec:
     max_rows: int | None = None
     #: MiB of each rank for rows, optimizer states, counts and the hash table. None: no limit.
     memory_mib: float | None = None
-    #: Who goes where there is no room: lfu, those seen least often (of equals the longest ago); lru the other way.
+    #: Eviction rule: lfu, rows seen least often (of equals the longest ago); lru the other way.
     evict: Literal["lfu", "lru"] = "lfu"
-    #: Share of a rank's rows that go at once when there is no room: each eviction costs one pass over the rows.
+    #: Share of a rank's rows that are evicted at once: each eviction costs one pass over the rows.
     evict_share: float = 0.1
     #: Ids that wait for admission over all ranks; beyond it those seen longest ago are forgotten.
     max_waiting: int = 1_000_000
@@ -36,14 +36,14 @@ class DynamicSpec:
 
 
 def dynamic_features(schema: DatasetSchema) -> tuple[Feature, ...]:
-    """The features of raw ids, in order."""
+    """Return the features of raw ids, in order."""
     return tuple(f for f in schema.of(Kind.CATEGORICAL) if f.dynamic)
 
 
 def dynamic_specs(
     schema: DatasetSchema, dim: int, settings: EmbeddingOptimizer | None = None
 ) -> tuple[DynamicSpec, ...]:
-    """A table for each feature of raw ids, named after it, in schema order.
+    """Return a table for each feature of raw ids, named after it, in schema order.
 
     Args:
         schema: the dataset's.
@@ -58,15 +58,15 @@ def dynamic_specs(
         return tuple(DynamicSpec(f.name, dim) for f in features)
     names = [f.name for f in features]
     check_known("train.embeddings.dynamic", settings.dynamic, names)
-    found = ((n, settings.dynamic.get(n, DynamicTable())) for n in names)
-    return tuple(DynamicSpec(n, dim, **given.model_dump()) for n, given in found)
+    tables = ((n, settings.dynamic.get(n, DynamicTable())) for n in names)
+    return tuple(DynamicSpec(n, dim, **settings_of_table.model_dump()) for n, settings_of_table in tables)
 
 
-def check_known(where: str, given: Collection[str], known: Collection[str]) -> None:
-    """Raise UserError for a name of `given` that is none of the features of raw ids in `known`."""
-    for name in given:
+def check_known(key: str, names: Collection[str], known: Collection[str]) -> None:
+    """Raise UserError for a name of `names` that is none of the features of raw ids in `known`."""
+    for name in names:
         if name not in known:
             raise UserError(
-                f"{where}: '{name}' is not a feature of raw ids{nearest(name, list(known))} (there are: "
+                f"{key}: '{name}' is not a feature of raw ids{nearest(name, list(known))} (there are: "
                 f"{', '.join(known) or 'none'}); the operator raw_id makes them"
             )

@@ -1,4 +1,4 @@
-"""Embedding tables of raw 64-bit ids: no vocabulary, rows come with the ids that are seen and go when others need room.
+"""Embedding tables of raw 64-bit ids: no vocabulary, rows are admitted when ids are seen and evicted for others.
 
     tables = DynamicEmbeddings([DynamicSpec("user", 16, admit_after=3, max_rows=1_000_000)], collective, seed=1)
     embeddings = ShardedEmbeddings(plan, collective, seed=1, dynamic=tables)   # an empty plan is one, too
@@ -34,41 +34,44 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.dynamic.rows import DynamicReport, TrainableRows
 from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.input.raw_ids import RawIdRequest, UniqueRawIds
 from headrace.embeddings.kernels import dispatch
-from headrace.embeddings.storage.initialize import INIT_BOUND
+from headrace.embeddings.raw_ids import RawIdRequest, UniqueRawIds
+from headrace.embeddings.storage import INIT_BOUND
 
 
 @dataclass(frozen=True)
 class DynamicLookup:
-    """What one table answers in a lookup."""
+    """Answer of one table in a lookup."""
 
     #: float32 [M, D]; zeros where there is no row.
     vectors: Tensor
-    #: Row of each, -1: it has none: int64 [M], an array, or a tensor of a GPU.
+    #: Row of each id, -1 if it has none: int64 [M], an array, or a tensor of a GPU.
     rows: Any
-    #: Whose rows they are: int64 [M].
+    #: Ids of the rows: int64 [M].
     ids: Tensor
     #: `HostRows.numbering` then.
     numbering: int
 
     @property
-    def found(self) -> Tensor:
-        """Which have a row: bool [M]."""
+    def has_row(self) -> Tensor:
+        """True for ids that have a row: bool [M]."""
         return torch.as_tensor(self.rows >= 0)
 
     def with_found_flags(self) -> Tensor:
-        """As it travels: the vectors and, in one more column, 1 where there is a row: float32 [M, D + 1]."""
-        return torch.cat([self.vectors, self.found.float().unsqueeze(1)], dim=1)
+        """Return the message to the asking rank: vectors and, in one more column, 1 where there is a row: float32 [M, D
+        + 1].
+        """
+        return torch.cat([self.vectors, self.has_row.float().unsqueeze(1)], dim=1)
 
 
 def split_found_flags(answered: Tensor) -> tuple[Tensor, Tensor]:
-    """What `DynamicLookup.with_found_flags` wrote, in any type of numbers: float32 [M, D], bool [M]."""
+    """Split a message of `DynamicLookup.with_found_flags` of any float type: float32 [M, D], bool [M]."""
     return answered[:, :-1].float().contiguous(), answered[:, -1] > 0
 
 
 class DynamicEmbeddings(nn.Module):
-    """This rank's rows of some tables. ShardedEmbeddings brings the ids of all ranks here, and takes the vectors back.
+    """This rank's rows of tables of raw ids. ShardedEmbeddings brings the ids of all ranks here, and returns the
+    vectors.
 
     In training (`self.training`) ids are counted and admitted; in scoring nothing changes. With `device="cuda"` rows,
     counts and hash tables live on the GPU.
@@ -89,7 +92,7 @@ class DynamicEmbeddings(nn.Module):
         dispatch.check(self.device)
         #: HostRows, or DeviceRows, which take tensors where those take arrays.
         self.tables: list[Any] = [self._rows_of(s, seed, init_bound) for s in specs]
-        #: Whether gradients are clipped by norm; whether those that wait are.
+        #: True if gradients are clipped by norm; True if the waiting ones were.
         self._clips = self._is_clipped = False
 
     def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> TrainableRows:
@@ -101,7 +104,7 @@ class DynamicEmbeddings(nn.Module):
 
     @property
     def has_pending(self) -> bool:
-        """Whether gradients wait for `step`."""
+        """True if gradients wait for `step`."""
         return any(t.has_pending for t in self.tables)
 
     def configure_optimizer(self, optimizer: EmbeddingOptimizer) -> None:
@@ -115,30 +118,30 @@ class DynamicEmbeddings(nn.Module):
             t.configure_optimizer(optimizer)
 
     def unique_ids(self, ids: Sequence[Tensor]) -> list[UniqueRawIds]:
-        """What a lookup asks of the owners: by table, int64 [N]."""
+        """Return the distinct ids that a lookup requests from the owners, by table, of ids int64 [N]."""
         if len(ids) != len(self.tables):
             raise ValueError(f"ids of {len(ids)} tables, not of {len(self.tables)}")
         for x in ids:
             if x.ndim != 1 or x.dtype != torch.int64:
                 raise ValueError(f"ids must be int64 [N], not {x.dtype} {list(x.shape)}")
-        return [UniqueRawIds.of(x, self.collective.world.size) for x in ids]
+        return [UniqueRawIds.from_ids(x, self.collective.world.size) for x in ids]
 
-    def answer(self, asked: Sequence[RawIdRequest]) -> list[DynamicLookup]:
-        """Look up, by table, what the ranks ask of this one; in training ids are counted and admitted."""
-        found = []
-        for t, ids in zip(self.tables, asked, strict=True):
-            given = ids.ids, ids.counts
-            rows = t.look_up(*([x.numpy() for x in given] if isinstance(t, HostRows) else given), self.training)
-            found.append(DynamicLookup(t.rows_at(rows), rows, ids.ids, t.numbering))
-        return found
+    def answer(self, requests: Sequence[RawIdRequest]) -> list[DynamicLookup]:
+        """Look up, by table, the ids that the ranks request; in training ids are counted and admitted."""
+        lookups = []
+        for t, request in zip(self.tables, requests, strict=True):
+            arrays = request.ids, request.counts
+            rows = t.look_up(*([x.numpy() for x in arrays] if isinstance(t, HostRows) else arrays), self.training)
+            lookups.append(DynamicLookup(t.rows_at(rows), rows, request.ids, t.numbering))
+        return lookups
 
     def add_gradients(self, answers: Sequence[DynamicLookup], grads: Sequence[Tensor]) -> None:
-        """Keep the gradients float32 [M, D] of what was answered, by table, for `step`."""
-        for t, given, grad in zip(self.tables, answers, grads, strict=True):
-            t.add_gradient(torch.as_tensor(given.rows), given.ids, grad, given.numbering)
+        """Store the gradients float32 [M, D] of answered lookups, by table, for `step`."""
+        for t, answer, grad in zip(self.tables, answers, grads, strict=True):
+            t.add_gradient(torch.as_tensor(answer.rows), answer.ids, grad, answer.numbering)
 
     def squares(self) -> Tensor:
-        """The squares of the gradients that wait on this rank, each row's summed before: float64 [1]."""
+        """Return the sum of squares of this rank's waiting gradients, summed by row first: float64 [1]."""
         self._is_clipped = True
         return sum((t.squares() for t in self.tables), torch.zeros(1, dtype=torch.float64, device=self.device))
 
@@ -162,10 +165,10 @@ class DynamicEmbeddings(nn.Module):
         for t in self.tables:
             t.step(lr)
 
-    def age_state(self, kept: float) -> None:
+    def age_state(self, factor: float) -> None:
         """Multiply the states that never shrink by `kept`."""
         for t in self.tables:
-            t.age_state(kept)
+            t.age_state(factor)
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
@@ -174,7 +177,7 @@ class DynamicEmbeddings(nn.Module):
             t.drop_gradients()
 
     def train(self, mode: bool = True) -> DynamicEmbeddings:
-        """As every module's; an evaluation counts its lookups from 0."""
+        """Switch between training and evaluation; an evaluation counts its lookups from 0."""
         if not mode:
             for t in self.tables:
                 t.begin_evaluation()
@@ -182,28 +185,30 @@ class DynamicEmbeddings(nn.Module):
         return self
 
     def report(self) -> dict[str, DynamicReport]:
-        """What all ranks together hold and have done, by table. Collective; the same on every rank."""
-        mine = torch.tensor([astuple(t.report) for t in self.tables], dtype=torch.float64)
-        ranks = self.collective.all_gather(mine.reshape(1, -1)).view(-1, len(self.tables), mine.shape[1])
-        found = {}
+        """Return size and counters over all ranks, by table. Collective; the same on every rank."""
+        local_report = torch.tensor([astuple(t.report) for t in self.tables], dtype=torch.float64)
+        ranks = self.collective.all_gather(local_report.reshape(1, -1)).view(
+            -1, len(self.tables), local_report.shape[1]
+        )
+        reports = {}
         for i, t in enumerate(self.tables):
-            found[t.spec.name] = total([DynamicReport(*_whole(r)) for r in ranks[:, i].tolist()])
-        return found
+            reports[t.spec.name] = total([DynamicReport(*_as_integers(r)) for r in ranks[:, i].tolist()])
+        return reports
 
     def snapshot(self) -> DynamicEmbeddings:
-        """A copy of this rank's rows as they are now, to be saved while this goes on."""
+        """Return a copy of this rank's current rows, to be saved while training goes on."""
         twin = copy.copy(self)
         twin.tables = [t.snapshot() for t in self.tables]
         return twin
 
 
 def total(reports: Sequence[DynamicReport]) -> DynamicReport:
-    """The ranks' reports as one; `load` is that of the fullest."""
+    """Sum the ranks' reports; `load` is that of the fullest rank."""
     sums = [sum(column) for column in zip(*map(astuple, reports), strict=True)]
     fields: Mapping[str, Any] = dict(zip(DynamicReport.__dataclass_fields__, sums, strict=True))
     return DynamicReport(**{**fields, "load": max(r.load for r in reports)})
 
 
-def _whole(values: Sequence[float]) -> list[Any]:
-    """A report's numbers as they went in: counts are exact in float64 up to 2^53."""
+def _as_integers(values: Sequence[float]) -> list[Any]:
+    """Convert a report's numbers back to integers: counts are exact in float64 up to 2^53."""
     return [v if name == "load" else int(v) for name, v in zip(DynamicReport.__dataclass_fields__, values, strict=True)]

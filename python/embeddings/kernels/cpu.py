@@ -1,10 +1,12 @@
-"""The C++ loops of native/cpp, where `make native` has built them; torch does the work elsewhere.
+"""C++ loops of native/cpp, where `make native` has built them; torch does the work elsewhere.
 
 Only float32 tables on the CPU. Sums run in the same order as torch's, so forward passes agree bit for bit; a row's mean
 square is summed in another order.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from headrace import native
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the library is there and can work on these tables: contiguous float32 on the CPU."""
+    """Return whether the library is built and can work on these tables: contiguous float32 on the CPU."""
     return native.library() is not None and all(
         t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
     )
@@ -57,7 +59,7 @@ def pool_sum(
 
 
 def sum_pointers(pointers: Tensor, width: int, starts: Tensor, weights: Tensor | None = None) -> Tensor:
-    """`pool_sum` of the float32 rows at memory addresses int64 [N]: [bags, width]."""
+    """Sum, as `pool_sum`, the float32 rows at memory addresses int64 [N]: [bags, width]."""
     lib = native.library()
     assert lib is not None
     out, bags = torch.empty(starts.numel(), width), starts.numel()
@@ -92,7 +94,7 @@ def row_pointers(matrix: Tensor, rows: Tensor | None, out: Tensor) -> None:
 
 
 def gather_pointers(rows: Tensor, index: Tensor, mark_first: bool = False) -> Tensor:
-    """rows[index]: memory addresses int64 [N] of rows whose addresses are `rows` int64 [U].
+    """Return rows[index]: memory addresses int64 [N] of rows whose addresses are `rows` int64 [U].
 
     `mark_first`: with 1 added where a row comes for the first time.
     """
@@ -171,5 +173,193 @@ def update(
 
 
 def data_pointer(x: Tensor | None) -> int | None:
-    """Where a tensor's numbers are; None: there is none."""
+    """Return the address of a tensor's data; None for None."""
     return None if x is None else x.data_ptr()
+
+
+def jagged_indices(
+    samples: int,
+    pieces: Tensor,
+    blocks: Tensor,
+    shard_offsets: Tensor,
+    dtype: torch.dtype,
+    *,
+    most: int,
+    bags: bool,
+    weighted: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:
+    """Compute indices of codes, bag by bag; None: a code is outside its table, or offsets do not fit.
+
+    Args:
+        samples: B.
+        pieces: of each piece of a sample's output its codes: int64 [P, 8], as `Piece` of native/cpp/embeddings.cpp.
+        blocks: rows, first shard and shards of each: int64 [P, 3].
+        shard_offsets: int64 [shards].
+        dtype: of the indices, int32 or int64.
+        most: codes that there are.
+        bags: whether bags and starts are wanted.
+        weighted: whether weights are wanted.
+
+    Returns:
+        Indices [N], bag of each int64 [N], first occurrence of each bag int64 [B * P], weights float32 [N].
+    """
+    lib = native.library()
+    assert lib is not None
+    count = pieces.shape[0]
+    indices = torch.empty(most, dtype=dtype)
+    bag = torch.empty(most, dtype=torch.int64) if bags else None
+    starts = torch.empty(samples * count, dtype=torch.int64) if bags else None
+    weights = torch.empty(most) if weighted else None
+    n = lib.headrace_jagged_indices(
+        samples,
+        pieces.data_ptr(),
+        blocks.data_ptr(),
+        count,
+        shard_offsets.data_ptr(),
+        indices.data_ptr(),
+        dtype is torch.int64,
+        data_pointer(bag),
+        data_pointer(starts),
+        data_pointer(weights),
+    )
+    if n < 0:
+        return None
+    return indices[:n], None if bag is None else bag[:n], starts, None if weights is None else weights[:n]
+
+
+def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Find the distinct values, ascending, of an int32 vector [N], none negative; and order, starts and group, int64.
+
+    See headrace.embeddings.kernels.duplicates.Duplicates.
+    """
+    lib = native.library()
+    assert lib is not None
+    n = values.numel()
+    values = values.contiguous()
+    unique = torch.empty(n, dtype=torch.int32)
+    order, starts, group = (torch.empty(n, dtype=torch.int64) for _ in range(3))
+    distinct = lib.headrace_duplicates(
+        values.data_ptr(), n, unique.data_ptr(), order.data_ptr(), starts.data_ptr(), group.data_ptr()
+    )
+    return unique[:distinct], order, starts[:distinct], group
+
+
+def distinct(values: Tensor, ends: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Find the distinct values of an int32 vector [N], none negative, and each element's position among them, int64
+    [N].
+
+    Args:
+        values: the vector.
+        ends: None: distinct values ascend. Otherwise they come range by range, each range's in the order in which the
+            vector has them first; range g ends before value ends[g], the last behind all: int64 [G], ascending.
+
+    Returns:
+        None where they ascend and the largest is so large that sorting is faster.
+    """
+    lib = native.library()
+    assert lib is not None
+    values, ends = values.contiguous(), None if ends is None else ends.contiguous()
+    unique, inverse = torch.empty_like(values), torch.empty(values.numel(), dtype=torch.int64)
+    count = lib.headrace_distinct(
+        values.data_ptr(),
+        values.numel(),
+        data_pointer(ends),
+        0 if ends is None else ends.numel(),
+        unique.data_ptr(),
+        inverse.data_ptr(),
+    )
+    return None if count < 0 else (unique[:count], inverse)
+
+
+def bucketize_bags(
+    indices: Tensor, bag: Tensor, weights: Tensor | None, rank_offsets: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, list[int], list[int]]:
+    """Sort indices by owner, stably; return the fields of headrace.embeddings.exchange.BagRequest.
+
+    Args:
+        indices: int32 or int64 [N].
+        bag: int64 [N], ascending.
+        weights: float32 [N].
+        rank_offsets: int64 [W + 1].
+    """
+    lib = native.library()
+    assert lib is not None
+    n, world = indices.numel(), rank_offsets.numel() - 1
+    indices, bag, rank_offsets = indices.contiguous(), bag.contiguous(), rank_offsets.contiguous()
+    weights = None if weights is None else weights.contiguous()
+    out, begins, part_bag = torch.empty_like(indices), torch.empty(n, dtype=torch.bool), torch.empty_like(bag)
+    out_weights = None if weights is None else torch.empty_like(weights)
+    ids, decode_requests = torch.empty(world, dtype=torch.int64), torch.empty(world, dtype=torch.int64)
+    total = lib.headrace_bucketize_bags(
+        indices.data_ptr(),
+        indices.dtype is torch.int64,
+        bag.data_ptr(),
+        data_pointer(weights),
+        n,
+        rank_offsets.data_ptr(),
+        world,
+        out.data_ptr(),
+        data_pointer(out_weights),
+        begins.data_ptr(),
+        part_bag.data_ptr(),
+        ids.data_ptr(),
+        decode_requests.data_ptr(),
+    )
+    return out, out_weights, begins, part_bag[:total], ids.tolist(), decode_requests.tolist()
+
+
+def encode_requests(
+    indices: Tensor, ids: Sequence[int], shift: Tensor, begins: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Convert indices to the owners' numbering, owner by owner; v that begins a part becomes -1 - v.
+
+    Args:
+        indices: int32 or int64 [N].
+        ids: how many are each owner's, [W].
+        shift: what is added to them, int64 [W].
+        begins: bool [N]; None: there are no parts.
+        dtype: of the result, int32 or int64.
+    """
+    lib = native.library()
+    assert lib is not None
+    counts, shift, indices = torch.tensor(ids), shift.contiguous(), indices.contiguous()
+    out = torch.empty(indices.numel(), dtype=dtype)
+    lib.headrace_encode_requests(
+        indices.data_ptr(),
+        indices.dtype is torch.int64,
+        counts.data_ptr(),
+        shift.data_ptr(),
+        counts.numel(),
+        data_pointer(begins),
+        out.data_ptr(),
+        dtype is torch.int64,
+    )
+    return out
+
+
+def decode_requests(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Decode the numbers of `encode_requests`, int32 or int64 [N].
+
+    Rows [N], first of each part int64 [P], part of each int64 [N].
+    """
+    lib = native.library()
+    assert lib is not None
+    numbers, n = numbers.contiguous(), numbers.numel()
+    rows, starts, part = torch.empty_like(numbers), torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
+    count = lib.headrace_decode_requests(
+        numbers.data_ptr(), numbers.dtype is torch.int64, n, rows.data_ptr(), starts.data_ptr(), part.data_ptr()
+    )
+    return rows, starts[:count], part
+
+
+def group(keys: Tensor, groups: int, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Group positions of int64 keys [N] in [0, groups), stably; return the order [N] and each group's start [groups].
+
+    With `values` int64 [N] the values at those positions.
+    """
+    lib = native.library()
+    assert lib is not None
+    keys, values = keys.contiguous(), None if values is None else values.contiguous()
+    order, starts = torch.empty_like(keys), torch.empty(groups, dtype=torch.int64)
+    lib.headrace_group(keys.data_ptr(), data_pointer(values), keys.numel(), groups, order.data_ptr(), starts.data_ptr())
+    return order, starts

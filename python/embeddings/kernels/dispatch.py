@@ -1,6 +1,6 @@
-"""Which tensors the Triton kernels work on, and the kernels by the contracts of the C++ loops (embeddings/native.py).
+"""Dispatch between devices: which tensors the Triton kernels take, and calls of the kernels.
 
-    with placing(torch.device("cuda")):
+    with default_device(torch.device("cuda")):
         torch.zeros(3)      # on the GPU
 
 Triton is imported at the first use, so that machines without a GPU need not have it.
@@ -17,30 +17,30 @@ from torch import Tensor
 
 from headrace.errors import UserError
 
-#: What a row's numbers may be.
+#: Types of rows that the kernels take.
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @cache
 def kernels() -> Any:
-    """headrace.embeddings.kernels.gpu."""
-    from headrace.embeddings.kernels import gpu as found
+    """Return the module headrace.embeddings.kernels.gpu."""
+    from headrace.embeddings.kernels import gpu
 
-    return found
+    return gpu
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels can work on these tables: contiguous floats on a GPU."""
+    """Return whether the kernels can work on these tables: contiguous floats on a GPU."""
     return all(t.device.type == "cuda" and t.dtype in _TYPES and t.is_contiguous() for t in tensors)
 
 
 def reads_directly(table: Tensor) -> bool:
-    """Whether lookups read rows of a table where they are: those of 16 bits by the kernels alone."""
+    """Return whether lookups read rows of a table in place: rows of 16 bits by the kernels alone."""
     return table.dtype is torch.float32 or usable(table)
 
 
 def default_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes tensors that are created inside, without a device of their own, be on a device.
+    """Return a context in which new tensors without a device of their own are on `device`.
 
     For the CPU nothing at all, at no cost.
 
@@ -52,9 +52,9 @@ def default_device(device: torch.device) -> AbstractContextManager[object]:
 def pool_sum(
     table: Tensor, index: Tensor, bags: int, starts: Tensor | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    """See gpu.pool_sum."""
-    found: Tensor = kernels().pool_sum(table, index, bags, starts, weights)
-    return found
+    """Pool on a GPU; see gpu.pool_sum."""
+    pooled: Tensor = kernels().pool_sum(table, index, bags, starts, weights)
+    return pooled
 
 
 def check(device: torch.device) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from headrace import native
-from headrace.embeddings.kernels import cpu, dispatch, index_cpu
+from headrace.embeddings.kernels import cpu, dispatch
 
 
 class Duplicates:
-    """Equal values of a vector [N]. What nobody asks for is not worked out."""
+    """Equal values of a vector [N]. Properties are computed on first use."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Duplicates:
         *,
         inverse: Tensor | None = None,
     ) -> None:
-        """Either all of `order`, `starts` and `group` are given, or `inverse`."""
+        """Create from either all of `order`, `starts` and `group`, or `inverse`."""
         #: Distinct values, in the order of `find_duplicates`: [U].
         self.unique = unique
         self._order, self._starts, self._group, self._inverse = order, starts, group, inverse
@@ -38,7 +38,7 @@ class Duplicates:
 
     @property
     def starts(self) -> Tensor:
-        """Where each value's group starts in `order`: int64 [U]."""
+        """First position of each value's group in `order`: int64 [U]."""
         return self._sorted()[1]
 
     @property
@@ -49,20 +49,20 @@ class Duplicates:
         return self._group
 
     def inverse(self) -> Tensor:
-        """Index into `unique` of each element of the vector: int64 [N]."""
+        """Return the index into `unique` of each element of the vector: int64 [N]."""
         if self._inverse is None:
             self._inverse = torch.empty_like(self.order).scatter_(0, self.order, self.group)
         return self._inverse
 
     def _sorted(self) -> tuple[Tensor, Tensor]:
         if self._order is None or self._starts is None:
-            self._order, self._starts = index_cpu.group(self.inverse(), self.unique.numel())
+            self._order, self._starts = cpu.group(self.inverse(), self.unique.numel())
         return self._order, self._starts
 
     def in_order(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Values int64 [N] in the order of `order`, and `starts`."""
+        """Return values int64 [N] in the order of `order`, and `starts`."""
         if self._order is None and self._inverse is not None:  # without a way through the positions
-            return index_cpu.group(self._inverse, self.unique.numel(), values)
+            return cpu.group(self._inverse, self.unique.numel(), values)
         return values.index_select(0, self.order), self.starts
 
     def sum_rows(self, x: Tensor, row_of: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
@@ -71,7 +71,7 @@ class Duplicates:
         return sum_bags(x, rows, self.starts, None if weights is None else weights.index_select(0, self.order))
 
     def part(self, start: int, end: int) -> Duplicates:
-        """The same distinct values, of the vector's elements [start, end) alone; a value may have none there."""
+        """Return the same distinct values for the elements [start, end) alone; a value may have none there."""
         inside = (self.order >= start) & (self.order < end)
         group = self.group[inside]
         counts = torch.bincount(group, minlength=self.unique.numel())
@@ -79,7 +79,7 @@ class Duplicates:
 
 
 def find_duplicates(x: Tensor, ends: Tensor | None = None) -> Duplicates:
-    """Sort out the duplicates of an integer vector [N]; int32: none negative.
+    """Find the duplicates of an integer vector [N]; int32: none negative.
 
     Args:
         x: the vector.
@@ -89,8 +89,8 @@ def find_duplicates(x: Tensor, ends: Tensor | None = None) -> Duplicates:
             goes through the vector.
     """
     if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
-        found = index_cpu.distinct(x, ends)
-        return Duplicates(*index_cpu.duplicates(x)) if found is None else Duplicates(found[0], inverse=found[1])
+        distinct = cpu.distinct(x, ends)
+        return Duplicates(*cpu.duplicates(x)) if distinct is None else Duplicates(distinct[0], inverse=distinct[1])
     values, order = torch.sort(x, stable=True)
     is_first = torch.ones_like(values, dtype=torch.bool)
     torch.ne(values[1:], values[:-1], out=is_first[1:])
@@ -99,7 +99,7 @@ def find_duplicates(x: Tensor, ends: Tensor | None = None) -> Duplicates:
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows]: [len(rows), D]."""
+    """Return x[rows]: [len(rows), D]."""
     if cpu.usable(x):
         return cpu.pool_sum(x, rows, rows.numel())
     return x.index_select(0, rows)

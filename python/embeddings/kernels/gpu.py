@@ -1,9 +1,10 @@
-"""Embedding tables on a GPU, in Triton: pooled lookup, and row-wise Adagrad with duplicates summed, in one pass each.
+"""Triton kernels of embedding tables: pooled lookup, row-wise Adagrad with duplicates summed, and a hash table of ids.
 
 The same functions as headrace.embeddings.kernels.cpu has for CPUs, over tensors of a GPU (kernels.dispatch says which
 is called). A matrix may hold many tables, one below the other: one launch looks all of them up. All sums run in the
-order of the occurrences, so the same input gives the same bits. With TRITON_INTERPRET=1 they run on CPUs, slowly, for
-tests.
+order of the occurrences, so the same input gives the same bits. The hash table gives the answers of
+kernels.id_map.IdMap: an insert claims a free slot by compare-and-swap; which of two ids gets it is left to the GPU, and
+no answer depends on it. With TRITON_INTERPRET=1 the kernels run on CPUs, slowly, for tests.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
@@ -13,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from headrace.embeddings.kernels.id_map import SlotTable, slots_for
 
 #: Occurrences of a row that one program sums. A row with more is summed in parts, so that the most popular id of a
 #: batch does not keep one program busy while the others are done.
@@ -25,7 +28,7 @@ PART = 64
 
 @triton.jit(do_not_specialize=["n", "bags"], do_not_specialize_on_alignment=["index", "starts", "weights"])
 def _pool(table, index, starts, weights, out, n, bags, dim, WEIGHTED: tl.constexpr, DIM: tl.constexpr):
-    """A program a bag: out[bag] = sum of weights[i] * table[index[i]], front to back."""
+    """Compute out[bag] = sum of weights[i] * table[index[i]], front to back; one program a bag."""
     bag = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, DIM)
     inside = column < dim
@@ -34,22 +37,22 @@ def _pool(table, index, starts, weights, out, n, bags, dim, WEIGHTED: tl.constex
     total = tl.zeros((DIM,), tl.float32)
     for i in range(begin, end):
         row = tl.load(index + i).to(tl.int64)
-        found = tl.load(table + row * dim + column, mask=inside, other=0.0).to(tl.float32)
+        vector = tl.load(table + row * dim + column, mask=inside, other=0.0).to(tl.float32)
         if WEIGHTED:
-            found = found * tl.load(weights + i)
-        total += found
+            vector = vector * tl.load(weights + i)
+        total += vector
     tl.store(out + bag * dim + column, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["index"])
 def _gather(table, index, out, n, dim, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """A program some rows: out[i] = table[index[i]]."""
+    """Compute out[i] = table[index[i]]; one program for some rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, DIM)
-    of = tl.load(index + row, mask=row < n, other=0).to(tl.int64)
+    source_row = tl.load(index + row, mask=row < n, other=0).to(tl.int64)
     inside = (row < n)[:, None] & (column < dim)[None, :]
-    found = tl.load(table + of[:, None] * dim + column[None, :], mask=inside, other=0.0)
-    tl.store(out + row[:, None] * dim + column[None, :], found.to(tl.float32), mask=inside)
+    vector = tl.load(table + source_row[:, None] * dim + column[None, :], mask=inside, other=0.0)
+    tl.store(out + row[:, None] * dim + column[None, :], vector.to(tl.float32), mask=inside)
 
 
 @triton.jit
@@ -67,17 +70,17 @@ def _gradient(
     WEIGHTED: tl.constexpr,
     DIVIDED: tl.constexpr,
 ):
-    """What the occurrence at position i of `order` adds to its row's gradient."""
+    """Return the part of a row's gradient from the occurrence at position i of `order`."""
     occurrence = tl.load(order + i)
-    of = occurrence
+    grad_row = occurrence
     if BAGS:
-        of = tl.load(bag + occurrence)
-    found = tl.load(grad + of * dim + column, mask=inside, other=0.0)
+        grad_row = tl.load(bag + occurrence)
+    vector = tl.load(grad + grad_row * dim + column, mask=inside, other=0.0)
     if DIVIDED:
-        found = found / tl.load(divisor + of)
+        vector = vector / tl.load(divisor + grad_row)
     if WEIGHTED:
-        found = found * tl.load(weights + occurrence)
-    return found
+        vector = vector * tl.load(weights + occurrence)
+    return vector
 
 
 @triton.jit(
@@ -104,7 +107,7 @@ def _parts(
     PART: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """A program a part of a row that has several: out[part] = sum of its gradients."""
+    """Compute out[part] = sum of the part's gradients; one program for each part of a row in several parts."""
     part = tl.program_id(0).to(tl.int64)
     if part < tl.load(parts):
         row = tl.load(part_row + part)
@@ -120,7 +123,7 @@ def _parts(
 
 @triton.jit
 def _by_chance(x, noise, HALF: tl.constexpr):
-    """float32 x up or down to a neighbour that bfloat16 (HALF: float16) holds, in the mean to itself; 32 random bits.
+    """Round float32 x up or down to a bfloat16 (HALF: float16) neighbour, in the mean to x; by 32 random bits.
 
     Of the bits that are lost: what is added to them before they are cut off carries over with the probability of the
     part that they are. Below 2^-14 float16 has no exponent left: its numbers are the multiples of 2^-24. A NaN stays
@@ -167,7 +170,7 @@ def _rowwise_adagrad(
     DIM: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """A program a distinct row: sum its gradients, then s += mean(g^2), w -= lr * g / (sqrt(s) + eps)."""
+    """Sum the gradients of a row, then s += mean(g^2), w -= lr * g / (sqrt(s) + eps); one program a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, DIM)
     inside = column < dim
@@ -188,7 +191,7 @@ def _rowwise_adagrad(
     tl.store(state + address, square)
     stepped = weight - lr * total / (tl.sqrt(square) + eps)
     if STOCHASTIC:
-        # Drawn by the row's name and the seed, so the same step gives the same bits.
+        # Drawn by the row's name and the seed: the same step gives the same bits.
         noise = tl.randint(seed, tl.load(names + row).to(tl.int64) * dim + column).to(tl.uint32, bitcast=False)
         stepped = _by_chance(stepped, noise, table.dtype.element_ty == tl.float16)
     tl.store(table + address * dim + column, stepped.to(table.dtype.element_ty), mask=inside)
@@ -217,8 +220,10 @@ def pool_sum(
         rows = max(1, 4096 // width)
         _gather[(triton.cdiv(bags, rows),)](table, index, out, bags, dim, rows, width)
     else:
-        given = index if weights is None else weights
-        _pool[(bags,)](table, index, starts, given, out, index.numel(), bags, dim, weights is not None, width)
+        optional_weights = index if weights is None else weights
+        _pool[(bags,)](
+            table, index, starts, optional_weights, out, index.numel(), bags, dim, weights is not None, width
+        )
     return out
 
 
@@ -321,3 +326,103 @@ def rowwise_adagrad(
         width,
         seed is not None,
     )
+
+
+#: Ids of one program.
+_BLOCK = 256
+
+
+@triton.jit
+def _hash(ids):
+    """Hash ids by SplitMix64: see headrace.embeddings.kernels.id_map.mix."""
+    x = ids.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return (x ^ (x >> 31)).to(tl.int64, bitcast=True)
+
+
+# What changes from batch to batch is kept out of what Triton compiles a kernel anew for: see kernels.
+@triton.jit(do_not_specialize=["n", "last"], do_not_specialize_on_alignment=["ids", "out"])
+def _find(keys, numbers, ids, out, n, last, BLOCK: tl.constexpr):
+    """Compute out[i] = the number of ids[i], or -1. `last`: number of slots less one, a mask."""
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    looks = position < n
+    id_ = tl.load(ids + position, mask=looks, other=0)
+    slot = _hash(id_) & last
+    result = tl.full((BLOCK,), -1, tl.int64)
+    while tl.max(looks.to(tl.int32), 0) > 0:
+        number = tl.load(numbers + slot, mask=looks, other=-1)
+        key = tl.load(keys + slot, mask=looks, other=0)
+        looks = looks & (number >= 0)
+        result = tl.where(looks & (key == id_), number, result)
+        looks = looks & (key != id_)
+        slot = (slot + 1) & last
+    tl.store(out + position, result, mask=position < n)
+
+
+@triton.jit(do_not_specialize=["n", "last"], do_not_specialize_on_alignment=["ids", "new_numbers"])
+def _put(keys, numbers, ids, new_numbers, n, last, BLOCK: tl.constexpr):
+    """Insert ids[i], which the map lacks, with the number new_numbers[i]."""
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    looks = position < n
+    new = tl.load(ids + position, mask=looks, other=0)
+    number = tl.load(new_numbers + position, mask=looks, other=0)
+    free = tl.full((BLOCK,), -1, tl.int64)
+    slot = _hash(new) & last
+    while tl.max(looks.to(tl.int32), 0) > 0:
+        # There is no mask for it: lanes that are done ask the cell behind the last slot, which is never free.
+        previous = tl.atomic_cas(numbers + tl.where(looks, slot, last + 1), free, number)
+        tl.store(keys + slot, new, mask=looks & (previous < 0))
+        looks = looks & (previous >= 0)
+        slot = (slot + 1) & last
+
+
+class DeviceMap(SlotTable):
+    """Map from ids to numbers on a GPU. Linear probing, at most half full.
+
+    Nothing is ever taken out alone: who evicts makes a new map of those who stay.
+
+    Args:
+        device: where it is.
+        ids: int64 [N], distinct: the first of the map, in this order.
+    """
+
+    def __init__(self, device: torch.device, ids: Tensor | None = None) -> None:
+        self._device = device
+        self._used = 0
+        self._make(slots_for(1))
+        if ids is not None:
+            self.add(ids)
+
+    def find(self, ids: Tensor) -> Tensor:
+        """Return the number of each id [N]; -1 where the map lacks it."""
+        out = torch.empty_like(ids)
+        if len(ids):
+            self._launch(_find, ids.contiguous(), out)
+        return out
+
+    def add(self, ids: Tensor) -> Tensor:
+        """Give distinct new ids [N] the next numbers, in their order: int64 [N]."""
+        numbers = torch.arange(self._used, self._used + len(ids), device=self._device)
+        self._used += len(ids)
+        if 2 * self._used > len(self._keys):
+            held = self._numbers[:-1] >= 0
+            previous = self._keys[held], self._numbers[:-1][held]
+            self._make(slots_for(self._used))
+            self._put(*previous)
+        self._put(ids.contiguous(), numbers)
+        return numbers
+
+    def _make(self, slots: int) -> None:
+        self._keys = torch.zeros(slots, dtype=torch.int64, device=self._device)
+        #: -1: the slot is free. One cell more than slots: see `_put`.
+        self._numbers = torch.full((slots + 1,), -1, dtype=torch.int64, device=self._device)
+        self._numbers[-1] = 0
+
+    def _put(self, ids: Tensor, numbers: Tensor) -> None:
+        if len(ids):
+            self._launch(_put, ids, numbers)
+
+    def _launch(self, kernel, ids: Tensor, numbers: Tensor) -> None:
+        n = len(ids)
+        kernel[(triton.cdiv(n, _BLOCK),)](self._keys, self._numbers, ids, numbers, n, len(self._keys) - 1, _BLOCK)

@@ -1,4 +1,4 @@
-"""The hashes of ids and the starts of rows, bit for bit those of CPUs (id_map, initial), by torch on any device.
+"""Hashes of ids and initial values of rows by torch on any device, bit for bit those of NumPy (id_map, storage).
 
 torch has no arithmetic of unsigned 64-bit numbers: int64 wraps alike, and shifts are masked.
 """
@@ -25,30 +25,30 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def _finish(x: Tensor) -> Tensor:
-    """SplitMix64's finisher."""
+    """Apply SplitMix64's finisher."""
     x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
     x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
     return x ^ _shifted(x, 31)
 
 
 def mix(ids: Tensor, salt: int = 0) -> Tensor:
-    """headrace.embeddings.kernels.id_map_cpu.mix of ids int64 [N]: its 64 bits as int64."""
+    """Hash ids int64 [N] like headrace.embeddings.kernels.id_map.mix: its 64 bits as int64."""
     return _finish(ids + _signed((salt + 1) * _GOLDEN))
 
 
 def remainder(hashes: Tensor, divisor: int) -> Tensor:
-    """Of hashes as unsigned numbers; divisor below 2^31."""
+    """Return hashes, as unsigned numbers, modulo a divisor below 2^31."""
     high, low = _shifted(hashes, 32), hashes & _LOW
     return (high % divisor * (2**32 % divisor) + low % divisor) % divisor
 
 
 def uniform(hashes: Tensor) -> Tensor:
-    """Hashes as unsigned numbers over 2^64: float64 in [0, 1]."""
+    """Return hashes, as unsigned numbers, over 2^64: float64 in [0, 1]."""
     return (_shifted(hashes, 32).double() * 2.0**32 + (hashes & _LOW).double()) / 2.0**64
 
 
 def initial_values(table: str, ids: Tensor, columns: int, seed: int, bound: float) -> Tensor:
-    """headrace.embeddings.storage.initialize.initial_values of the rows `ids` int64 [N]: float32 [N, columns]."""
+    """Compute headrace.embeddings.storage.initial_values of the rows `ids` int64 [N]: float32 [N, columns]."""
     text = hashlib.sha256(f"{seed}/{table}".encode()).digest()
     key = _signed(int.from_bytes(text[:8], "little"))
     pairs = torch.arange((columns + 1) // 2, device=ids.device) * _signed(_GOLDEN)
@@ -60,7 +60,7 @@ def initial_values(table: str, ids: Tensor, columns: int, seed: int, bound: floa
 
 
 def lexsort(*keys: Tensor) -> Tensor:
-    """The order by the last key, equals by the one before it, and so on, as numpy.lexsort has it: int64 [N]."""
+    """Return the order by the last key, ties by the key before it, and so on, as numpy.lexsort: int64 [N]."""
     order = torch.argsort(keys[0], stable=True)
     for key in keys[1:]:
         order = order[torch.argsort(key[order], stable=True)]

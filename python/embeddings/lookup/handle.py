@@ -1,38 +1,42 @@
-"""A lookup on its way: ids to their owners, rows back, some of them early."""
+"""Handle of a lookup in flight: ids to their owners, rows back, some of them prefetched.
+
+Prefetched are rows of the next lookup that the step of this one does not touch. An owner knows which of its rows open
+lookups touch, since they were requested from it, so the answer is exact: no gradient can change the rows that it sends
+early; the rest follows after the step. With each row goes one bit: sent now, or later.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.comm.base import Collective
+from headrace.embeddings.addressing import JaggedIndices
 from headrace.embeddings.dynamic.tables import DynamicLookup
-from headrace.embeddings.exchange.pooled import BagRequest, bucketize_bags
-from headrace.embeddings.exchange.prefetch import RowPrefetch
-from headrace.embeddings.exchange.remote_rows import RemoteRows
-from headrace.embeddings.exchange.row_exchange import RowExchange, RowRequest
-from headrace.embeddings.input.addressing import JaggedIndices
+from headrace.embeddings.exchange import BagRequest, RemoteRows, RowExchange, RowRequest, bucketize_bags
 from headrace.embeddings.kernels.dispatch import default_device
-from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
+from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather
+from headrace.embeddings.layout import FusedTable
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.sharding.layout import FusedTable
 
 
 @dataclass
 class TableLookup:
-    """What a lookup needs from one fused table."""
+    """Lookup in one fused table."""
 
-    #: Of all groups of the fused table, one after the other: int32 or int64 [N].
+    #: Indices of all groups of the fused table, one after the other: int32 or int64 [N].
     indices: Tensor
-    #: Groups of the fused table: their number, and where their occurrences begin and end.
+    #: Groups of the fused table: number, and first and last position of their occurrences.
     groups: list[tuple[int, int, int]]
-    #: None: not sorted yet (a lookup in this rank's own matrix needs that for gradients only).
+    #: None: not sorted yet (a lookup in this rank's own matrix needs it for gradients only).
     duplicates: Duplicates | None = None
-    #: How to sort: see `find_duplicates`.
+    #: Ranges by which to sort: see `find_duplicates`.
     range_ends: Tensor | None = None
-    #: Of a fused table whose owners sum bags (it has one group).
+    #: Bags of a fused table whose owners sum them (it has one group).
     bags: BagRequest | None = None
 
     def sorted(self) -> Duplicates:
@@ -42,7 +46,7 @@ class TableLookup:
 
 
 class LookupHandle:
-    """A lookup that has begun: `ShardedEmbeddings.prepare`. Used once by `forward` or `features`."""
+    """A lookup that has started: `ShardedEmbeddings.prepare`. Used once by `forward` or `features`."""
 
     def __init__(
         self,
@@ -55,9 +59,9 @@ class LookupHandle:
         is_padded: bool,
     ) -> None:
         self.samples = samples
-        #: Whether the codes came side by side, [B, S].
+        #: True if the codes came side by side, [B, S].
         self.is_padded = is_padded
-        #: Whether `forward` gives a `ZeroCopyVectors`.
+        #: True if `forward` returns a `ZeroCopyVectors`.
         self.zero_copy = zero_copy
         #: Steps when the rows were asked for.
         self.started_at_step = 0
@@ -65,12 +69,13 @@ class LookupHandle:
         self.lookups = [self._part(embeddings, a) for a in embeddings.layout.fused_tables]
         self._embeddings = embeddings
         dynamic = embeddings.dynamic
-        #: By table of raw ids: what is wanted; what was answered here, once `start` was called.
+        #: By table of raw ids: requested ids; answers of this rank, once `start` was called.
         self.raw = [] if dynamic is None else dynamic.unique_ids(raw)
         self.answers: list[DynamicLookup] = []
-        #: By table of raw ids, after the lookup: vectors float32 [N, D] (zeros: no row), which have a row: bool [N].
-        self.found: list[tuple[Tensor, Tensor]] = []
-        #: What the ranks asked each other for, once the answer is here; None also where nothing is sent.
+        #: By table of raw ids, after the lookup: vectors float32 [N, D] (zeros: no row), True where there is a row,
+        #: bool [N].
+        self.raw_vectors: list[tuple[Tensor, Tensor]] = []
+        #: Requests of all ranks, once the answer is here; None also where nothing is sent.
         self.request: RowRequest | None = None
         self._prefetch: RowPrefetch | None = None
         #: Lookups and steps when rows were fetched ahead.
@@ -81,7 +86,7 @@ class LookupHandle:
             self._wait = embeddings.exchange.send_ids([self._requests_of(a) for a in embeddings.remote], self.raw)
 
     def prefetch(self) -> None:
-        """Begin to fetch those rows that the step after the lookups so far cannot change. Collective.
+        """Start to fetch the rows that the step after the lookups so far cannot change. Collective.
 
         To be called after the forward pass of the lookup before, before its backward pass. Rows that are changed
         otherwise than by `step` meanwhile (a load) would be old. A lookup between this and the step that changes other
@@ -99,7 +104,7 @@ class LookupHandle:
         self._prefetched_at = embeddings.lookup_count, embeddings.steps
 
     def start(self) -> None:
-        """Begin to fetch the rows (those that are not here yet), as they are now. Collective; once, then it is done.
+        """Start to fetch the remaining rows as they are now. Collective; further calls do nothing.
 
         Raw ids are counted, and admitted, now.
         """
@@ -111,14 +116,23 @@ class LookupHandle:
                 self._rows.copy_local()
 
     @property
+    def found(self) -> list[tuple[Tensor, Tensor]]:
+        """Vectors by table of raw ids, after the lookup: float32 [N, D] (zeros: no row), True where there is a row,
+        bool [N].
+        """
+        return self.raw_vectors
+
+    @property
     def remote_rows(self) -> RemoteRows | None:
-        """The rows of a lookup without copies, where they come through shared memory. After `start`."""
+        """Rows of a zero-copy lookup that come through shared memory; None otherwise. After `start`."""
         return self._rows if self.zero_copy and isinstance(self._rows, RemoteRows) else None
 
     def _answer(self) -> Callable[[], list[Tensor]]:
-        """Look up what was asked here, and begin to fetch what was asked for; what waits for that."""
+        """Look up the ids requested from this rank, and start to fetch those that it requested; return what waits for
+        them.
+        """
         exchange, dynamic = self._embeddings.exchange, self._embeddings.dynamic
-        if exchange is None:  # one rank asks itself
+        if exchange is None:  # a single rank answers itself
             self.answers = [] if dynamic is None else dynamic.answer(self.raw)
             return list
         request, prefetch = self._row_request(), self._prefetch
@@ -133,14 +147,14 @@ class LookupHandle:
         return exchange.start_rows(*self._requested_rows(request), answers)
 
     def rows(self) -> list[Tensor]:
-        """Rows by remote fused table, as stored, and behind them vectors with a flag by table of raw ids.
+        """Return rows by remote fused table, as stored, and after them vectors with a flag by table of raw ids.
 
         After `start`.
         """
         return [] if self._rows is None else self._rows()
 
     def drop(self) -> None:
-        """Receive what is on its way, for nothing. Collective; in place of the lookup."""
+        """Receive the messages in flight and discard them. Collective; in place of the lookup."""
         if self._rows is not None:
             self._rows()
         elif self._embeddings.exchange is not None:
@@ -159,13 +173,13 @@ class LookupHandle:
         return [self._embeddings.weights[a.number] for a in self._embeddings.remote]
 
     def _requested_rows(self, request: RowRequest) -> tuple[RowRequest, list[Tensor]]:
-        """Where rows are that were asked for here: the request, by rows of these matrices, by remote fused table."""
+        """Return the request of the ranks by rows of these matrices, by remote fused table (cached rows: slots)."""
         weights, rows, embeddings = self._remote_weights(), list(request.rows), self._embeddings
         for i, fused in enumerate(embeddings.remote):
             cache = embeddings.caches[fused.number]
             if cache is not None:
-                found = request.duplicates(i)
-                weights[i], rows[i] = cache.look_up(found, embeddings.training), found.inverse()
+                duplicates = request.duplicates(i)
+                weights[i], rows[i] = cache.look_up(duplicates, embeddings.training), duplicates.inverse()
         return replace(request, rows=rows), weights
 
     def _requests_of(self, fused: FusedTable) -> Tensor | BagRequest:
@@ -176,15 +190,135 @@ class LookupHandle:
         return lookup.bags
 
     def _part(self, embeddings: LocalTables, fused: FusedTable) -> TableLookup:
-        found, pieces, end = [], [], 0
+        groups, pieces, end = [], [], 0
         for number, group in enumerate(embeddings.layout.groups):
             if group.fused == fused.number:
                 indices = self.jagged[number].indices
-                found.append((number, end, end + indices.numel()))
+                groups.append((number, end, end + indices.numel()))
                 end += indices.numel()
                 pieces.append(indices)
         if not pieces:  # a table that no feature looks up
             return TableLookup(torch.empty(0, dtype=fused.index_dtype), [])
-        # By owner; each owner's in the order of the batch.
+        # Sorted by owner; inside of an owner in the order of the batch.
         range_ends = None if fused.is_local else fused.rank_offsets[1:]
-        return TableLookup(pieces[0] if len(pieces) == 1 else torch.cat(pieces), found, range_ends=range_ends)
+        return TableLookup(pieces[0] if len(pieces) == 1 else torch.cat(pieces), groups, range_ends=range_ends)
+
+
+class RowPrefetch:
+    """Prefetched part of one lookup, started by one all-to-all. A fused tables, W ranks."""
+
+    def __init__(
+        self,
+        exchange: RowExchange,
+        collective: Collective,
+        request: RowRequest,
+        weights: Sequence[Tensor],
+        touched: Sequence[Sequence[Tensor]],
+    ) -> None:
+        """See the class.
+
+        Args:
+            exchange: of the lookup.
+            collective: the ranks.
+            request: what is looked up.
+            weights: this rank's matrices.
+            touched: by fused table, rows that the next step may change, each ascending.
+        """
+        self._exchange, self._request = exchange, request
+        self._weights = weights
+        #: Fused tables whose rows travel; sums of bags, the fused tables after them, come late.
+        self._by_row = sum(requested is None for requested in request.requested)
+        rows = request.rows[: self._by_row]
+        #: By fused table, True for requested rows that are not sent early.
+        self._late = [_among(r, of_fused) for r, of_fused in zip(rows, touched, strict=False)]
+        early = [
+            exchange.to_comm_dtype(gather(w, r[~late])) for w, r, late in zip(weights, rows, self._late, strict=False)
+        ]
+        marks = [torch.split(late, counts) for late, counts in zip(self._late, request.received, strict=False)]
+        numbers = [
+            torch.split(_bytes(r), [int((~m).sum()) for m in of_fused])
+            for r, of_fused in zip(early, marks, strict=True)
+        ]
+        message, sizes = [torch.empty(0, dtype=torch.uint8)], []
+        for rank in range(collective.world.size):
+            parts = [torch.from_numpy(np.packbits(of_fused[rank].numpy())) for of_fused in marks]
+            parts += [of_fused[rank].reshape(-1) for of_fused in numbers]
+            message += parts
+            sizes.append(sum(p.numel() for p in parts))
+        self._wait = collective.start_all_to_all(torch.cat(message), sizes)
+
+    def start_rest(self, answers: Sequence[Tensor] = ()) -> Callable[[], list[Tensor]]:
+        """Start to fetch the other rows; the function returned gives all as `RowExchange.start_rows` does."""
+        request, by_row = self._request, self._by_row
+        late, early = self._read()
+        sent = [_count(mask, counts) for mask, counts in zip(late, request.sent, strict=False)]
+        rows = [r[mask] for r, mask in zip(request.rows, self._late, strict=False)]
+        received = [_count(mask, counts) for mask, counts in zip(self._late, request.received, strict=False)]
+        rest = RowRequest(
+            sent + request.sent[by_row:],
+            rows + request.rows[by_row:],
+            received + request.received[by_row:],
+            request.requested,
+        )
+        wait = self._exchange.start_rows(rest, self._weights, answers)
+        if isinstance(wait, RemoteRows):
+            wait.copy_local()
+
+        def all_rows() -> list[Tensor]:
+            rest_rows = wait()
+            for i, (mask, early_rows) in enumerate(zip(late, early, strict=True)):
+                out = early_rows.new_empty(mask.numel(), early_rows.shape[1])
+                out[~mask], out[mask] = early_rows, rest_rows[i]
+                rest_rows[i] = out
+            return rest_rows
+
+        return all_rows
+
+    def drop(self) -> None:
+        """Receive the messages in flight and discard them."""
+        self._wait()
+
+    def _read(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Read the early message, by fused table: True for requested rows that come late, bool [U]; the early rows [K,
+        D].
+        """
+        message, counts = self._wait()
+        sent = self._request.sent[: self._by_row]
+        kinds = [(self._exchange.to_comm_dtype(w[:0]).dtype, w.shape[1]) for w in self._weights[: self._by_row]]
+        masks: list[list[Tensor]] = [[] for _ in sent]
+        rows: list[list[Tensor]] = [[] for _ in sent]
+        for rank, part in enumerate(torch.split(message, counts)):
+            offset = 0
+            for fused, of_fused in enumerate(sent):
+                size = -(-of_fused[rank] // 8)
+                bits = np.unpackbits(part[offset : offset + size].numpy(), count=of_fused[rank])
+                masks[fused].append(torch.from_numpy(bits).bool())
+                offset += size
+            for fused, (dtype, width) in enumerate(kinds):
+                size = int((~masks[fused][rank]).sum()) * width * dtype.itemsize
+                rows[fused].append(part[offset : offset + size])
+                offset += size
+        early = [
+            torch.cat(of_fused).view(dtype).view(-1, width)
+            for of_fused, (dtype, width) in zip(rows, kinds, strict=True)
+        ]
+        return [torch.cat(m) for m in masks], early
+
+
+def _among(rows: Tensor, sets: Sequence[Tensor]) -> Tensor:
+    """Return which rows are in one of the ascending sets: bool [len(rows)]."""
+    mask = torch.zeros(rows.numel(), dtype=torch.bool)
+    for each in sets:
+        if each.numel():
+            position = torch.searchsorted(each, rows.to(each.dtype)).clamp_(max=each.numel() - 1)
+            mask |= each.index_select(0, position) == rows
+    return mask
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """View a matrix [N, D] as bytes [N, D * size of a number]."""
+    return rows.view(torch.uint8).view(rows.shape[0], rows.shape[1] * rows.element_size())
+
+
+def _count(mask: Tensor, counts: Sequence[int]) -> list[int]:
+    return [int(part.sum()) for part in torch.split(mask, list(counts))]

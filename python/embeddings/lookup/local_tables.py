@@ -1,10 +1,11 @@
-"""What a rank holds of all tables of a plan, and how it learns: matrices, caches, gradients that wait, the step."""
+"""Local tables of a rank: matrices, caches, gradients that wait for a step, and the step."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -13,18 +14,14 @@ from torch import Tensor, nn
 from headrace.comm.base import Collective, channel_of
 from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.exchange.hierarchical import HierarchicalRowExchange
-from headrace.embeddings.exchange.row_exchange import RowExchange, RowRequest
+from headrace.embeddings.exchange import RowExchange, RowRequest
+from headrace.embeddings.fused_optimizer import Gradient, Updater, non_finite_tables
+from headrace.embeddings.hierarchical_exchange import HierarchicalRowExchange
 from headrace.embeddings.kernels import dispatch
 from headrace.embeddings.kernels.dispatch import default_device
-from headrace.embeddings.optim.fused import Updater
-from headrace.embeddings.optim.gradients import Gradient
-from headrace.embeddings.sharding.layout import FusedTable, Layout
-from headrace.embeddings.sharding.plan import Plan
-from headrace.embeddings.storage.dtypes import encode
-from headrace.embeddings.storage.host_cache import RowCache
-from headrace.embeddings.storage.huge_pages import empty_table
-from headrace.embeddings.storage.initialize import INIT_BOUND, initial_rows
+from headrace.embeddings.layout import FusedTable, Layout
+from headrace.embeddings.sharding_plan import Plan
+from headrace.embeddings.storage import INIT_BOUND, RowCache, decode, empty_table, encode, initial_rows
 
 
 class LocalTables(nn.Module):
@@ -72,10 +69,10 @@ class LocalTables(nn.Module):
         self.collective = collective
         self.dynamic = dynamic
         self.layout = Layout(plan, collective.world.rank)
-        #: This rank's matrix of each fused table, [local rows, width]. Not in `state_dict`: storage knows ranges. Of a
-        #: cached fused table it is in host memory, and up to date after `flush`.
+        #: This rank's matrix of each fused table, [local rows, width]. Not in `state_dict`: checkpoints store ranges of
+        #: rows. The matrix of a cached fused table is in host memory, and up to date after `flush`.
         self.weights = [matrix(a) for a in self.layout.fused_tables]
-        #: By fused table: which of its rows are on the device; None: it is not cached.
+        #: By fused table: the cache of its rows on the device; None: it is not cached.
         self.caches = [
             RowCache([w], a.capacity, self.device, ends=[first + len(rows) for _, rows, first in a.local_blocks] or [0])
             if a.cached
@@ -86,24 +83,24 @@ class LocalTables(nn.Module):
         self._updater: Updater | None = None
         #: Fused tables whose rows travel; those whose owners sum bags are last.
         self.remote = sorted((a for a in self.layout.fused_tables if not a.is_local), key=lambda a: a.pooled)
-        #: What brings messages; None: nothing is sent.
+        #: Exchange between the ranks; None: nothing is sent.
         self.exchange: RowExchange | HierarchicalRowExchange | None = None
         travels = plan.world_size > 1 and (bool(self.remote) or dynamic is not None)
         if travels and 1 < plan.ranks_per_node < plan.world_size:
             self.exchange = HierarchicalRowExchange(self.remote, collective, plan.ranks_per_node, plan.comm_dtype)
         elif travels:
             self.exchange = RowExchange(self.remote, collective, plan.comm_dtype)
-        #: By fused table, one for each backward pass.
+        #: By fused table, one gradient for each backward pass.
         self._pending: list[list[Gradient]] = [[] for _ in self.layout.fused_tables]
-        #: Receives gradients that are on their way; None: there are none.
+        #: Function that receives gradients in flight; None: there are none.
         self._deferred: Callable[[], None] | None = None
-        #: Lookups whose gradients may come: what they asked of this rank. Until the next step.
+        #: Requests of lookups since the last step, whose gradients may come.
         self.open_requests: list[RowRequest] = []
         #: Lookups so far that may get gradients.
         self.lookup_count = 0
-        # Autograd follows a function only where some input asks for a gradient.
+        # Autograd records a function only where some input requires a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
-        #: Messages that are made and read in shared memory.
+        #: Messages that are written and read in shared memory.
         self.channel = channel_of(collective)
 
     @property
@@ -135,28 +132,30 @@ class LocalTables(nn.Module):
 
     @property
     def has_pending(self) -> bool:
-        """Whether gradients wait for `step`."""
+        """True if gradients wait for `step`."""
         return self._deferred is not None or any(self._pending)
 
     def row_ranges(self, fused: FusedTable) -> Tensor | None:
-        """How the distinct rows of a gradient must be sorted for `step`: see `find_duplicates`."""
+        """Return the ranges by which the distinct rows of a gradient must be sorted for `step`: see
+        `find_duplicates`.
+        """
         return None if self._updater is None else self._updater.row_ranges(fused)
 
     def waiting_gradients(self) -> list[list[Gradient]]:
-        """By fused table, those since the last step. Receives what is on its way, so all ranks call it."""
+        """Return the gradients since the last step, by fused table. Receives those in flight, so all ranks call it."""
         self._receive_deferred()
         return self._pending
 
     def add_gradient(self, fused: FusedTable, gradient: Gradient) -> None:
-        """Keep what a backward pass says of this rank's rows of a fused table, for `step`."""
+        """Store a gradient of this rank's rows of a fused table, for `step`."""
         self._receive_deferred()
         pending = self._pending[fused.number]
-        if pending:  # of several passes one alone may hold the memory of messages
+        if pending:  # with several passes only the last may hold memory of messages
             pending[-1], gradient = pending[-1].materialized(), gradient.materialized()
         pending.append(gradient)
 
     def defer_gradients(self, receive: Callable[[], None]) -> None:
-        """Keep what receives gradients that are on their way, until they are needed."""
+        """Store a function that receives gradients in flight, until they are needed."""
         self._receive_deferred()
         self._deferred = receive
 
@@ -180,11 +179,11 @@ class LocalTables(nn.Module):
         assert self.exchange is not None
         back = self.exchange.return_gradients(request, vectors)
         for i, (fused, grad) in enumerate(zip(self.remote, back, strict=False)):
-            found, requested = request.duplicates(i, self.row_ranges(fused)), request.requested[i]
+            duplicates, requested = request.duplicates(i, self.row_ranges(fused)), request.requested[i]
             gradient = (
-                Gradient(found, grad)
+                Gradient(duplicates, grad)
                 if requested is None
-                else Gradient(found, grad, requested.bag_ids, requested.weights)
+                else Gradient(duplicates, grad, requested.bag_ids, requested.weights)
             )
             self.add_gradient(fused, gradient)
         return back[len(self.remote) :]
@@ -216,10 +215,10 @@ class LocalTables(nn.Module):
         with default_device(self.device):
             self._updater.step(pending, lr, self.dynamic)
 
-    def age_state(self, kept: float) -> None:
+    def age_state(self, factor: float) -> None:
         """Multiply the states that never shrink (adagrad's sums) by `kept`, so that rows stay able to move."""
         if self._updater is not None:
-            self._updater.age(kept)
+            self._updater.age(factor)
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
@@ -228,7 +227,7 @@ class LocalTables(nn.Module):
         self.open_requests = []
 
     def track_changes(self) -> None:
-        """Remember from now on which rows each step changes (a byte a row): see checkpoint.delta."""
+        """Start to track which rows each step changes (a byte a row): see checkpoint.changes."""
         if self._updater is None:
             raise RuntimeError("configure_optimizer comes before track_changes")
         self._updater.track()
@@ -236,37 +235,41 @@ class LocalTables(nn.Module):
             t.track()
 
     def take_changes(self) -> tuple[list[Tensor], int]:
-        """By fused table, which rows changed since the last call (bool [local rows]), and the step it was at.
+        """Return the rows that changed since the last call, by fused table (bool [local rows]), and the step of that
+        call.
 
         Begins anew.
         """
         if self._updater is None or self._updater.changed is None:
             raise RuntimeError("track_changes comes before take_changes")
-        found = self._updater.changed, self._updater.changed_since
+        changes = self._updater.changed, self._updater.changed_since
         self._updater.track()
-        return found
+        return changes
 
     def flush(self) -> None:
-        """Let host memory hold all rows and states of cached tables as they are now. The others are where they are."""
+        """Write all rows and states of cached tables back to host memory. The others are there already."""
         for cache in self.caches:
             if cache is not None:
                 cache.flush()
 
     def invalidate(self) -> None:
-        """`flush`, and hold no cached row on the device: to be called before `weights` or `states` are written to."""
+        """Flush, and drop all cached rows on the device: to be called before `weights` or `states` are written to."""
         for cache in self.caches:
             if cache is not None:
                 cache.invalidate()
 
     def snapshot(self) -> Self:
-        """A copy of this rank's rows and states as they are now, to be saved while this goes on. Twice the memory."""
+        """Return a copy of this rank's current rows and states, to be saved while training goes on.
+
+        Twice the memory.
+        """
         if self.has_pending:
             raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
         self.flush()
         twin = copy.copy(self)
         twin.weights = [w.clone() for w in self.weights]
         twin.caches = [None] * len(twin.weights)
-        twin.drop_gradients()  # its own, empty: this one's will fill
+        twin.drop_gradients()  # the copy gets lists of its own: those of this object will fill
         if self._updater is not None:
             twin._updater = self._updater.snapshot()
         return twin
@@ -279,8 +282,8 @@ def _start(plan: Plan, fused: FusedTable, seed: int, init_bound: float) -> Tenso
     with torch.device("cpu") if fused.cached else nullcontext():
         weight = empty_table(fused.rows, fused.stored_width, fused.dtype)
     for block, rows, first in fused.local_blocks:
-        own = plan.by_name[block.table].init_bound
-        bound = init_bound if own is None else own
+        table_bound = plan.by_name[block.table].init_bound
+        bound = init_bound if table_bound is None else table_bound
         initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)], store)
     return weight
 
@@ -289,3 +292,77 @@ def _no_single(weights: Sequence[Tensor]) -> Tensor:
     if not weights:
         return torch.empty(0, 0)
     raise ValueError(f"the plan has {len(weights)} matrices, not one: see `weights` and `layout.fused tables`")
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """Use of a cached table over all ranks; a row that travels counts once for each rank that requests it."""
+
+    rows: int
+    #: Share of the rows that the GPUs hold at most.
+    share: float
+    lookups: int
+    #: Lookups whose row was on the GPU before its batch.
+    hits: int
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of hits; None without lookups."""
+        return self.hits / self.lookups if self.lookups else None
+
+
+def cache_use(embeddings: LocalTables) -> dict[str, CacheUse]:
+    """Return the use of each cached table, by name. Collective where there is one; the same on all ranks."""
+    fused_tables = [a for a in embeddings.layout.fused_tables if a.cached]
+    names = sorted({b.table for a in fused_tables for b in a.blocks})
+    if not names:
+        return {}
+    answered = torch.zeros(len(names), 2, dtype=torch.float64)
+    for fused in fused_tables:
+        cache = embeddings.caches[fused.number]
+        assert cache is not None
+        for (block, _, _), (hits, lookups) in zip(fused.local_blocks, cache.counts.T.tolist(), strict=False):
+            answered[names.index(block.table)] += torch.tensor([hits, lookups])
+    answered = answered.to(embeddings.device)
+    embeddings.collective.all_reduce_sum([answered])
+    tables = embeddings.plan.by_name
+    return {
+        name: CacheUse(tables[name].rows, tables[name].cached, int(lookups), int(hits))
+        for name, (hits, lookups) in zip(names, answered.tolist(), strict=True)
+    }
+
+
+#: Rows that are checked at once.
+_ROWS = 1 << 18
+
+
+def bad_gradients(embeddings: LocalTables) -> list[str]:
+    """Return tables with NaN or infinite values in this rank's gradients since the last step. Collective."""
+    waiting, bad_tables = embeddings.waiting_gradients(), set[str]()
+    with default_device(embeddings.device):
+        for fused, parts in zip(embeddings.layout.fused_tables, waiting, strict=True):
+            for part in parts:
+                bad_tables |= non_finite_tables(fused, part.rows, part.sums())
+    if embeddings.dynamic is not None:
+        bad_tables |= {t.spec.name for t in embeddings.dynamic.tables if not bool(t.squares().isfinite())}
+    return sorted(bad_tables)
+
+
+def bad_rows(embeddings: LocalTables) -> list[str]:
+    """Return tables with NaN or infinite values in this rank's rows or their optimizer states."""
+    embeddings.flush()
+    bad_tables: set[str] = set()
+    states = embeddings.states or [{} for _ in embeddings.weights]
+    for fused, weight, table_states in zip(embeddings.layout.fused_tables, embeddings.weights, states, strict=True):
+        for block, rows, first in fused.local_blocks:
+            if not all(_is_finite(x[first : first + len(rows)]) for x in (weight, *table_states.values())):
+                bad_tables.add(block.table)
+    for t in () if embeddings.dynamic is None else embeddings.dynamic.tables:
+        if not all(_is_finite(x) for x in (t.weight, *(s[: len(t)] for s in t.states.values()))):
+            bad_tables.add(t.spec.name)
+    return sorted(bad_tables)
+
+
+def _is_finite(stored: Tensor) -> bool:
+    """Return whether all values are finite: a sum with a NaN or infinite value is not finite."""
+    return all(bool(decode(part).sum().isfinite()) for part in torch.split(stored, _ROWS))

@@ -1,10 +1,10 @@
-"""Vectors that are read where they lie, and gradients that are summed where they are needed.
+"""Zero-copy lookups: vectors that are read in place, and gradients that are summed where they are needed.
 
-A model that takes the vectors sample by sample (headrace.models) does not need them side by side. Those of this
-rank's rows it reads in the tables, those of other ranks' rows in the memory that the ranks share, or else in the
-message that came. Backward, the gradient of each distinct row is summed, sample by sample, in what travels to its
-owner, who reads it there in the step. So vectors and gradients are written once where they were copied three times.
-All bits are those of `ShardedEmbeddings.forward`: each sum runs in the same order.
+A model that reads the vectors sample by sample (headrace.models) does not need them side by side. It reads the vectors
+of this rank's rows in the tables, those of other ranks' rows in the memory that the ranks share, or else in the
+received message. Backward, the gradient of each distinct row is summed, sample by sample, in the message to its owner,
+who reads it there in the step. So vectors and gradients are written once where they were copied three times. All bits
+are those of `ShardedEmbeddings.forward`: each sum runs in the same order.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from torch import Tensor
 
 from headrace import native
 from headrace.comm.base import Message, ReceivedMessage
-from headrace.embeddings.exchange.remote_rows import row_pointers
-from headrace.embeddings.exchange.row_exchange import RowRequest
-from headrace.embeddings.input.addressing import JaggedIndices
+from headrace.embeddings.addressing import JaggedIndices
+from headrace.embeddings.exchange import RowRequest, row_pointers
+from headrace.embeddings.fused_optimizer import Gradient
 from headrace.embeddings.kernels import cpu
+from headrace.embeddings.layout import FusedTable, Layout
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.optim.gradients import Gradient
-from headrace.embeddings.sharding.layout import FusedTable, Layout
-from headrace.embeddings.storage.dtypes import decode
+from headrace.embeddings.storage import decode
 
 
 def supports_zero_copy(layout: Layout) -> bool:
-    """Whether lookups by a layout need no copies: vectors of one width, each from one row or from one owner."""
+    """Return whether lookups by a layout need no copies: vectors of one width, each from one row or from one owner."""
     widths = {a.width for a in layout.fused_tables}
     return (
         native.library() is not None
@@ -44,32 +43,31 @@ def supports_zero_copy(layout: Layout) -> bool:
 
 
 def is_zero_copy(fused: FusedTable, jagged: JaggedIndices) -> bool:
-    """Whether the vectors of a batch lie somewhere: each is one row, or a bag's sum as its owner gives it."""
+    """Return whether the vectors of a batch exist in memory: each is one row, or a bag's sum from its owner."""
     is_plain = jagged.weights is None and jagged.divisor is None
     return is_plain and (fused.pooled or jagged.offsets is None)
 
 
 class ZeroCopyVectors:
-    """The vectors of a lookup: float32 [B, F, D], somewhere in memory.
+    """Vectors of a lookup: float32 [B, F, D], each somewhere in memory.
 
     They stay as they are until the backward pass, or until nothing refers to this any more. Its user computes the
     vectors' gradients at one go between `gradient_pointers` and `send_gradient`, or gives them to `set_gradient`.
     """
 
     def __init__(self, embeddings: LocalTables, handle: LookupHandle) -> None:
-        """Of a lookup that has started. Waits for its rows."""
+        """Wait for the rows of a started lookup and locate its vectors."""
         self._embeddings, self._handle = embeddings, handle
-        #: Of a vector, D.
+        #: Width of a vector, D.
         self.width = embeddings.layout.fused_tables[0].width
         self._received: ReceivedMessage | None = None
         self._keep_alive: list[Tensor] = []
         self._message: Message | None = None
-        #: By fused table, the sums of gradients that stay here: of distinct rows, or of those of them that are this
-        #: rank's.
+        #: By fused table, the sums of gradients that stay local: of all distinct rows, or of this rank's.
         self._sums: list[Tensor] = []
-        #: Around what is computed for the gradients; see headrace.train.callbacks.tracing.
+        #: Context around the computation of gradients; see headrace.train.callbacks.tracing.
         self.span: Callable[[], AbstractContextManager[None]] = nullcontext
-        #: A tensor that asks for a gradient, for autograd.
+        #: A tensor that requires a gradient, for autograd.
         self.anchor: Tensor = embeddings.anchor
         #: Addresses of the vectors: int64 [B, F].
         self.pointers: Tensor | None = self._pointers_by_feature(
@@ -78,14 +76,15 @@ class ZeroCopyVectors:
         self.check()
 
     def release(self) -> None:
-        """Nobody reads the vectors any more."""
+        """Release the memory of the vectors."""
         self.pointers = None
         self._keep_alive = []
         if self._received is not None:
             self._received.release()
 
     def gradient_pointers(self) -> Tensor:
-        """Addresses of the vectors' gradients, int64 [B, F]: an odd one, less 1, is stored to, others are added to.
+        """Return addresses of the vectors' gradients, int64 [B, F]: an odd one, less 1, is stored to, others are added
+        to.
 
         Front to back, so by one thread.
         """
@@ -95,7 +94,7 @@ class ZeroCopyVectors:
         )
 
     def set_gradient(self, gradient: Tensor) -> None:
-        """Take the gradients of all vectors, float32 [B, F, D], in place of `gradient_pointers`.
+        """Set the gradients of all vectors, float32 [B, F, D], in place of `gradient_pointers`.
 
         Collective, as `send_gradient`.
         """
@@ -110,21 +109,21 @@ class ZeroCopyVectors:
                 for buffer, bags in zip(buffers, torch.split(lookup.bags.bag_ids, counts), strict=True):
                     cpu.pool_sum(of_group, bags, bags.numel(), out=buffer)
                 continue
-            found = lookup.sorted()
-            range_ends = torch.cat([found.starts, torch.tensor([found.order.numel()])])
+            duplicates = lookup.sorted()
+            range_ends = torch.cat([duplicates.starts, torch.tensor([duplicates.order.numel()])])
             cuts = range_ends[torch.tensor([0, *counts]).cumsum(0)].tolist()
-            starts = torch.split(found.starts, counts)
+            starts = torch.split(duplicates.starts, counts)
             for buffer, of_place, first, last in zip(buffers, starts, cuts, cuts[1:], strict=False):
-                cpu.pool_sum(of_group, found.order[first:last], buffer.shape[0], of_place - first, out=buffer)
+                cpu.pool_sum(of_group, duplicates.order[first:last], buffer.shape[0], of_place - first, out=buffer)
         self.send_gradient()
 
     def _reserve(self) -> list[list[Tensor]]:
-        """By fused table, where the gradients of its distinct rows (or parts of bags) go.
+        """Reserve memory for the gradients of distinct rows (or parts of bags), by fused table.
 
         Matrices, one after the other.
         """
         embeddings, handle = self._embeddings, self._handle
-        found = []
+        all_buffers = []
         for fused, lookup in zip(embeddings.layout.fused_tables, handle.lookups, strict=True):
             if fused.is_local:
                 lookup.range_ends = embeddings.row_ranges(fused)
@@ -136,11 +135,11 @@ class ZeroCopyVectors:
                 counts, buffers = remote_rows.counts, list(self._message.parts)
             local_sums = torch.empty(sum(n for n, p in zip(counts, buffers, strict=True) if p is None), self.width)
             self._sums.append(local_sums)
-            found.append([local_sums if p is None else p for p in buffers])
-        return found
+            all_buffers.append([local_sums if p is None else p for p in buffers])
+        return all_buffers
 
     def send_gradient(self) -> None:
-        """The gradients are there: send them to the owners of their rows. Collective.
+        """Send the gradients, once they are computed, to the owners of their rows. Collective.
 
         Those that come are waited for when the embeddings need them, while the rest of the backward pass runs.
         """
@@ -167,7 +166,9 @@ class ZeroCopyVectors:
             raise RuntimeError("a step between start and backward of a lookup without copies: its vectors have changed")
 
     def _vector_pointers(self, number: int) -> Tensor:
-        """Where the vectors of a fused table's distinct rows are; of local fused tables those of each occurrence."""
+        """Return addresses of the vectors of a fused table's distinct rows; in a local fused table of each
+        occurrence.
+        """
         embeddings, handle = self._embeddings, self._handle
         fused, lookup, weight = (
             embeddings.layout.fused_tables[number],
@@ -185,7 +186,7 @@ class ZeroCopyVectors:
         return pointers
 
     def _pointers_by_feature(self, pointers: Sequence[Tensor], gradients: bool) -> Tensor:
-        """Addresses by sample and feature, int64 [B, F].
+        """Return addresses by sample and feature, int64 [B, F].
 
         Args:
             pointers: by fused table, of its distinct rows; of bags that owners sum, of each that is not empty; of
@@ -198,7 +199,7 @@ class ZeroCopyVectors:
         for fused, lookup, of_fused in zip(layout.fused_tables, handle.lookups, pointers, strict=True):
             if lookup.bags is not None:
                 number = lookup.groups[0][0]
-                # An empty bag is zeros, and its gradient nobody's.
+                # An empty bag is zeros, and its gradient is discarded.
                 spare = torch.zeros(1, self.width)
                 self._keep_alive.append(spare)
                 bags = torch.full((handle.jagged[number].num_bags,), spare.data_ptr() + int(gradients))
@@ -209,11 +210,11 @@ class ZeroCopyVectors:
             each = cpu.gather_pointers(of_fused, lookup.sorted().inverse(), gradients) if by_row else of_fused
             for number, start, end in lookup.groups:
                 by_group[number] = each[start:end].view(handle.samples, layout.groups[number].pieces)
-        found = [by_group[n] for n in range(len(layout.groups))]
-        if len(found) == 1:
-            return found[0]
+        group_pointers = [by_group[n] for n in range(len(layout.groups))]
+        if len(group_pointers) == 1:
+            return group_pointers[0]
         columns = [c // self.width for g in layout.groups for c in g.columns]
-        return torch.cat(found, dim=1).index_select(1, torch.tensor(columns).argsort())
+        return torch.cat(group_pointers, dim=1).index_select(1, torch.tensor(columns).argsort())
 
 
 def _deferred_gradients(
@@ -223,15 +224,15 @@ def _deferred_gradients(
     local_sums: Tensor,
     wait: Callable[[], ReceivedMessage],
 ) -> Callable[[], None]:
-    """What waits for the gradients of a fused table's vectors, which stay where their senders wrote them."""
-    found = request.duplicates(0, embeddings.row_ranges(fused))  # sorted out before the wait
+    """Return a function that waits for the gradients of a fused table's vectors, which stay in the senders' memory."""
+    duplicates = request.duplicates(0, embeddings.row_ranges(fused))  # computed before the wait
 
     def receive() -> None:
         received, requested = wait(), request.requested[0]
         pointers = row_pointers([(local_sums if p is None else p, None) for p in received.parts])
-        nothing, bag = torch.empty(0, local_sums.shape[1]), None if requested is None else requested.bag_ids
+        empty_grad, bag = torch.empty(0, local_sums.shape[1]), None if requested is None else requested.bag_ids
         embeddings.add_gradient(
-            fused, Gradient(found, nothing, bag, pointers=pointers, keep_alive=(local_sums, received))
+            fused, Gradient(duplicates, empty_grad, bag, pointers=pointers, keep_alive=(local_sums, received))
         )
 
     return receive

@@ -1,8 +1,12 @@
-"""What a plan costs each rank: memory, bytes on the wire, bytes of memory traffic, and the time that follows.
+"""Cost model of a plan: memory, bytes on the wire, memory traffic, and the time that follows, for each rank.
 
-The exchange sends each distinct row once, so what counts is the expected number of distinct ids in a rank's part of
-the batch (`Popularity`), not the number of ids; where owners sum bags, the ids and the parts of bags. All figures are
-of one training step; all vectors are by rank, [W].
+The exchange sends each distinct row once, so the cost depends on the expected number of distinct ids in a rank's part
+of the batch (`Popularity`), not on the number of ids; where owners sum bags, on the ids and the parts of bags. All
+figures are of one training step; all vectors are by rank, [W].
+
+Direct messages are compared with messages by machines (headrace.embeddings.hierarchical_exchange) in means over the
+ranks: which rank is slowest hardly depends on the route. Between machines a row goes once for each machine that needs
+it, not once for each rank; in return everything goes twice, inside and across.
 """
 
 from __future__ import annotations
@@ -15,33 +19,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import Sharding
-from headrace.embeddings.optim.rules import RULES, state_bytes_per_row
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table
-from headrace.embeddings.storage.row_format import BYTES, row_bytes
+from headrace.embeddings.sharding_plan import BYTES, Block, Lookup, Plan, Table, row_bytes
+from headrace.embeddings.update_rules import RULES, state_bytes_per_row
+from headrace.errors import UserError
 
 Vector = NDArray[np.float64]
 GIB = 2**30
-#: What a cache of rows takes on the device besides the rows (headrace.embeddings.storage.host_cache): bytes of each
-#: row that is there, and of each row of the table.
+#: Device memory of a cache of rows besides the rows (headrace.embeddings.storage): bytes of each row in the cache, and
+#: of each row of the table.
 CACHE_SLOT_BYTES, CACHE_INDEX_BYTES = 25, 4
 
 
 @dataclass(frozen=True)
 class OtherMemory:
-    """What else takes a rank's memory, besides tables and what a step needs of them."""
+    """Memory of a rank besides tables and the buffers of a step."""
 
-    #: Bytes that no plan changes: tables of raw ids at their limits, and what a step takes of them.
+    #: Bytes that no plan changes: tables of raw ids at their limits, and their part of a step.
     raw_ids: float = 0.0
-    #: Whether messages go through memory that the ranks share (headrace.comm.shared_memory).
+    #: True if messages go through memory that the ranks share (headrace.comm.shared_memory).
     shares_memory: bool = False
-    #: Whether tables are copied to be saved while training goes on.
+    #: True if tables are copied to be saved while training goes on.
     saves_copies: bool = False
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the plan is for."""
+    """Tables, lookups and ranks for which a plan is made."""
 
     tables: tuple[Table, ...]
     lookups: tuple[Lookup, ...]
@@ -62,13 +66,13 @@ class Workload:
     @cached_property
     def slots(self) -> dict[str, int]:
         """Ids of each table in one sample; lists are taken to be full."""
-        found = {t.name: 0 for t in self.tables}
+        slots = {t.name: 0 for t in self.tables}
         for x in self.lookups:
-            found[x.table] += x.length
-        return found
+            slots[x.table] += x.length
+        return slots
 
     def bytes_of(self, table: Table) -> int:
-        """Weights and optimizer states of a whole table."""
+        """Return the bytes of weights and optimizer states of a whole table."""
         return table.rows * (row_bytes(table.storage, table.dim) + state_bytes_per_row(self.optimizer, table.dim))
 
     @cached_property
@@ -89,12 +93,12 @@ class Workload:
         return {t.name: Popularity.zipf(t.rows, self.settings.zipf) for t in self.tables}
 
     def comm_bytes(self, table: Table, columns: int) -> int:
-        """Bytes of a table's row on its way; float32 numbers travel as `settings.comm_seconds`."""
+        """Return the bytes of a row in a message; float32 values travel as `settings.wire`."""
         return columns * self.number_bytes if table.storage == "fp32" else row_bytes(table.storage, columns)
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a number of a gradient, or of a sum, on its way."""
+        """Bytes of one value of a gradient or a sum in a message."""
         return BYTES[self.settings.wire]
 
     @cached_property
@@ -105,11 +109,11 @@ class Workload:
 
 @dataclass
 class Load:
-    """Sums by rank, each float64 [W]."""
+    """Load of each rank, vectors float64 [W]."""
 
-    #: Weights and optimizer states; of cached tables what is on the GPU.
+    #: Weights and optimizer states; of cached tables the part on the GPU.
     memory: Vector
-    #: Most of what one step holds besides them, and of `OtherMemory` what depends on the plan: messages that the rank
+    #: Most of the buffers of one step, and of `OtherMemory` the part that depends on the plan: messages that the rank
     #: sends in shared memory, copies.
     buffers: Vector
     sent: Vector
@@ -126,13 +130,13 @@ class Load:
     def zero(world_size: int) -> Load:
         return Load(*(np.zeros(world_size) for _ in range(8)))
 
-    def add(self, other: Load, sign: float = 1.0) -> None:
-        """Add, or take away, in place."""
+    def add(self, load: Load, sign: float = 1.0) -> None:
+        """Add `sign` times a load, in place."""
         for name in vars(self):
-            getattr(self, name).__iadd__(sign * getattr(other, name))
+            getattr(self, name).__iadd__(sign * getattr(load, name))
 
     def seconds(self, settings: Sharding) -> Vector:
-        """Expected time of a step's embedding part on each rank, [W].
+        """Return the expected time of a step's embedding part on each rank, seconds [W].
 
         Messages inside a machine and between machines travel at the same time; memory traffic, and rows of caches
         from host memory, come before and after.
@@ -150,20 +154,20 @@ class Load:
 
 
 def block_bytes(work: Workload, block: Block) -> int:
-    """Bytes of one row of a block with its optimizer states."""
+    """Return the bytes of one row of a block with its optimizer states."""
     table = work.by_name[block.table]
     width = len(block.columns)
     return row_bytes(table.storage, width) + state_bytes_per_row(work.optimizer, width)
 
 
 def resident_bytes(work: Workload, block: Block) -> float:
-    """Bytes that a row of a block takes where it is computed: of a cached table a share of the row, and its slot."""
+    """Return the device bytes of a row of a block: of a cached table a share of the row, and its slot."""
     cached, row = work.by_name[block.table].cached, block_bytes(work, block)
     return float(row) if cached == 1 or block.replicated else cached * (row + CACHE_SLOT_BYTES) + CACHE_INDEX_BYTES
 
 
 def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
-    """What the blocks of one table cost each rank."""
+    """Return the load of each rank by the blocks of one table."""
     world = work.world_size
     load = Load.zero(world)
     for block in blocks:
@@ -198,46 +202,49 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
         load.memory[holders] += held * resident_bytes(work, block)
         copies = held * row * work.other_memory.saves_copies
         (load.buffers if table.cached == 1 else load.host)[holders] += copies
-        own = np.zeros(world)  # distinct rows that a rank asks of itself
-        own[holders] = popularity.distinct_by_shard(ids, block.ranks)
+        local_distinct = np.zeros(world)  # distinct rows that a rank holds itself
+        local_distinct[holders] = popularity.distinct_by_shard(ids, block.ranks)
         touched_here = np.zeros(world)
         touched_here[holders] = popularity.distinct_by_shard(ids * world, block.ranks)
         if table.cached < 1:
             load.host[holders] += held * row
-            beyond = popularity.distinct_beyond(ids * world, table.cached * table.rows)
+            missing_rows = popularity.distinct_beyond(ids * world, table.cached * table.rows)
             # Rows come, with their states, and others go back.
-            load.carried += touched_here * beyond / max(1e-9, popularity.distinct(ids * world)) * 2 * row
+            load.carried += touched_here * missing_rows / max(1e-9, popularity.distinct(ids * world)) * 2 * row
         if block.pooled and world > 1:
             _add_pooled(load, work, block, holders, touched_here)
             continue
-        # Two sums of the same numbers in another order: without a tiny difference where a rank holds all.
-        away, served = np.maximum(distinct - own, 0.0) if world > 1 else np.zeros(1), own * (world - 1)
+        # Two sums of the same values in another order: no tiny negative difference where a rank holds all rows.
+        away, served = (
+            np.maximum(distinct - local_distinct, 0.0) if world > 1 else np.zeros(1),
+            local_distinct * (world - 1),
+        )
         sent_row, gradient_bytes = work.comm_bytes(table, width), width * work.number_bytes
         load.sent += away * (work.id_bytes + gradient_bytes) + served * sent_row
         load.received += away * sent_row + served * (work.id_bytes + gradient_bytes)
         if work.other_memory.shares_memory:
             # Ids are under way with rows, or with gradients.
             load.buffers += away * work.id_bytes + np.maximum(served * sent_row, away * gradient_bytes)
-        asked = served + own
+        looked_up = served + local_distinct
         if world > 1:
             # Rows as stored and as float32, both ways.
-            load.buffers += distinct * (stored + numbers) + asked * (stored + 2 * numbers)
+            load.buffers += distinct * (stored + numbers) + looked_up * (stored + 2 * numbers)
         load.buffers += touched_here * (2 * numbers + row)
         load.memory_traffic += (
-            asked * 2 * stored + asked * 2 * numbers + touched_here * 2 * row + distinct * 2 * numbers
+            looked_up * 2 * stored + looked_up * 2 * numbers + touched_here * 2 * row + distinct * 2 * numbers
         )
     if len(blocks) > 1 and RULES[work.optimizer].by_row:
-        # The blocks' owners tell each other their sums of squares.
+        # The owners of the blocks exchange their sums of squares.
         touched = 4 * work.popularity_of(blocks[0].table).distinct(work.batch_size * work.slots[blocks[0].table])
         holders = np.array([b.first_rank for b in blocks])
-        others = touched * (len(set(holders.tolist())) - 1)
-        load.sent[np.unique(holders)] += others
-        load.received[np.unique(holders)] += others
+        exchanged = touched * (len(set(holders.tolist())) - 1)
+        load.sent[np.unique(holders)] += exchanged
+        load.received[np.unique(holders)] += exchanged
     return load
 
 
 def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.int64], touched_here: Vector) -> None:
-    """Ids, parts of bags and the owners' work of a block whose owners sum bags."""
+    """Add the load of a block whose owners sum bags: ids, parts of bags, and the owners' work."""
     world, width = work.world_size, len(block.columns)
     table, popularity = work.by_name[block.table], work.popularity_of(block.table)
     numbers = 4 * width
@@ -251,11 +258,11 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
             id_bytes += work.local_batch * x.length * share * (work.id_bytes + (4 if x.weighted else 0))
             parts += work.local_batch * -np.expm1(x.length * np.log1p(-np.minimum(share, 1 - 1e-15)))
     vector = width * work.number_bytes
-    others = world - 1
-    load.sent += id_bytes.sum() - id_bytes + (parts.sum() - parts) * vector + others * parts * vector
-    load.received += others * id_bytes + others * parts * vector + (parts.sum() - parts) * vector
+    peers = world - 1
+    load.sent += id_bytes.sum() - id_bytes + (parts.sum() - parts) * vector + peers * parts * vector
+    load.received += peers * id_bytes + peers * parts * vector + (parts.sum() - parts) * vector
     if work.other_memory.shares_memory:
-        load.buffers += id_bytes.sum() - id_bytes + np.maximum(others * parts, parts.sum() - parts) * vector
+        load.buffers += id_bytes.sum() - id_bytes + np.maximum(peers * parts, parts.sum() - parts) * vector
     # Here: vectors and their gradients; at the owner: rows and sorting of the ids of all, sums, gradients.
     load.buffers += 40 * ids.sum() + 2 * parts.sum() * numbers + world * (40 * ids + 2 * parts * numbers)
     row = block_bytes(work, block)
@@ -266,8 +273,81 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
 
 
 def plan_load(work: Workload, plan: Plan) -> Load:
-    """What a whole plan costs each rank."""
+    """Return the load of each rank by a whole plan."""
     total = Load.zero(work.world_size)
     for t in work.tables:
         total.add(load_of(work, plan.blocks_of(t.name)))
     return total
+
+
+@dataclass(frozen=True)
+class RouteTraffic:
+    """Bytes that a rank sends in a step, to ranks of its machine and to others, and the time of the wires."""
+
+    inside: float
+    across: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ExchangeTraffic:
+    """Traffic of both exchanges, with machines of `ranks_per_node` ranks."""
+
+    ranks_per_node: int
+    direct: RouteTraffic
+    by_machine: RouteTraffic
+
+
+def compare_exchanges(work: Workload, blocks: Sequence[Block]) -> ExchangeTraffic | None:
+    """Compare both exchanges of a plan; None where only one is possible: no machines of several ranks, or owners sum
+    bags.
+    """
+    world, settings = work.world_size, work.settings
+    ranks_per_node = settings.ranks_per_node
+    remote = [b for b in blocks if not b.replicated]
+    if not (1 < ranks_per_node < world) or world % ranks_per_node or not remote or any(b.pooled for b in remote):
+        return None
+    machines = world // ranks_per_node
+    direct_inside = direct_across = inside = across = 0.0
+    for block in remote:
+        table, width = work.by_name[block.table], len(block.columns)
+        # An id and a gradient one way, a row the other: means of what is sent.
+        each = work.id_bytes + width * work.number_bytes + work.comm_bytes(table, width)
+        popularity, ids = work.popularity_of(block.table), work.local_batch * work.slots[block.table]
+        alone, together = popularity.distinct(ids), popularity.distinct(ids * ranks_per_node)
+        direct_inside += each * alone * (ranks_per_node - 1) / world
+        direct_across += each * alone * (world - ranks_per_node) / world
+        inside += each * alone * (1 - 1 / ranks_per_node)
+        across += each * together / ranks_per_node * (1 - 1 / machines)
+    return ExchangeTraffic(
+        ranks_per_node,
+        RouteTraffic(direct_inside, direct_across, _seconds(settings, direct_inside, direct_across, together=True)),
+        RouteTraffic(inside, across, _seconds(settings, inside, across, together=False)),
+    )
+
+
+def choose_exchange(work: Workload, blocks: Sequence[Block]) -> tuple[int, ExchangeTraffic | None]:
+    """Return `Plan.ranks_per_node` and the traffic by which it was chosen.
+
+    Raises:
+        UserError: machines are asked for and not possible.
+    """
+    exchange = work.settings.exchange
+    traffic = compare_exchanges(work, blocks)
+    if exchange == "by_machine" and traffic is None and work.world_size > 1:
+        raise UserError(
+            f"train.sharding.exchange=by_machine needs machines of several ranks that make up the world "
+            f"(train.sharding.ranks_per_node={work.settings.ranks_per_node}, {work.world_size} ranks) and tables whose "
+            f"bags are not summed by their owners (pooled)"
+        )
+    if traffic is None or exchange == "direct" or (exchange == "auto" and work.settings.kind != "auto"):
+        return 1, traffic
+    faster = traffic.by_machine.seconds < traffic.direct.seconds
+    return (traffic.ranks_per_node if exchange == "by_machine" or faster else 1), traffic
+
+
+def _seconds(settings: Sharding, inside: float, across: float, *, together: bool) -> float:
+    """Return the time of three messages whose two wires work at the same time; or of six, one wire after the other."""
+    near, far = inside / settings.node_gbps / 1e9, across / settings.network_gbps / 1e9
+    messages = (3 if together else 6) * settings.latency_us * 1e-6
+    return (max(near, far) if together else near + far) + messages

@@ -1,4 +1,4 @@
-"""Tables that are only declared, in a YAML file: enough to plan for machines and data that one does not have."""
+"""Tables declared in a YAML file: enough to plan for machines and data that one does not have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.config import EmbeddingOptimizerKind
-from headrace.embeddings.sharding.plan import Lookup, Pooling, Table
+from headrace.embeddings.sharding_plan import Lookup, Pooling, Table
 from headrace.errors import UserError
 from headrace.workspace import installation
 from headrace.yaml_text import YamlFault, parse_yaml
@@ -42,7 +42,7 @@ class DeclaredTables(BaseModel):
     tables: tuple[DeclaredTable, ...] = Field(min_length=1)
 
     def planned(self) -> tuple[tuple[Table, ...], tuple[Lookup, ...]]:
-        """Tables and lookups, one of each."""
+        """Return the tables and their lookups, one of each."""
         tables = tuple(Table(t.name, t.rows, t.dim or self.embedding_dim) for t in self.tables)
         lookups = tuple(Lookup(t.name, t.name, t.ids, t.ids > 1, t.pooling) for t in self.tables)
         return tables, lookups

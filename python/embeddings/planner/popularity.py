@@ -1,4 +1,4 @@
-"""How often the rows of a table are looked up, and so how many distinct ones a batch asks for."""
+"""Popularity of a table's rows, and the expected number of distinct rows in a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Rows that are counted one by one; those after them in groups that grow by a few percent.
+#: Rows with a group of their own; later groups grow by a few percent.
 _HEAD = 1_024
 _GROWTH = 1.02
 
@@ -18,12 +18,12 @@ class Popularity:
 
     #: Rows of each group: float64 [G].
     rows: NDArray[np.float64]
-    #: The chance that a lookup is of one row of the group: float64 [G].
+    #: Probability that a lookup is of one given row of the group: float64 [G].
     chance: NDArray[np.float64]
 
     @staticmethod
     def zipf(rows: int, exponent: float) -> Popularity:
-        """Row i (from 0) in proportion to (i + 1) ** -exponent; 0: all alike."""
+        """Create a Zipf distribution: row i (from 0) in proportion to (i + 1) ** -exponent; 0: uniform."""
         if exponent == 0:
             return Popularity(np.array([float(rows)]), np.array([1.0 / rows]))
         head = min(rows, _HEAD)
@@ -38,7 +38,7 @@ class Popularity:
 
     @staticmethod
     def sampled(counts: NDArray[np.int64], rows: int) -> Popularity:
-        """From how often each row was seen in a sample of lookups; `counts` may be shorter than the table.
+        """Estimate from the counts of rows in a sample of lookups; `counts` may be shorter than the table.
 
         What the sample did not see is as likely together as the share of lookups whose row was seen once, and those
         seen once as the share of those seen twice (Good and Turing; Good, 1953); rows of one kind are alike.
@@ -58,29 +58,33 @@ class Popularity:
         return Popularity(np.append(seen, float(rest)), np.append(chance, unseen / rest))
 
     def chance_of_lookup(self, lookups: float) -> NDArray[np.float64]:
-        """The chance that at least one of so many lookups is of a row, by group: float64 [G]."""
+        """Return the probability that at least one of `lookups` lookups is of a row, by group: float64 [G]."""
         result: NDArray[np.float64] = -np.expm1(lookups * np.log1p(-np.minimum(self.chance, 1 - 1e-12)))
         return result
 
     def distinct(self, lookups: float) -> float:
-        """Expected distinct rows among so many lookups."""
+        """Return the expected number of distinct rows among `lookups` lookups."""
         return float((self.rows * self.chance_of_lookup(lookups)).sum())
 
     def distinct_beyond(self, lookups: float, most: float) -> float:
-        """Expected distinct rows among so many lookups that are not among the `most` popular ones."""
+        """Return the expected number of distinct rows among `lookups` lookups outside the `most` popular ones."""
         left = np.clip(np.cumsum(self.rows) - most, 0.0, self.rows)
         return float((left * self.chance_of_lookup(lookups)).sum())
 
     def distinct_by_shard(self, lookups: float, ranks: int) -> NDArray[np.float64]:
-        """Expected distinct rows on each of `ranks` shards, row i on shard i % ranks: float64 [ranks]."""
+        """Return the expected number of distinct rows on each of `ranks` shards, row i on shard i % ranks: float64
+        [ranks].
+        """
         return self._by_shard(self.chance_of_lookup(lookups), ranks)
 
     def share_by_shard(self, ranks: int) -> NDArray[np.float64]:
-        """The chance that a lookup is on each of `ranks` shards, row i on shard i % ranks: float64 [ranks]."""
+        """Return the probability that a lookup is on each of `ranks` shards, row i on shard i % ranks: float64
+        [ranks].
+        """
         return self._by_shard(self.chance, ranks)
 
     def _by_shard(self, chance_of_lookup: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
-        """Sums over the rows of each shard of a number by group."""
+        """Sum a number by group over the rows of each shard."""
         single = int(np.argmin(self.rows == 1)) if (self.rows != 1).any() else len(self.rows)
         shards = np.bincount(np.arange(single) % ranks, weights=chance_of_lookup[:single], minlength=ranks).astype(
             np.float64

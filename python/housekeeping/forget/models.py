@@ -105,7 +105,7 @@ class ModelValues:
         # Late: they import torch.
         if (folder / _EMBEDDINGS).is_dir() and codes:
             from headrace.embeddings.checkpoint.index import read_index
-            from headrace.embeddings.checkpoint.zero_rows import count_rows
+            from headrace.embeddings.checkpoint.shards import count_rows
 
             tables = [t.name for t in read_index(folder / _EMBEDDINGS).tables]
             model_values.codes = {
@@ -190,7 +190,7 @@ def _has_edges(dense: Location, name: str, codes: set[int]) -> bool:
 
 def _rewrite(folder: Location, model_values: ModelValues) -> None:
     from headrace.embeddings.checkpoint.dynamic import remove_ids
-    from headrace.embeddings.checkpoint.zero_rows import zero_rows
+    from headrace.embeddings.checkpoint.shards import zero_rows
 
     previous_meta = (folder / META).read_bytes()
     meta = json.loads(previous_meta)

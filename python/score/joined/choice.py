@@ -7,8 +7,7 @@ import math
 
 from headrace.config.score import ScoreEmbeddings
 from headrace.errors import UserError
-from headrace.models.predictor import maps_of, network_folder
-from headrace.models.saved_size import saved_rows_bytes
+from headrace.models.predictor import maps_of, network_folder, saved_rows_bytes
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")

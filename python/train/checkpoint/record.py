@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from headrace.embeddings.checkpoint.tensors import FileRecord
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.train.checkpoint.progress import Progress
 
 RECORD = "checkpoint.json"

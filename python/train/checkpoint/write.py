@@ -21,9 +21,8 @@ from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import save_dynamic
 from headrace.embeddings.checkpoint.index import write_index
 from headrace.embeddings.checkpoint.shards import save_shards
-from headrace.embeddings.checkpoint.shared_directory import TOKEN, shared_directory
-from headrace.embeddings.checkpoint.tensors import FileRecord, save_tensors
-from headrace.embeddings.lookup.finite import bad_rows
+from headrace.embeddings.checkpoint.tensors import TOKEN, FileRecord, save_tensors, shared_directory
+from headrace.embeddings.lookup.local_tables import bad_rows
 from headrace.storage import Location, local
 from headrace.storage.file_faults import free_in, is_full
 from headrace.storage.objects import copies

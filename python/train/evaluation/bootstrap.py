@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headrace.embeddings.kernels.id_map_cpu import mix
+from headrace.embeddings.kernels.id_map import mix
 from headrace.train.evaluation.ranks import I64
 
 F64 = npt.NDArray[np.float64]

@@ -8,8 +8,7 @@ from headrace import config
 from headrace.comm.base import Collective
 from headrace.dataset.parquet.layout import open_split
 from headrace.errors import UserError
-from headrace.models.retrieval.item_features import ItemFeatures
-from headrace.models.retrieval.vectors import further_item_features, item_feature, item_vectors
+from headrace.models.retrieval import ItemFeatures, further_item_features, item_feature, item_vectors
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Kind
 from headrace.storage import Location

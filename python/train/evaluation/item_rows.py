@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.dataset.parquet.lists import pad
 from headrace.errors import UserError
-from headrace.models.retrieval.item_features import ItemFeatures
+from headrace.models.retrieval import ItemFeatures
 from headrace.schema import DatasetSchema, Kind
 from headrace.train.evaluation.ranks import Array, Ranks
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.embeddings.kernels.id_map_cpu import mix
+from headrace.embeddings.kernels.id_map import mix
 from headrace.train.evaluation.ranks import I64, Array, Ranks
 
 #: Sampled keys of each rank, for each rank.

@@ -14,7 +14,7 @@ from headrace.dataset.loader.loaders import EvalLoader, streams_of
 from headrace.dataset.parquet import lists
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.jagged import JaggedArray, concatenated
-from headrace.models.retrieval.vectors import query_vectors
+from headrace.models.retrieval import query_vectors
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 from headrace.train.evaluation.bootstrap import F64

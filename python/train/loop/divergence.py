@@ -8,7 +8,7 @@ import torch
 
 from headrace.comm.base import Collective
 from headrace.config import Train
-from headrace.embeddings.lookup.finite import bad_gradients
+from headrace.embeddings.lookup.local_tables import bad_gradients
 from headrace.train.result import Diverged
 from headrace.train.setup.state import TrainState
 

@@ -6,7 +6,7 @@ import logging
 import resource
 
 from headrace.comm.base import Collective
-from headrace.embeddings.lookup.cache_use import cache_use
+from headrace.embeddings.lookup.local_tables import cache_use
 from headrace.models.sharded_model import ShardedModel
 
 log = logging.getLogger("headrace.train")

@@ -18,7 +18,7 @@ import torch
 from headrace.comm.base import Collective
 from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.loader.replay import WithReplay
-from headrace.embeddings.optim.gradients import NonFiniteGradient
+from headrace.embeddings.fused_optimizer import NonFiniteGradient
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
 from headrace.train.checkpoint.progress import Progress, monitor_of
 from headrace.train.checkpoint.write import CheckpointWriter

@@ -10,7 +10,7 @@ from headrace.comm.base import Collective
 from headrace.errors import UserError
 from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures
-from headrace.models.tables import lookups_of
+from headrace.models.lookups import lookups_of
 from headrace.schema import DatasetSchema
 from headrace.train.setup.tables import trained_tables
 from headrace.world import World
@@ -59,7 +59,7 @@ def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train
     """
     if train.sharding.reserve_gib is not None:
         return train.sharding.reserve_gib
-    features = InputFeatures.of(schema, model.embedding_dim, train.tasks)
+    features = InputFeatures.from_schema(schema, model.embedding_dim, train.tasks)
     network = make_network(model, features, seed=0)
     layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
     # What a layer of a stack takes is what the one before gave.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.parquet.layout import open_split
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.sharding.plan import Lookup, Table
+from headrace.embeddings.sharding_plan import Lookup, Table
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import some_may_share
-from headrace.embeddings.dynamic.memory import dynamic_table_bytes
+from headrace.embeddings.dynamic.rows import dynamic_table_bytes
 from headrace.embeddings.planner.cost import OtherMemory
 from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table
+from headrace.embeddings.sharding_plan import Lookup, Plan, Table
 from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures
 from headrace.models.sharded_model import ShardedModel
@@ -38,7 +38,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
         UserError: no such device, no plan that fits, or settings that do not fit the dataset.
     """
     dataset, plans = job.ws.locate(job.features.output("dataset").name), job.train.sharding.kind == "auto"
-    features = InputFeatures.of(schema, job.model.embedding_dim, job.train.tasks)
+    features = InputFeatures.from_schema(schema, job.model.embedding_dim, job.train.tasks)
     network = make_network(job.model, features, job.train.seed)
     wanted = trained_tables(schema, job.model, network, job.train, collective.world.size)
     popularity = None

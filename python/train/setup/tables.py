@@ -6,7 +6,7 @@ from torch import nn
 
 from headrace import config
 from headrace.errors import UserError
-from headrace.models.tables import ModelTables, lookups_of, model_tables, table_name
+from headrace.models.lookups import ModelTables, lookups_of, model_tables, table_name
 from headrace.schema import DatasetSchema, Kind
 
 

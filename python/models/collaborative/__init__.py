@@ -1,1 +1,0 @@
-"""Collaborative filtering: models of users, items and who chose what."""

@@ -1,1 +1,0 @@
-"""Models in retrieval form: a vector for a row's user and one for each item, whose dot product is the logit."""
