@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,22 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.jobs.stages import load_stage
+from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect
-from headrace.stage import run_stage
+from headrace.score.scoring_model import scoring_model
+from headrace.score.table import score_table
+from headrace.stage import Context, run_stage
+from headrace.storage import local, location_of
 from headrace.workspace import Workspace
 
 STAGES = ("ingest", "features", "drift", "train", "promote", "score", "publish", "report")
 DAYS = ["2026-01-06", "2026-01-07", "2026-01-08"]
+NOON = datetime(2026, 1, 8, 12, tzinfo=UTC)
 LONG = "average basket value, " * 9 + "%s"
 #: Role -> name: dots, dashes, blanks, quotes of all kinds, `%`, umlauts, reserved words, about 200 characters.
 NAMES = {
@@ -50,7 +57,7 @@ def events(names: dict[str, str]) -> pd.DataFrame:
         {
             "event": [f"e{i}" for i in range(n)],
             "time": pd.Timestamp(DAYS[0], tz="UTC") + pd.to_timedelta(rng.integers(0, 3 * 86400, n), unit="s"),
-            "user": [f"u{u}" for u in user],
+            "user": [f"kunde-{u:04d}" for u in user],
             "item": item,
             "device": rng.choice(["phone", "tv", "it's"], n),
             "price": rng.gamma(2, 5, n),
@@ -96,13 +103,7 @@ def pipeline(names: dict[str, str], folder: Path, **more: Any) -> Spec:
             "score": {
                 "user": {"key": n["user"], "columns": [n["member"]]},
                 "item": {"key": n["item"], "columns": [n["kind"]]},
-                "context": {
-                    n["time"]: datetime(2026, 1, 8, 12, tzinfo=UTC),
-                    n["device"]: "tv",
-                    n["price"]: 5.0,
-                    n["size"]: 5.0,
-                    n["long"]: 0.5,
-                },
+                "context": {n["time"]: NOON, n["device"]: "tv", n["price"]: 5.0, n["size"]: 5.0, n["long"]: 0.5},
                 "top_k": 3,
             },
             "publish": {},
@@ -120,26 +121,185 @@ def write(frame: pd.DataFrame, folder: Path, time: str) -> None:
         pq.write_table(table, folder / f"{day}.parquet")
 
 
-@pytest.mark.slow
-def test_a_day_of_hostile_names(spark: SparkSession, tmp_path: Path) -> None:
-    frame = events(NAMES)
-    write(frame, tmp_path / "in", NAMES["time"])
-    online = {"kind": "lmdb", "path": f"{tmp_path}/top.lmdb"}
-    spec, ws = pipeline(NAMES, tmp_path / "in", publish={"online": online}), Workspace(tmp_path / "home")
+@dataclass(frozen=True)
+class Day:
+    """A finished day of hostile names: what came in, what came out."""
+
+    spec: Spec
+    ws: Workspace
+    folder: Path
+    frame: pd.DataFrame
+    done: dict[str, Manifest]
+    #: Rows of the warehouse.
+    scores: pd.DataFrame
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """The scored pairs, with the columns that the model was given for them."""
+        user, item = self.scores[NAMES["user"]], self.scores[NAMES["item"]]
+        context = {"time": NOON, "device": "tv", "price": 5.0, "size": 5.0, "long": 0.5}
+        columns = {NAMES[role]: value for role, value in context.items()}
+        members = user.str[-4:].astype(int) % 2 == 0
+        kinds = [f"k{i % 4}" for i in item]
+        return self.scores[[NAMES["user"], NAMES["item"]]].assign(
+            **columns, **{NAMES["member"]: members, NAMES["kind"]: kinds}
+        )
+
+
+@pytest.fixture(scope="module")
+def day(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Day:
+    folder, frame = tmp_path_factory.mktemp("names"), events(NAMES)
+    write(frame, folder / "in", NAMES["time"])
+    online = {"kind": "lmdb", "path": f"{folder}/top.lmdb"}
+    spec, ws = pipeline(NAMES, folder / "in", publish={"online": online}), Workspace(folder / "home")
     for ds in DAYS[:-1]:
         run_stage(load_stage("ingest"), spec, ws, ds)
     done = {name: run_stage(load_stage(name), spec, ws, DAYS[-1]).manifest for name in STAGES}
-    assert done["features"].rows["train"] + done["features"].rows["valid"] == len(frame)
-    users = set(frame[NAMES["user"]])
     assert spec.publish is not None
     with connect(spec.publish.warehouse, ws) as conn:
         cursor = conn.execute("SELECT * FROM names_scores")
         rows = pd.DataFrame(cursor.fetchall(), columns=[c.name for c in cursor.description or ()])
+    return Day(spec, ws, folder, frame, done, rows)
+
+
+@pytest.mark.slow
+def test_a_day_of_hostile_names(day: Day) -> None:
+    frame, rows = day.frame, day.scores
+    assert day.done["features"].rows["train"] + day.done["features"].rows["valid"] == len(frame)
+    users = set(frame[NAMES["user"]])
     assert {NAMES["user"], NAMES["item"]} < set(rows.columns)
     assert len(rows) == len(users) * 3
     assert set(rows[NAMES["user"]]) == users
     assert set(rows[NAMES["item"]]) <= set(frame[NAMES["item"]])
-    with lmdb.open(f"{tmp_path}/top.lmdb", subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
+    with lmdb.open(f"{day.folder}/top.lmdb", subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
         for user, of_user in rows.sort_values("rank").groupby(NAMES["user"]):
             assert [r["item"] for r in json.loads(reading.get(user.encode()))] == list(of_user[NAMES["item"]])
-    assert html.escape(NAMES["user"]) in ws.report("names", DAYS[-1]).read_text()
+    assert html.escape(NAMES["user"]) in day.ws.report("names", DAYS[-1]).read_text()
+
+
+@pytest.mark.slow
+def test_drift_counts_the_columns(day: Day) -> None:
+    """Against pandas: missing values and means of both sides."""
+    seen = {(c["side"], c["column"]): c for c in day.done["drift"].facts["columns"]}
+    is_new = (day.frame[NAMES["time"]] >= pd.Timestamp(DAYS[-1], tz="UTC")).to_numpy()
+    for role in ("price", "size", "long"):
+        values = day.frame[NAMES[role]]
+        fact = seen["input", NAMES[role]]
+        np.testing.assert_allclose(fact["mean"], [values[~is_new].mean(), values[is_new].mean()], rtol=1e-6)
+        assert tuple(fact["values"]) == ((~is_new).sum(), is_new.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pairs.csv", "pairs.parquet", "whole.csv", "whole.parquet"])
+def test_rows_of_a_file_get_the_published_scores(day: Day, spark: SparkSession, tmp_path: Path, form: str) -> None:
+    """`headrace score --input`: keys alone, or all columns of the features."""
+    given = day.pairs if form.startswith("whole") else day.pairs[[NAMES["user"], NAMES["item"]]]
+    file = tmp_path / form
+    if form.endswith("csv"):
+        given.to_csv(file, index=False, date_format="%Y-%m-%dT%H:%M:%SZ")
+    else:
+        time = {NAMES["time"]: given[NAMES["time"]].astype("datetime64[us, UTC]")} if NAMES["time"] in given else {}
+        pq.write_table(pa.Table.from_pandas(given.assign(**time), preserve_index=False), file)
+    ctx = Context(day.spec, day.ws, DAYS[-1], day.done)
+    count = score_table(ctx, scoring_model(ctx), spark, location_of(str(file), "--input"), local(tmp_path / "out"))
+    assert count == len(given)
+    keys = [NAMES["user"], NAMES["item"]]
+    scored = pd.read_parquet(tmp_path / "out")
+    assert list(scored.columns) == [*given.columns, "score", "model_version"]
+    both = scored.merge(day.scores, on=keys, validate="one_to_one", suffixes=("", " published"))
+    np.testing.assert_allclose(both["score"], both["score published"], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def exported(day: Day) -> Path:
+    """A repository of `headrace serve` with the day's model."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: run `make onnx`")
+    from headrace.commands.export import export
+
+    export(day.ws, pipeline_path(day), "1", local(day.folder / "models" / "names" / "1"), "fp32")
+    return day.folder / "models"
+
+
+def pipeline_path(day: Day) -> str:
+    file = day.folder / "names.yaml"
+    file.write_text(yaml.safe_dump(day.spec.model_dump(mode="json", exclude_defaults=True), allow_unicode=True))
+    return str(file)
+
+
+def request_of(day: Day) -> dict[str, np.ndarray[Any, Any]]:
+    """Raw columns as tensors, without the project's own conversion."""
+    pairs = day.pairs
+    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    for role in ("user", "item", "device", "kind", "member", "price", "size", "long", "time"):
+        column = pairs[NAMES[role]]
+        if role == "time":
+            values = column.astype("datetime64[us, UTC]").astype("int64").to_numpy()
+        else:
+            values = column.to_numpy(object if column.dtype == object or str(column.dtype) == "str" else None)
+        tensors[NAMES[role]] = values
+        if values.dtype != np.float64:
+            tensors[f"{NAMES[role]}.missing"] = np.zeros(len(values), bool)
+    return tensors
+
+
+@pytest.mark.slow
+def test_an_export_takes_and_gives_the_columns(day: Day, exported: Path) -> None:
+    """Graphs of features and model one after the other in onnxruntime."""
+    import onnxruntime
+
+    folder = exported / "names" / "1"
+    features = onnxruntime.InferenceSession(folder / "features.onnx", providers=["CPUExecutionProvider"])
+    given = request_of(day)
+    inputs = {x.name: given[x.name] for x in features.get_inputs()}
+    made = dict(zip([x.name for x in features.get_outputs()], features.run(None, inputs), strict=True))
+    model = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    names = [x.name for x in model.get_inputs()]
+    assert {NAMES["user"], NAMES["item"], NAMES["device"], NAMES["price"], NAMES["long"]} <= set(names)
+    (label,) = model.run(None, {name: made[f"{name}.feature"] for name in names})
+    np.testing.assert_allclose(label.ravel(), day.scores["score"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_triton_takes_the_columns(day: Day, exported: Path) -> None:
+    from headrace.commands.export_triton import export_triton
+    from headrace.export.triton.options import Options
+    from tests.triton_support import Repository, read_config
+
+    repository = day.folder / "triton"
+    export_triton(day.ws, pipeline_path(day), "1", local(repository), "fp32", Options())
+    given = {
+        name: (np.array([v.encode() for v in x], object) if x.dtype == object else x)[:, None]
+        for name, x in request_of(day).items()
+    }
+    config = read_config(repository / "names")
+    asked = {x.name: given[x.name] for x in config.input}
+    (label,) = Repository(repository).ask("names", asked).values()
+    np.testing.assert_allclose(label.ravel(), day.scores["score"], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.service
+def test_requests_name_the_columns(day: Day, exported: Path, tmp_path: Path) -> None:
+    """JSON over HTTP written by hand, and gRPC by Triton's own client."""
+    pytest.importorskip("grpc", reason="grpcio is not installed: run `make serve`")
+    over_grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: run `make serve`")
+    from tests.serve_support import running
+
+    given, types = request_of(day), {"i": "INT64", "f": "FP64", "O": "BYTES", "b": "BOOL"}
+    with running(exported, tmp_path / "log") as server:
+        said = json.loads(server.get("/v2/models/names")[1])
+        asked = {x["name"]: given[x["name"]] for x in said["inputs"]}
+        assert {NAMES["user"], NAMES["price"], f"{NAMES['kind']}.missing"} <= asked.keys()
+        inputs = [
+            {"name": name, "shape": list(x.shape), "datatype": types[x.dtype.kind], "data": x.tolist()}
+            for name, x in asked.items()
+        ]
+        status, answer = server.infer("names", {"inputs": inputs})
+        assert status == 200, answer
+        np.testing.assert_allclose(answer["outputs"][0]["data"], day.scores["score"], rtol=1e-5)
+        tensors = [over_grpc.InferInput(name, list(x.shape), types[x.dtype.kind]) for name, x in asked.items()]
+        for tensor, x in zip(tensors, asked.values(), strict=True):
+            tensor.set_data_from_numpy(x)
+        with over_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+            label = client.infer("names", tensors).as_numpy("label")
+        np.testing.assert_allclose(label.ravel(), day.scores["score"], rtol=1e-5)
