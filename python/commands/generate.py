@@ -44,7 +44,7 @@ def generate(spec: Spec, ws: Workspace, days: list[str], force: bool, spark: boo
     Raises:
         UserError: see headrace.generate.generate.
     """
-    from headrace.generate import Progress as Step
+    from headrace.generate import GenerationProgress as Step
     from headrace.generate import generate as make
 
     log_to_screen()

@@ -9,7 +9,7 @@ or CSV and adds malformed lines, `landing_files` writes a day, and `truth` is it
 that shows users their lists. Random numbers come from headrace.counter_random.
 """
 
-from headrace.generate.landing_files import Progress, days_between, generate, truth_path
+from headrace.generate.landing_files import GenerationProgress, days_between, generate, truth_path
 from headrace.generate.truth import DayTruth
 
-__all__ = ["DayTruth", "Progress", "days_between", "generate", "truth_path"]
+__all__ = ["DayTruth", "GenerationProgress", "days_between", "generate", "truth_path"]

@@ -281,7 +281,7 @@ def _log_progress(day: DayPlan, files: int, last_logged: float) -> float:
 
 
 @dataclass(frozen=True)
-class Progress:
+class GenerationProgress:
     """Progress of a call of `generate`, passed to its `progress` after each file and each day."""
 
     ds: str
@@ -314,7 +314,7 @@ def generate(
     *,
     force: bool = False,
     spark: bool | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[GenerationProgress], None] | None = None,
 ) -> list[DayTruth]:
     """Write the landing files and truth files of days, unless they exist as these parameters make them.
 
@@ -371,7 +371,7 @@ def generate(
                 def report(files: int, day: DayPlan = day, done: int = done, rows: int = rows_done) -> None:
                     if progress:
                         rows += day.rows * files // day.files
-                        progress(Progress(day.ds, done, len(plans), files, day.files, rows))
+                        progress(GenerationProgress(day.ds, done, len(plans), files, day.files, rows))
 
                 with (landing / day.ds).new_folder() as folder:
                     truth = summarise(
@@ -389,7 +389,7 @@ def generate(
                     "unknown (one class only)" if truth.auc_ceiling is None else f"{truth.auc_ceiling:.4f}",
                 )
             if progress:
-                progress(Progress(day.ds, done + 1, len(plans), day.files, day.files, rows_done))
+                progress(GenerationProgress(day.ds, done + 1, len(plans), day.files, day.files, rows_done))
     return [truths[parse_ds(ds)] for ds in days]
 
 

@@ -22,7 +22,7 @@ _KINDS = {"better": Cell("better", "good"), "worse": Cell("worse", "bad")}
 
 
 def outcomes(day: Day) -> Section:
-    """Lists of earlier days beside what followed; nothing where the pipeline has no such stage."""
+    """Show lists of earlier days beside what followed; nothing where the pipeline has no such stage."""
     title = "Outcomes of earlier lists"
     if not day.planned("outcomes"):
         return Section("outcomes", title, ())

@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
-from headrace.generate import DayTruth, Progress, days_between, generate, landing_files, truth_path
+from headrace.generate import DayTruth, GenerationProgress, days_between, generate, landing_files, truth_path
 from headrace.generate.click_model import ClickModel, events
 from headrace.generate.event_lines import COLUMNS
 from headrace.generate.landing_files import MAX_FILE_ROWS, DayPlan
@@ -318,7 +318,7 @@ def test_a_failure_leaves_nothing_behind(ws: Workspace, monkeypatch: pytest.Monk
 
 
 def test_progress_reaches_the_end(ws: Workspace) -> None:
-    seen: list[Progress] = []
+    seen: list[GenerationProgress] = []
     generate(spec_of(*SMALL), ws, DAYS[:2], progress=seen.append)
     assert [(p.ds, p.files_done) for p in seen if p.days_done == 0] == [(DAYS[0], n) for n in (1, 2, 3, 4)]
     assert (seen[-1].days_done, seen[-1].days, seen[-1].rows_done) == (2, 2, 6_000)
