@@ -1,1 +1,1 @@
-"""What the commands of the command line do: one file each, imported when it is called."""
+"""Work of the command line's commands: one file each, imported when the command is called."""

@@ -109,8 +109,8 @@ def compare_versions(
 
 
 def _further(pipeline: str, overrides: Sequence[str], models: Sequence[Path], against: str | None) -> list[str]:
-    """The overrides that files and `--against` stand for."""
-    found = []
+    """Return the overrides for files and `--against`."""
+    settings = []
     if models:
         spec = load_spec(pipeline, overrides)
         known: dict[str, Any] = {AS_IT_IS: {}}
@@ -121,22 +121,24 @@ def _further(pipeline: str, overrides: Sequence[str], models: Sequence[Path], ag
             if name in known:
                 raise UserError(f"--models {path}: there is a model '{name}' already; give the file another name")
             known[name] = read_mapping(path)
-        found.append(f"compare.models={flow(known)}")
-    return found if against is None else [*found, f"compare.against={against}"]
+        settings.append(f"compare.models={flow(known)}")
+    return settings if against is None else [*settings, f"compare.against={against}"]
 
 
-def _show(manifest: Manifest, wanted: Sequence[str]) -> None:
+def _show(manifest: Manifest, metric_names: Sequence[str]) -> None:
     models, reference = facts.records(manifest.facts.get("models")), manifest.facts["reference"]
-    names = [n for n in dict.fromkeys(wanted) if any(n in m["metrics"] for m in models)]
+    names = [n for n in dict.fromkeys(metric_names) if any(n in m["metrics"] for m in models)]
     tested = any(m["against"] for m in models)
     headings = [h for name in names for h in (f">{name}", ">interval", *([">p"] if tested else []))]
-    shown = table("model", "class", *headings, ">time", ">peak memory", ">on disk")
+    summary_table = table("model", "class", *headings, ">time", ">peak memory", ">on disk")
     for m in models:
         cells = [c for name in names for c in _cells(m, name, tested)]
         peak = max(facts.numbers(m["peak_memory_mib"]).values(), default=None)
-        shown.add_row(m["name"], m["class"], *cells, facts.duration(m["seconds"]), facts.memory(peak), _size(m["mib"]))
+        summary_table.add_row(
+            m["name"], m["class"], *cells, facts.duration(m["seconds"]), facts.memory(peak), _size(m["mib"])
+        )
     out.print()
-    out.print(shown)
+    out.print(summary_table)
     if tested:
         out.print(f"p: of no difference from '{reference}', two-sided, by a paired bootstrap over users", markup=False)
     else:
@@ -150,8 +152,8 @@ def _cells(model: Mapping[str, Any], name: str, tested: bool) -> list[str]:
     ends = model["intervals"].get(name)
     interval = f"[{facts.decimals(ends[0])}, {facts.decimals(ends[1])}]" if ends else ""
     p = facts.number(facts.mapping(model["against"].get(name)).get("p"))
-    told = [facts.decimals(model["metrics"].get(name)), interval]
-    return [*told, "" if p is None else f"{p:.3f}"] if tested else told
+    cells = [facts.decimals(model["metrics"].get(name)), interval]
+    return [*cells, "" if p is None else f"{p:.3f}"] if tested else cells
 
 
 def _size(mib: float) -> str:

@@ -48,10 +48,10 @@ def doctor(ws: Workspace, pipeline: str | None = None, as_json: bool = False) ->
     if as_json:
         print_json({"findings": [asdict(f) for f in findings], "missing": missing})
         return EXIT_FAILURE if missing else EXIT_DONE
-    shown = table("what", "state", "found", "what to do")
+    findings_table = table("what", "state", "found", "what to do")
     for f in findings:
-        shown.add_row(f.what, plain(f.state, style=_STYLES[f.state]), plain(f.found), plain(f.todo))
-    out.print(shown)
+        findings_table.add_row(f.what, plain(f.state, style=_STYLES[f.state]), plain(f.found), plain(f.todo))
+    out.print(findings_table)
     out.print()
     out.print(f"missing: {', '.join(missing)}" if missing else "everything that is needed is here", markup=False)
     return EXIT_FAILURE if missing else EXIT_DONE
@@ -73,9 +73,9 @@ def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
 
 def python() -> Iterator[Finding]:
     """CPython 3.11: what the pins were locked for."""
-    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} ({sys.executable})"
+    installed = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} ({sys.executable})"
     good = sys.version_info[:2] == (3, 11)
-    yield Finding("Python", "ok" if good else "missing", found, "" if good else "Python 3.11, then `make env`")
+    yield Finding("Python", "ok" if good else "missing", installed, "" if good else "Python 3.11, then `make env`")
 
 
 def java() -> Iterator[Finding]:
@@ -94,39 +94,41 @@ def java() -> Iterator[Finding]:
         return
     major = java_major(text)
     good = major in (17, 21)
-    found = f"{major or 'unknown version'} ({program})"
-    yield Finding("Java", "ok" if good else "missing", found, "" if good else todo)
+    installed = f"{major or 'unknown version'} ({program})"
+    yield Finding("Java", "ok" if good else "missing", installed, "" if good else todo)
 
 
 def java_major(text: str) -> int | None:
     """The major version in what `java -version` says: 17 of `openjdk version "17.0.13"`, 8 of `"1.8.0_392"`."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if match is None:
         return None
-    first = int(found[1])
-    return int(found[2]) if first == 1 and found[2] else first
+    first = int(match[1])
+    return int(match[2]) if first == 1 and match[2] else first
 
 
 def pins() -> Iterator[Finding]:
     """The installed packages beside requirements/headrace.in."""
-    wanted = requirements(installation() / "requirements" / "headrace.in")
-    if wanted is None:
+    pinned = requirements(installation() / "requirements" / "headrace.in")
+    if pinned is None:
         yield Finding("pins", "warning", "requirements/headrace.in is not here: versions are not compared")
         return
     from packaging.specifiers import SpecifierSet
 
-    others: list[str] = []
-    for name, specifier in wanted.items():
-        found = _installed(name)
-        good = found is not None and SpecifierSet(specifier).contains(found.partition("+")[0], prereleases=True)
+    other_faults: list[str] = []
+    for name, specifier in pinned.items():
+        installed = _installed(name)
+        good = installed is not None and SpecifierSet(specifier).contains(installed.partition("+")[0], prereleases=True)
         if name in _SHOWN_PINS:
             state: State = "ok" if good else "missing"
-            yield Finding(name, state, found or "not installed", "" if good else f"`make env` (pinned: {specifier})")
+            yield Finding(
+                name, state, installed or "not installed", "" if good else f"`make env` (pinned: {specifier})"
+            )
         elif not good:
-            others.append(f"{name} {found or 'not installed'} (pinned: {specifier})")
-    count = len(wanted) - len([n for n in _SHOWN_PINS if n in wanted])
-    if others:
-        yield Finding("other pins", "missing", "; ".join(others), "`make env`")
+            other_faults.append(f"{name} {installed or 'not installed'} (pinned: {specifier})")
+    count = len(pinned) - len([n for n in _SHOWN_PINS if n in pinned])
+    if other_faults:
+        yield Finding("other pins", "missing", "; ".join(other_faults), "`make env`")
     else:
         yield Finding("other pins", "ok", f"{count} packages as requirements/headrace.in has them")
 
@@ -137,8 +139,8 @@ def requirements(path: Path) -> dict[str, str] | None:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return None
-    found = (re.match(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^#;]*)", line) for line in lines)
-    return {m[1].lower(): m[2].strip() for m in found if m}
+    matches = (re.match(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^#;]*)", line) for line in lines)
+    return {m[1].lower(): m[2].strip() for m in matches if m}
 
 
 def _installed(name: str) -> str | None:
@@ -158,14 +160,14 @@ def spark() -> Iterator[Finding]:
         yield Finding("spark-submit", "ok" if good else "missing", str(program), "" if good else "`make env`")
     except UserError as e:
         yield Finding("spark-submit", "missing", str(e), "`make env`")
-    here = {p.name for p in jars_dir().glob("*.jar")}
-    wanted = jars(installation() / "build.gradle", "sparkJars")
-    lacking = sorted(set(wanted) - here)
-    found = f"{len(wanted) - len(lacking)} of {len(wanted)} in {jars_dir()}"
-    if lacking or not wanted:
-        yield Finding("jars", "missing", f"{found}; not there: {', '.join(lacking)}", "`make jars`")
+    present = {p.name for p in jars_dir().glob("*.jar")}
+    required = jars(installation() / "build.gradle", "sparkJars")
+    missing = sorted(set(required) - present)
+    count_text = f"{len(required) - len(missing)} of {len(required)} in {jars_dir()}"
+    if missing or not required:
+        yield Finding("jars", "missing", f"{count_text}; not there: {', '.join(missing)}", "`make jars`")
     else:
-        yield Finding("jars", "ok", found)
+        yield Finding("jars", "ok", count_text)
 
 
 def jars(gradle: Path, configuration: str) -> list[str]:
@@ -179,55 +181,55 @@ def jars(gradle: Path, configuration: str) -> list[str]:
 
 def iceberg() -> Iterator[Finding]:
     """Iceberg's jar: for sources that are Iceberg tables."""
-    wanted = jars(installation() / "build.gradle", "icebergJars")
-    found = [name for name in wanted if (iceberg_dir() / name).is_file()]
-    if found:
-        yield Finding("Iceberg's jar", "ok", ", ".join(found))
+    required = jars(installation() / "build.gradle", "icebergJars")
+    present = [name for name in required if (iceberg_dir() / name).is_file()]
+    if present:
+        yield Finding("Iceberg's jar", "ok", ", ".join(present))
     else:
         yield Finding("Iceberg's jar", "optional", "not here", "`make iceberg` (47 MB), for tables of Iceberg's")
 
 
 def s3(ws: Workspace) -> Iterator[Finding]:
     """Spark's file system for S3: for a lake, a store or a source there."""
-    what = "Spark's S3A"
-    if found := [p.name for p in s3_dir().glob("*.jar")]:
-        yield Finding(what, "ok", f"{len(found)} jars in {s3_dir()}")
+    name = "Spark's S3A"
+    if present := [p.name for p in s3_dir().glob("*.jar")]:
+        yield Finding(name, "ok", f"{len(present)} jars in {s3_dir()}")
     elif "s3" in ws.schemes:
-        yield Finding(what, "missing", f"not in {s3_dir()}, and lake, store or a source is in S3", how_to_get_s3())
+        yield Finding(name, "missing", f"not in {s3_dir()}, and lake, store or a source is in S3", how_to_get_s3())
     else:
-        yield Finding(what, "optional", "not here", f"{how_to_get_s3()} (9 MB), for lakes in S3")
+        yield Finding(name, "optional", "not here", f"{how_to_get_s3()} (9 MB), for lakes in S3")
 
 
 def native() -> Iterator[Finding]:
-    """What of native/ is built: needed by hashes, operators on native functions, faster embeddings, GPU plans."""
+    """Yield which libraries of native/ are built: for hashes, native operators, faster embeddings, GPU plans."""
     from headrace import native as cpp
     from headrace.dataset import native as dataset
     from headrace.udfs import library as columns
 
-    there = {
+    loaded = {
         "embeddings": cpp.library() is not None,
         "dataset": dataset.library() is not None,
         "columns": _loads(columns.host),
     }
-    lacking = sorted(name for name, is_there in there.items() if not is_there)
+    missing = sorted(name for name, is_there in loaded.items() if not is_there)
     best, level = next(iter(cpp.levels()), ""), cpp.EMBEDDINGS.path().parent.name
     level = level if level in cpp.levels() else ""
-    told = {"embeddings": f"embeddings ({level or 'any processor'})", "dataset": "dataset", "columns": "columns"}
-    todo = f"`make native` ({', '.join(lacking)})" if lacking else ""
+    names_ = {"embeddings": f"embeddings ({level or 'any processor'})", "dataset": "dataset", "columns": "columns"}
+    todo = f"`make native` ({', '.join(missing)})" if missing else ""
     if not todo and level != best:
         todo = f"`make native` with a compiler that knows -march={best}: this processor can do more"
     yield Finding(
         "native libraries",
-        "missing" if not there["columns"] else "optional" if lacking else "ok",
-        ", ".join(told[name] for name, is_there in there.items() if is_there) or "not built",
+        "missing" if not loaded["columns"] else "optional" if missing else "ok",
+        ", ".join(names_[name] for name, is_there in loaded.items() if is_there) or "not built",
         todo,
     )
     if not columns.cuda_path().is_file():
         yield Finding("CUDA objects", "optional", "not built", "`make native-cuda`, for GPUs (builds without one)")
     else:
-        found = ", ".join(columns.cuda_targets(columns.cuda_path()))
+        targets = ", ".join(columns.cuda_targets(columns.cuda_path()))
         good = _loads(columns.cuda)
-        yield Finding("CUDA objects", "ok" if good else "warning", found, "" if good else "`make native-cuda` again")
+        yield Finding("CUDA objects", "ok" if good else "warning", targets, "" if good else "`make native-cuda` again")
     jars_ = columns.udf_jars(rapids=False)
     if not jars_:
         todo = "`make native`, for text_ngrams, feature_cross and minhash in Spark"
@@ -250,7 +252,7 @@ def _loads(load: Callable[[], object]) -> bool:
 
 
 def horovod() -> Iterator[Finding]:
-    """How Horovod was built. Asked in a process of its own: its libraries and torch take a gibibyte and seconds."""
+    """Yield how Horovod was built, from a separate process: its libraries and torch take a gibibyte and seconds."""
     if importlib.util.find_spec("horovod") is None:
         yield Finding("Horovod", "missing", "not installed", "`make env` (builds it from source, cached)")
         return

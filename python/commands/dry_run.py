@@ -20,7 +20,7 @@ _LISTED = 4
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """What a run would do at one stage of a day."""
+    """Plan of a run at one stage of a day."""
 
     ds: str
     stage: str
@@ -76,12 +76,12 @@ def dry_run(
             planned.append(_plan(load_stage(name), spec, ws, of_day, planned))
     running, period = sum(p.runs for p in planned), days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run\n", markup=False)
-    shown = table(*(["day"] if len(days) > 1 else []), "stage", "would run", "why", "reads", "writes")
+    rows_table = table(*(["day"] if len(days) > 1 else []), "stage", "would run", "why", "reads", "writes")
     for p in planned:
         state = plain("yes", style="bold") if p.runs else plain("no", style="dim")
         reads, writes = (plain("\n".join(_some(lines))) for lines in (p.reads, p.writes))
-        shown.add_row(*([p.ds] if len(days) > 1 else []), p.stage, state, plain(p.why), reads, writes)
-    out.print(shown)
+        rows_table.add_row(*([p.ds] if len(days) > 1 else []), p.stage, state, plain(p.why), reads, writes)
+    out.print(rows_table)
     return planned
 
 

@@ -163,14 +163,16 @@ def _show_values(told: Mapping[str, Any]) -> None:
         markup=False,
         soft_wrap=True,
     )
-    shown = table("arm", "model", *(f">{v}" for v in _VALUES), ">dr - control")
+    rows_table = table("arm", "model", *(f">{v}" for v in _VALUES), ">dr - control")
     for of in told["arms"]:
         cells = [_with_interval(of["values"].get(v), of["intervals"].get(v)) for v in _VALUES]
         minus = of["minus_control"].get("dr")
         ends = None if minus is None else [minus["low"], minus["high"]]
         version = of["version"] if of["version"] is not None else of["stage"]
-        shown.add_row(of["arm"], str(version), *cells, "" if minus is None else _with_interval(minus["value"], ends))
-    out.print(shown)
+        rows_table.add_row(
+            of["arm"], str(version), *cells, "" if minus is None else _with_interval(minus["value"], ends)
+        )
+    out.print(rows_table)
 
 
 def _with_interval(value: float | None, interval: Any) -> str:

@@ -17,7 +17,7 @@ from headrace.workspace import Workspace
 
 @dataclass(frozen=True)
 class TwoStages:
-    """What a second pipeline finds, from which the first one ranks.
+    """Second pipeline, which retrieves the items that the first one ranks.
 
     Attributes:
         pipeline: of the model in retrieval form.

@@ -32,7 +32,7 @@ def forget(
     ws = ws.of(spec)
     persons, now = read_persons(spec, column, values), datetime.now(UTC)
     places: list[Place] = []
-    said: dict[str, Any] = {"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete}
+    document: dict[str, Any] = {"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete}
     try:
         if not delete:
             places += erase.found_places(spec, ws, persons, now)
@@ -41,16 +41,16 @@ def forget(
                 places.append(step)
             else:
                 request, file = step
-                said |= {"request": request.model_dump(mode="json"), "proof": str(file)}
+                document |= {"request": request.model_dump(mode="json"), "proof": str(file)}
     finally:
-        _show(places, said, delete, as_json)
+        _show(places, document, delete, as_json)
 
 
-def _show(places: Sequence[Place], said: dict[str, Any], delete: bool, as_json: bool) -> None:
+def _show(places: Sequence[Place], document: dict[str, Any], delete: bool, as_json: bool) -> None:
     if as_json:
         names = ("rows", "rewritten", "removed", "size", "note", "left", "later")
         print_json(
-            said
+            document
             | {
                 "places": [
                     {"kind": p.kind, "what": p.name, **{name: getattr(p, name) for name in names}} for p in places
@@ -58,17 +58,17 @@ def _show(places: Sequence[Place], said: dict[str, Any], delete: bool, as_json: 
             }
         )
         return
-    shown = table("kind", "what", ">rows", ">written again", ">removed", "")
+    places_table = table("kind", "what", ">rows", ">written again", ">removed", "")
     for p in places:
         counts = (f"{n:,}" if n else "–" for n in (p.rows, p.rewritten, p.removed))
-        shown.add_row(p.kind, p.name, *counts, "; ".join(x for x in (p.left, p.note) if x))
+        places_table.add_row(p.kind, p.name, *counts, "; ".join(x for x in (p.left, p.note) if x))
     if places:
-        out.print(shown)
-    ours = sum(p.act is not None for p in places)
+        out.print(places_table)
+    erasable = sum(p.act is not None for p in places)
     if delete:
-        out.print(f"{ours} places erased; proof: {said.get('proof', 'none, it did not end')}")
-    elif ours:
-        out.print(f"{ours} places have some. Nothing was changed: add --delete to erase them")
+        out.print(f"{erasable} places erased; proof: {document.get('proof', 'none, it did not end')}")
+    elif erasable:
+        out.print(f"{erasable} places have some. Nothing was changed: add --delete to erase them")
     elif any(p.left for p in places):
         out.print("nothing is left of them but what must be done by hand, or by a later run")
     else:

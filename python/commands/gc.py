@@ -20,16 +20,16 @@ def gc(ws: Workspace, pipeline: str, delete: bool, overrides: Sequence[str] = ()
     spec = load_spec(pipeline, overrides)
     ws = ws.of(spec)
     steps = []
-    shown = table("kind", "what", ">MiB", "why")
+    steps_table = table("kind", "what", ">MiB", "why")
     for step in collect(spec, ws, datetime.now(UTC), delete):
         steps.append(step)
-        shown.add_row(step.kind, step.name, f"{step.size / 2**20:,.1f}" if step.size else "–", step.reason)
+        steps_table.add_row(step.kind, step.name, f"{step.size / 2**20:,.1f}" if step.size else "–", step.reason)
     if as_json:
-        found = [{"kind": s.kind, "what": s.name, "bytes": s.size, "reason": s.reason} for s in steps]
-        print_json({"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete, "steps": found})
+        records = [{"kind": s.kind, "what": s.name, "bytes": s.size, "reason": s.reason} for s in steps]
+        print_json({"home": str(ws.home), "pipeline": spec.pipeline, "deleted": delete, "steps": records})
         return
     if steps:
-        out.print(shown)
+        out.print(steps_table)
     # What is joined is written anew first, and goes when no version names it any more.
     total = sum(s.size for s in steps if s.kind != "compaction") / 2**20
     if delete:

@@ -67,10 +67,10 @@ def generate(spec: Spec, ws: Workspace, days: list[str], force: bool, spark: boo
             bar.update(task, description=p.ds, total=total, completed=done)
 
         truths = make(spec, ws, days, force=force, spark=spark, progress=step)
-    shown = table("ds", ">rows", ">lines", ">MiB", ">users", ">items", ">click rate", ">best AUC")
+    rows_table = table("ds", ">rows", ">lines", ">MiB", ">users", ">items", ">click rate", ">best AUC")
     for t in truths:
         size = sum(f.bytes for f in t.files) / 2**20
-        shown.add_row(
+        rows_table.add_row(
             t.ds,
             f"{t.rows:,}",
             f"{t.lines:,}",
@@ -80,5 +80,5 @@ def generate(spec: Spec, ws: Workspace, days: list[str], force: bool, spark: boo
             facts.percent(t.base_rate),
             facts.decimals(t.auc_ceiling),
         )
-    out.print(shown)
+    out.print(rows_table)
     out.print(f"landing files: {ws.landing(spec.pipeline)}", markup=False, soft_wrap=True)

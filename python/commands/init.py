@@ -71,16 +71,16 @@ def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> Non
     if sample.unread_lines:
         out.print(f"{sample.unread_lines:,} further lines could not be read: they go to quarantine", markup=False)
     out.print()
-    shown = table("column", "type", ">nulls", ">values", "for", "why")
+    rows_table = table("column", "type", ">nulls", ">values", "for", "why")
     for c in columns:
         use, why = _use(c, roles)
         style = {"label": "bold green", "-": "dim"}.get(use, "")
         nulls = f"{c.null_rate:.1%}" if c.nulls else ""
         values = "" if c.fault else f"{c.distinct:,}"
-        shown.add_row(
+        rows_table.add_row(
             plain(c.name), plain("" if c.fault else c.type), nulls, values, plain(use, style=style), plain(why)
         )
-    out.print(shown)
+    out.print(rows_table)
 
 
 def _use(column: ColumnProfile, roles: Roles) -> tuple[str, str]:

@@ -84,12 +84,12 @@ def _by_spark(pipeline: str, sets: Sequence[str]) -> Spec:
 
 
 def _print(seen: Sequence[StepPlans]) -> None:
-    shown = table("what", "step", ">plans", "on the GPU", "operators", "what leaves, and why")
+    rows_table = table("what", "step", ">plans", "on the GPU", "operators", "what leaves, and why")
     for s in seen:
         state = plain("yes", style="green") if s.green else plain("NO", style="bold red")
         if s.step in (LOG, ON_CPUS):
             state = plain("-", style="dim")
-        shown.add_row(
+        rows_table.add_row(
             plain(s.subject),
             plain(s.step),
             str(len(s.plans)),
@@ -97,7 +97,7 @@ def _print(seen: Sequence[StepPlans]) -> None:
             plain(_operators(s)),
             plain("\n".join(s.faults())),
         )
-    out.print(shown)
+    out.print(rows_table)
     out.print()
     red = list(dict.fromkeys(s.subject for s in seen if not s.green))
     subjects = len({s.subject for s in seen})

@@ -199,7 +199,7 @@ def show(planned: Planned, source: str) -> None:
 
 
 def _tables(planned: Planned) -> Screen:
-    shown = table(
+    rows_table = table(
         "table", ">rows", ">width", "storage", "kind", "ranks", ">GiB a rank", ">MB sent by all", title="tables"
     )
     order = sorted(planned.work.tables, key=lambda t: -t.rows * t.dim)
@@ -208,7 +208,7 @@ def _tables(planned: Planned) -> Screen:
         load = load_of(planned.work, blocks)
         kind = planned.plan.kind_of(t.name).replace("_", "-") + (", sums" if blocks[0].pooled else "")
         sent = float((load.sent + load.reduced).sum()) / 1e6
-        shown.add_row(
+        rows_table.add_row(
             t.name,
             f"{t.rows:,}",
             str(t.dim),
@@ -219,8 +219,8 @@ def _tables(planned: Planned) -> Screen:
             f"{sent:,.2f}",
         )
     if len(order) > _TABLES:
-        shown.add_row(f"and {len(order) - _TABLES} smaller", *[""] * 7)
-    return shown
+        rows_table.add_row(f"and {len(order) - _TABLES} smaller", *[""] * 7)
+    return rows_table
 
 
 def _ranks_of(planned: Planned, t: Table) -> str:
@@ -242,7 +242,7 @@ def _ranks(planned: Planned) -> Screen:
     memory["all"] = sum(memory.values(), np.zeros_like(load.memory))
     # Of tables that GPUs hold in part: all of them in host memory, and what comes from there and goes back in a step.
     cached = [(">in host GiB", load.host / GIB), (">from host MB", load.carried / 1e6)] if load.host.any() else []
-    shown = table(
+    rows_table = table(
         "rank",
         *(f">{n} GiB" for n in memory),
         ">sent MB",
@@ -260,8 +260,8 @@ def _ranks(planned: Planned) -> Screen:
     ]
     if planned.work.world_size <= _RANKS:
         for rank in range(planned.work.world_size):
-            shown.add_row(str(rank), *(f"{c[rank]:,.3f}" for c in columns))
+            rows_table.add_row(str(rank), *(f"{c[rank]:,.3f}" for c in columns))
     else:
         for name, pick in (("least", np.min), ("mean", np.mean), ("most", np.max)):
-            shown.add_row(name, *(f"{pick(c):,.3f}" for c in columns))
-    return shown
+            rows_table.add_row(name, *(f"{pick(c):,.3f}" for c in columns))
+    return rows_table

@@ -76,13 +76,13 @@ def _section(
 
 def _by_name(heading: str, introduction: str, known: Mapping[str, type[BaseModel]]) -> Iterator[str]:
     yield f"## {heading}\n\n{introduction}\n"
-    shown: set[type[BaseModel]] = set()
+    documented: set[type[BaseModel]] = set()
     for name, op in sorted(known.items()):
         keys = keys_of(op)
         yield _section(op, keys, "###", f"`{name}`")
         for model in dict.fromkeys(m for k in keys for m in k.models):
-            if model not in shown:
-                shown.add(model)
+            if model not in documented:
+                documented.add(model)
                 yield _section(model, keys_of(model), "####")
 
 

@@ -51,15 +51,15 @@ def models(ws: Workspace, pipeline: str, stage: str | None, overrides: Sequence[
     saved = [facts.saved_rows(t["saved"]) for t in told]
     embeddings = ["embeddings"] if any(saved) else []
     headings = [*(f">{n}" for n in names), ">on disk", *embeddings, "decided by"]
-    shown = table("version", "day", "aliases", "verdict", *headings)
+    rows_table = table("version", "day", "aliases", "verdict", *headings)
     for t, rows in zip(told, saved, strict=True):
         status = t["status"] or "–"
         size = "gone" if t["bytes"] is None else f"{t['bytes'] / 2**20:,.1f} MiB"
         by = f"{t['by']}: {t['reason']}" if t["by"] else ""
         row = [t["version"], t["ds"] or "–", ", ".join(t["aliases"]), plain(status, style=_STYLES.get(status, ""))]
         more = [size, *([rows] if embeddings else []), by]
-        shown.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), *more)
-    out.print(shown)
+        rows_table.add_row(*row, *(facts.decimals(t["metrics"].get(n)) for n in names), *more)
+    out.print(rows_table)
 
 
 def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def run(
 
 
 class _Progress:
-    """What became of each stage, and a line about it when its turn comes."""
+    """Results of the stages, and a line about each."""
 
     def __init__(self, stages: Sequence[str], days: Sequence[str]) -> None:
         self._stages, self._days = list(stages), list(days)

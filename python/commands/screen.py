@@ -21,11 +21,11 @@ class _SafeConsole(Console):
     """A console that shows control characters of whatever it is given (headrace.logs.visible)."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich's, of the cells of tables and of texts that are printed."""
+        """Render text as rich does, with control characters made visible."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich's; what rich itself says to the terminal (`control`: moves of the cursor) stays."""
+        """Render as rich does; what rich itself writes to the terminal (`control`: moves of the cursor) stays."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
@@ -39,10 +39,12 @@ err: Console = _SafeConsole(stderr=True, highlight=False)
 
 def table(*headings: str, title: str | None = None) -> Table:
     """An empty table in the house style. Headings that start with `>` are of numbers, to the right."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    new_table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold"
+    )
     for heading in headings:
-        made.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
-    return made
+        new_table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
+    return new_table
 
 
 def plain(text: str, style: str | Style = "") -> Text:

@@ -30,11 +30,11 @@ def simulate_site(spec: Spec, ws: Workspace, ds: str, force: bool) -> SiteDay:
         if lists_ds is not None and lists_ds >= ds:
             raise UserError(f"the published lists are of {lists_ds}, made after the visitors of {ds} have left")
         day = simulate(spec, ws, ds, lists, lists_ds, force=force)
-    shown = table("shown", ">visits", ">impressions", ">clicks", ">CTR", ">expected")
+    rows_table = table("shown", ">visits", ">impressions", ">clicks", ">CTR", ">expected")
     for name, of in day.shown.items():
         rates = (facts.decimals(of.rate), facts.decimals(of.expected))
-        shown.add_row(name, f"{of.visits:,}", f"{of.impressions:,}", f"{of.clicks:,}", *rates)
-    out.print(shown)
+        rows_table.add_row(name, f"{of.visits:,}", f"{of.impressions:,}", f"{of.clicks:,}", *rates)
+    out.print(rows_table)
     out.print(
         f"lists of {day.lists_ds or 'no day'}; expected CTR of the same visits: "
         f"random {facts.decimals(day.random_rate)}, these lists {facts.decimals(day.list_rate)}, "

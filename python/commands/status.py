@@ -26,7 +26,7 @@ _STYLES = {"done": "green", "stale": "yellow", "removed": "cyan", "missing": "di
 
 @dataclass(frozen=True)
 class StageState:
-    """What became of one stage of a day."""
+    """State of one stage of a day."""
 
     pipeline: str
     ds: str
@@ -129,7 +129,7 @@ def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool) -> 
 
 def state_table(states: Sequence[StageState]) -> Table:
     """A row for each."""
-    shown = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
+    rows_table = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
     for _, day in groupby(states, key=lambda s: (s.pipeline, s.ds)):
         for s in day:
             cell = plain(s.state, style=_STYLES[s.state])
@@ -147,9 +147,9 @@ def state_table(states: Sequence[StageState]) -> Table:
             if s.manifest is not None:
                 seconds = f"{s.manifest.seconds:,.1f}"
                 ended = facts.when(s.manifest.started + timedelta(seconds=s.manifest.seconds))
-            shown.add_row(s.pipeline, s.ds, s.stage, cell, main_counts(s.manifest), seconds, ended)
-        shown.add_section()
-    return shown
+            rows_table.add_row(s.pipeline, s.ds, s.stage, cell, main_counts(s.manifest), seconds, ended)
+        rows_table.add_section()
+    return rows_table
 
 
 def _state(

@@ -1,4 +1,4 @@
-"""What is shown at the end of a run: stages, quality beside its ceiling, the report, the published scores."""
+"""Summary at the end of a run: stages, quality beside its ceiling, the report, the published scores."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
     """Print the results of a day. `states`: what this run did, by stage."""
     manifests = manifests_of(ws, spec.pipeline, ds)
     out.print()
-    shown = table("stage", "state", ">rows", ">time", ">peak memory")
+    rows_table = table("stage", "state", ">rows", ">time", ">peak memory")
     for stage, state in states.items():
-        shown.add_row(stage, state, *_numbers(manifests.get(stage)))
-    out.print(shown)
+        rows_table.add_row(stage, state, *_numbers(manifests.get(stage)))
+    out.print(rows_table)
     for line in data_lines(manifests, ds) if "ingest" in states else []:
         out.print(line, markup=False)
     for line in quality_lines(manifests, facts.number(read_truth(ws, spec.pipeline, ds).get("auc_ceiling"))):

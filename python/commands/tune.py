@@ -108,15 +108,15 @@ def _shown(trials: Sequence[Any], best: Any, search: Search) -> Table:
 
     paths = dict.fromkeys([*search.parameters, *(p for m in search.models.values() for p in m.parameters)])
     model = ["model"] if search.models else []
-    shown = table("trial", *model, f">{search.objective}", ">steps", ">seconds", *paths, "")
+    rows_table = table("trial", *model, f">{search.objective}", ">steps", ">seconds", *paths, "")
     for t in trials:
         name = "as it is" if t.number is None else str(t.number + 1)
         note = "best" if best is not None and t.number == best.number else t.reason or t.state * (t.state == "pruned")
         values = [flow(t.values[p]) if p in t.values else "" for p in paths]
         which = [t.model or ""] if search.models else []
         told = (*which, show_value(t.value), f"{t.steps:,}", f"{t.seconds:.1f}")
-        shown.add_row(name, *told, *map(escape, values), escape(note))
-    return shown
+        rows_table.add_row(name, *told, *map(escape, values), escape(note))
+    return rows_table
 
 
 def _space(search: Search) -> str:

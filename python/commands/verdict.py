@@ -1,4 +1,4 @@
-"""What gates have said of days, on the screen."""
+"""Verdicts of gates on the screen."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def show_verdict(gate: Manifest) -> None:
     """A table of the rules, and the verdict."""
     challenger = facts.mapping(gate.facts.get("challenger"))
     for judged in (gate.facts, challenger):
-        shown = table("rule", "", "figure")
+        rows_table = table("rule", "", "figure")
         for rule in facts.records(judged.get("rules")):
-            shown.add_row(str(rule.get("key")), _state(rule), str(rule.get("text")))
+            rows_table.add_row(str(rule.get("key")), _state(rule), str(rule.get("text")))
         if judged:
             out.print()
-            out.print(shown)
+            out.print(rows_table)
             said = of_challenger(gate) if judged is challenger else sentence(gate)
             out.print(said, markup=False, soft_wrap=True)
 
@@ -67,7 +67,7 @@ def broken_rules(gate: Manifest) -> list[str]:
 
 
 def is_refused(ws: Workspace, gate: Manifest | None) -> bool:
-    """Whether a day's model was refused, and nobody has overruled that."""
+    """Return whether a day's model was refused, and nobody has overruled that."""
     if gate is None or gate.facts.get("verdict") != _REFUSED:
         return False
     found = numbered(ws, str(gate.facts["registered"]), str(gate.facts["model"]["version"]))
