@@ -33,13 +33,13 @@ def offered(group: str) -> Mapping[str, str]:
     return {point.name: point.value for point in entry_points(group=group)}
 
 
-def resolve(reference: str, where: str, what: str) -> Any:
-    """Import what `module:name` refers to. Importing runs the module's code.
+def resolve(reference: str, key: str, noun: str) -> Any:
+    """Import the object that `module:name` refers to. Importing runs the module's code.
 
     Args:
         reference: `package.module:name`, or `package.module:Outer.name`.
-        where: its place in the spec, for messages.
-        what: what it is there, for messages: `operator`, `model`.
+        key: the key of the spec that has the reference, for messages.
+        noun: the kind of object, for messages: `operator`, `model`.
 
     Raises:
         UserError: it cannot be imported.
@@ -51,51 +51,49 @@ def resolve(reference: str, where: str, what: str) -> Any:
             value = getattr(value, part)
     except (ImportError, AttributeError, ValueError) as e:
         raise UserError(
-            f"{where}: {what} '{reference}' cannot be imported: {e}. Install the package in this environment (on a "
+            f"{key}: {noun} '{reference}' cannot be imported: {e}. Install the package in this environment (on a "
             f"cluster also in that of the executors), or set PYTHONPATH to the folder of its module"
         ) from None
     return value
 
 
-def import_class(reference: str, base: type[T], where: str, what: str) -> type[T]:
-    """Import the class `module:Class`; nothing is called before the class was checked.
+def import_class(reference: str, base: type[T], key: str, noun: str) -> type[T]:
+    """Import the class `module:Class` and check its base class.
 
     Args:
         reference: `package.module:Class`, or `package.module:Outer.Class`.
-        base: what the class must extend.
-        where: its place in the spec, for messages.
-        what: what it is there, for messages: `operator`, `model`.
+        base: the class that it must extend.
+        key: the key of the spec that has the reference, for messages.
+        noun: the kind of class, for messages: `operator`, `model`.
 
     Raises:
         UserError: it cannot be imported, or extends something else.
     """
-    value = resolve(reference, where, what)
+    value = resolve(reference, key, noun)
     if not (isinstance(value, type) and issubclass(value, base)):
-        raise UserError(
-            f"{where}: '{reference}' is no {what}: it does not extend {base.__module__}:{base.__qualname__}"
-        )
+        raise UserError(f"{key}: '{reference}' is no {noun}: it does not extend {base.__module__}:{base.__qualname__}")
     return value
 
 
 @dataclass(frozen=True, eq=False)
 class Seam(Generic[T]):
-    """A kind of class that a spec names: headrace's own, those of installed packages, and `module:Class`."""
+    """An extension point: classes that a spec names, built in, from installed packages, or as `module:Class`."""
 
     #: The group of entry points: `headrace.warehouses`.
     group: str
-    #: One of them, for messages: `warehouse`.
-    what: str
-    #: What each class extends.
+    #: A class of this kind in messages: `warehouse`.
+    noun: str
+    #: The class that each of them extends.
     base: type[T]
-    #: `module:Class` of headrace's own, by name.
-    own: Mapping[str, str]
+    #: `module:Class` of headrace's own classes, by name.
+    builtin: Mapping[str, str]
     #: Packages of this repository that offer further names: name -> the package to install.
     packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that are documented: headrace's own, and those of its packages, installed or not."""
-        return (*self.own, *(name for name in self.packages if name not in self.own))
+        """Documented names: built-in ones, and those of this repository's packages, installed or not."""
+        return (*self.builtin, *(name for name in self.packages if name not in self.builtin))
 
     def known(self) -> tuple[str, ...]:
         """Return the documented names and those that other installed packages offer."""
@@ -105,32 +103,32 @@ class Seam(Generic[T]):
         """Return whether a name is documented or offered."""
         return name in self.names or name in offered(self.group)
 
-    def find(self, name: str, where: str) -> type[T]:
+    def find(self, name: str, key: str) -> type[T]:
         """Import the class of a name, or `module:Class`.
 
         Args:
-            name: as the spec has it.
-            where: its place in the spec, for messages.
+            name: the name in the spec, or `module:Class`.
+            key: the key of the spec that has the name, for messages.
 
         Raises:
-            UserError: no such name, a package that is not installed, a class that cannot be imported or is of another
-                kind.
+            UserError: an unknown name, a package that is not installed, a class that cannot be imported or extends
+                another class.
         """
-        reference = self.own.get(name) or offered(self.group).get(name, name)
+        reference = self.builtin.get(name) or offered(self.group).get(name, name)
         if ":" in reference:
-            return import_class(reference, self.base, where, self.what)
+            return import_class(reference, self.base, key, self.noun)
         if name in self.packages:
             package = self.packages[name]
-            raise UserError(f"{where}: {self.what} '{name}' is in a package of its own: pip install {package}")
+            raise UserError(f"{key}: {self.noun} '{name}' is in a package of its own: pip install {package}")
         known = self.known()
         raise UserError(
-            f"{where}: no {self.what} '{name}'{nearest(name, known)} (known: {', '.join(known)}; one of your own: "
+            f"{key}: no {self.noun} '{name}'{nearest(name, known)} (known: {', '.join(known)}; one of your own: "
             f"MODULE:CLASS)"
         )
 
 
 def faults_of(kind: type[BaseModel], error: ValidationError) -> str:
-    """What is wrong with the parameters of a class, each by its name, with the nearest valid ones."""
+    """Describe the invalid parameters of a class in one line, each by its name, with the nearest valid ones."""
     faults = []
     for fault in error.errors():
         key = ".".join(str(p) for p in fault["loc"])
@@ -140,6 +138,6 @@ def faults_of(kind: type[BaseModel], error: ValidationError) -> str:
         elif fault["type"] == "missing":
             faults.append(f"parameter '{key}' is missing")
         else:
-            said = str(fault["msg"]).removeprefix("Value error, ")
-            faults.append(f"parameter '{key}': {said} (got {redact(repr(fault['input']))})" if key else said)
+            message = str(fault["msg"]).removeprefix("Value error, ")
+            faults.append(f"parameter '{key}': {message} (got {redact(repr(fault['input']))})" if key else message)
     return "; ".join(dict.fromkeys(faults))

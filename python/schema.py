@@ -1,4 +1,4 @@
-"""Columns: what the lake declares, and what a dataset hands to a model."""
+"""Schemas: columns that the lake declares, and features that a dataset feeds to a model."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COLUMN_TYPES = (
 )
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 _MOST_DIGITS = 38
-#: What a number in a column of times counts, since 1970 in UTC.
+#: Unit of numbers in a column of times, since 1970 in UTC.
 EpochUnit = Literal["epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds"]
-#: Directives of formats of times (headrace.lake.blocks.spellings), and those that stand for several.
+#: Directives of time formats (headrace.lake.blocks.spellings), and those that abbreviate others.
 _DIRECTIVES = "YymdbaHIpMSfzZ"
 _SEVERAL = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M", "B": "%b", "A": "%a", "e": "%d", "h": "%b"}
-#: Other names of types that people bring along.
-_SPELLED = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "bool": "boolean"}
-#: A step of `path`: a name, behind a dot but for the first, or a key in brackets and quotes, which are doubled in it.
+#: Other systems' names of types, for hints.
+_SYNONYMS = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "bool": "boolean"}
+#: A step of a path: a name, after a dot unless first, or a key in brackets and quotes; quotes within it are doubled.
 _STEP = re.compile(
     r"""(?:^|(?<=[^.])\.)(?P<name>[^.\[\]'"]+)"""
     r"""|\[(?:'(?P<single>(?:[^']|'')+)'|"(?P<double>(?:[^"]|"")+)"|(?P<element>\d{0,9}))\]"""
@@ -56,7 +56,7 @@ def _column_type(text: str) -> str:
         if not 1 <= precision <= _MOST_DIGITS or scale > precision:
             raise ValueError(f"'{text}': a decimal has 1 to {_MOST_DIGITS} digits, of which none to all are its scale")
         return f"decimal({precision},{scale})"
-    hint = f"; did you mean '{_SPELLED[text]}'?" if text in _SPELLED else nearest(text, COLUMN_TYPES)
+    hint = f"; did you mean '{_SYNONYMS[text]}'?" if text in _SYNONYMS else nearest(text, COLUMN_TYPES)
     raise ValueError(f"'{text}' is no type; types: {', '.join(COLUMN_TYPES)}, decimal(p,s){hint}")
 
 
@@ -65,19 +65,19 @@ ColumnType = Annotated[str, AfterValidator(_column_type)]
 
 
 def decimal_digits(type_: str) -> tuple[int, int] | None:
-    """(precision, scale) of `decimal(p,s)`; None of another type."""
+    """Parse `decimal(p,s)` to (precision, scale); None for another type."""
     match = _DECIMAL.fullmatch(type_)
     return None if match is None else (int(match.group(1)), int(match.group(2)))
 
 
 def path_steps(path: str) -> tuple[str, ...]:
-    """The names and keys of `user.geo.country`, `attributes['os']` or `['a.b'].c`, outermost first.
+    """Split `user.geo.country`, `attributes['os']` or `['a.b'].c` into names and keys, outermost first.
 
-    Of `items[].id` the second step is EACH, of `items[0].id` it is an `Element`. A key behind a list of records with a
+    The second step of `items[].id` is EACH, that of `items[0].id` is an `Element`. A key after a list of records with a
     field `key` means the first record that has it: `params['os'].value`.
 
     Raises:
-        ValueError: it is no path.
+        ValueError: the text is no path.
     """
     steps, end = list[str](), 0
     for match in _STEP.finditer(path):
@@ -100,15 +100,15 @@ def path_steps(path: str) -> tuple[str, ...]:
 
 
 class Each(str):
-    """The step of a path into all elements of a list."""
+    """A step of a path into all elements of a list."""
 
 
 class Element(str):
-    """The step of a path to one element of a list, by its number from 0."""
+    """A step of a path to one element of a list, by its number from 0."""
 
 
 EACH = Each("[]")
-#: The field of a list's records by which a key in a path finds one.
+#: The field of a list's records that a key in a path is compared with.
 KEY_FIELD = "key"
 
 
@@ -119,7 +119,7 @@ def is_of_list(step: str) -> bool:
 
 @dataclass(frozen=True)
 class TimeFormat:
-    """A format of times or dates, in the words of `strptime`: `%d.%m.%Y %H:%M`."""
+    """A format of times or dates, in the directives of `strptime`: `%d.%m.%Y %H:%M`."""
 
     text: str
 
@@ -127,7 +127,7 @@ class TimeFormat:
         """Check the format.
 
         Raises:
-            ValueError: it has a directive that is not known or is there twice, or says no day or no half of the day.
+            ValueError: a directive is unknown or repeated, or the format lacks a part of the date or a half of the day.
         """
         names = [directive for directive, _ in self.tokens if directive is not None]
         for name in names:
@@ -136,9 +136,9 @@ class TimeFormat:
             if names.count(name) > 1:
                 raise ValueError(f"'{self.text}' has %{name} twice")
         has = set(names)
-        for either, what in (("Yy", "one year (%Y or %y)"), ("mb", "one month (%m or %b)"), ("d", "a day (%d)")):
+        for either, requirement in (("Yy", "one year (%Y or %y)"), ("mb", "one month (%m or %b)"), ("d", "a day (%d)")):
             if len(has & set(either)) != 1:
-                raise ValueError(f"'{self.text}' must have {what}")
+                raise ValueError(f"'{self.text}' must have {requirement}")
         if ("H" in has and "I" in has) or ("I" in has) != ("p" in has):
             raise ValueError(f"'{self.text}': an hour is %H, or %I with %p")
         if "z" in has and "Z" in has:
@@ -148,13 +148,13 @@ class TimeFormat:
 
     @property
     def tokens(self) -> list[tuple[str | None, str]]:
-        """(directive, its text) in order; the directive is None for text that stands for itself."""
+        """Pairs (directive, its text) in order; the directive is None for literal text."""
         text = re.sub("%([FDTRBAeh])", lambda m: _SEVERAL[m.group(1)], self.text)
-        found: list[tuple[str | None, str]] = []
+        tokens: list[tuple[str | None, str]] = []
         for match in re.finditer(r"%(.)|[^%]+|%", text, re.DOTALL):
             directive = match.group(1)
-            found.append((None, "%") if directive == "%" else (directive, match.group()))
-        return found
+            tokens.append((None, "%") if directive == "%" else (directive, match.group()))
+        return tokens
 
     @property
     def directives(self) -> frozenset[str]:
@@ -162,46 +162,46 @@ class TimeFormat:
 
     @property
     def has_time(self) -> bool:
-        """Whether it says an hour; else it is one of dates."""
+        """True where the format has an hour; else it is a format of dates."""
         return bool(self.directives & set("HI"))
 
     @property
     def has_zone(self) -> bool:
-        """Whether it says of which zone times are; else they are local ones."""
+        """True where the format has a time zone; else its times are local."""
         return bool(self.directives & set("zZ")) or self.is_utc
 
     @property
     def is_utc(self) -> bool:
-        """Whether all its times are of UTC."""
+        """True where all times of the format are in UTC."""
         directive, text = self.tokens[-1]
         return directive == "Z" or (directive is None and re.search(r"(UTC|GMT|Z)$", text) is not None)
 
 
-def match_names(wanted: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Return, by wanted name, the name that a source has for it: the same one, else the one that differs in case alone.
+def match_names(requested: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Map requested names to names of a source: to the equal one, else to the only one that differs in case.
 
-    Names that the source has neither way are left out. The rule holds for columns and fields of all sources.
+    Names without a match are left out. The rule holds for columns and fields of all sources.
 
     Raises:
-        ValueError: two names of the source differ from a wanted one in case alone, and none is the same.
+        ValueError: two names of the source differ from a requested one only in case, and none is equal.
     """
     present = list(dict.fromkeys(names))
     exact = set(present)
     by_lower: dict[str, list[str]] = {}
     for name in present:
         by_lower.setdefault(name.lower(), []).append(name)
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(wanted):
+    matches: dict[str, str] = {}
+    for name in dict.fromkeys(requested):
         same = [name] if name in exact else by_lower.get(name.lower(), [])
         if len(same) > 1:
             raise ValueError(f"'{same[0]}' and '{same[1]}' both differ from column '{name}' in case alone")
         if same:
-            found[name] = same[0]
-    return found
+            matches[name] = same[0]
+    return matches
 
 
-#: Vocabulary codes that mean the same in every vocabulary, for ever; one with more than one out-of-vocabulary bucket
-#: has its first value's code further behind (`Feature.first_code`).
+#: Codes with a fixed meaning in every vocabulary. With several out-of-vocabulary buckets the first value's code is
+#: higher (`Feature.first_code`).
 NULL_CODE = 0
 OOV_CODE = 1
 FIRST_CODE = 2
@@ -245,12 +245,12 @@ class TableColumn(BaseModel):
 
 
 class Kind(StrEnum):
-    """What a feature is to a model."""
+    """Role of a feature in a model."""
 
     CONTINUOUS = "continuous"
     CATEGORICAL = "categorical"
     LABEL = "label"
-    #: Not fed to the model: carried for evaluation (the user of a ranking group, an event's id).
+    #: Not an input of the model: carried along for evaluation (the user of a ranking group, an event's id).
     CARRIED = "carried"
 
 
@@ -281,31 +281,31 @@ class Feature(BaseModel):
     #: Categorical only: raw 64-bit ids in place of codes, 0 where there is none. No cardinality and no vocabulary; the
     #: table's rows come and go with the ids (headrace.embeddings.dynamic.tables).
     dynamic: bool = False
-    #: Of a vocabulary: values that it lacks have codes 1..oov_buckets, those that it has begin behind.
+    #: Number of codes for values outside the vocabulary: 1..oov_buckets. Codes of its values follow.
     oov_buckets: int = Field(default=1, ge=1)
     tags: tuple[str, ...] = ()
-    #: What the workflow says of it besides; JSON values.
+    #: Further properties that the workflow sets; JSON values.
     metadata: Mapping[str, Any] = Field(default_factory=dict)
-    #: The columns of the events that it is made of; empty for label and carried columns.
+    #: Columns of the events that the feature is computed from; empty for label and carried columns.
     sources: tuple[str, ...] = ()
 
     @property
     def is_timestamp(self) -> bool:
-        """Whether it is a carried timestamp, in `MICROSECONDS`."""
+        """True for a carried timestamp, in `MICROSECONDS`."""
         return self.metadata.get("unit") == MICROSECONDS
 
     @property
     def first_code(self) -> int:
-        """The first code that stands for a value that the vocabulary has."""
+        """First code of a value in the vocabulary."""
         return OOV_CODE + self.oov_buckets
 
     @property
     def physical(self) -> tuple[str, ...]:
-        """Names of the columns of a batch that hold this feature, in order. A dataset stores one column, `name`."""
+        """Names of the batch columns that hold this feature, in order. A dataset stores one column, `name`."""
         return tuple(f"{self.name}__{i}" for i in range(self.length)) if self.is_list else (self.name,)
 
 
-#: Behind the name of a carried column beside a feature of the same name.
+#: Suffix of a carried column whose name is also that of a feature.
 CARRIED_SUFFIX = "__carried"
 
 
@@ -317,7 +317,7 @@ class DatasetSchema(BaseModel):
     features: tuple[Feature, ...]
 
     def of(self, kind: Kind) -> tuple[Feature, ...]:
-        """The features of one kind, in order."""
+        """Return the features of one kind, in order."""
         return tuple(f for f in self.features if f.kind is kind)
 
     @property
@@ -328,14 +328,14 @@ class DatasetSchema(BaseModel):
 
     @property
     def carried_columns(self) -> dict[str, Feature]:
-        """The carried features by the column of the lake's table that each is; see `carried_name`."""
-        found = {}
+        """Carried features, by their column in the lake's table; see `carried_name`."""
+        columns = {}
         for f in self.of(Kind.CARRIED):
             column = f.name.removesuffix(CARRIED_SUFFIX)
-            found[column if self.carried_name(column) == f.name else f.name] = f
-        return found
+            columns[column if self.carried_name(column) == f.name else f.name] = f
+        return columns
 
     def carried_name(self, column: str) -> str:
-        """The name under which a column of the lake's table is carried: `<column>__carried` beside a feature of it."""
+        """Return the carried name of a lake column: itself, or `<column>__carried` beside a feature of that name."""
         taken = {f.name for f in self.features if f.kind is not Kind.CARRIED}
         return f"{column}{CARRIED_SUFFIX}" if column in taken else column

@@ -1,4 +1,4 @@
-"""The protocol that every stage follows: plan, run, commit. Stages never import each other; they meet on disk."""
+"""The protocol of stages: plan, run, commit. Stages never import each other; they exchange data on disk."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from headrace.workspace import Workspace
 
 @dataclass(frozen=True)
 class Context:
-    """All that a stage is given. `upstream` holds the manifests of the stages it names in `needs`."""
+    """Arguments of a stage's run. `upstream` holds the manifests of the stages that it names in `needs`."""
 
     spec: Spec
     ws: Workspace
     ds: str
     upstream: Mapping[str, Manifest] = field(default_factory=dict)
-    #: The key of this run, known before the work starts: name temporary and final places after it.
+    #: The key of this run, known before the work starts: temporary and final places are named after it.
     key: str = ""
     #: The pinned inputs that the key was computed from, upstream stages among them. `run` and `verify` read these
-    #: versions and never look for the newest again: a commit in between would be data that the manifest does not name.
+    #: versions and never look up the newest again: the manifest would not name a commit in between.
     inputs: tuple[Input, ...] = ()
-    #: When its turn came (seconds since 1970) in a process that has served other stages; None: it is the first in its.
-    began: float | None = None
-    #: That this process is at work on the pipeline, and nobody else; None: nobody has asked.
+    #: Start of the stage's turn (seconds since 1970) in a process that ran other stages before; None: the first stage.
+    turn_start: float | None = None
+    #: The lock of the pipeline that this process holds; None: it holds none.
     lock: RunLock | None = None
-    #: Whether a model that it trains becomes a version of the registry: not one that is tried beside the day's.
+    #: True: a trained model is registered. False for models that are only compared with the day's.
     registers: bool = True
 
     @property
     def fence(self) -> Fence | None:
-        """What its commits carry: those of the process that held the lease before are refused after them."""
+        """Fencing token for commits: tables then refuse an earlier holder's commits. None without a lock."""
         return None if self.lock is None else self.lock.fence
 
     def check_lease(self) -> None:
-        """Call it right before a step that carries no token. Raises LeaseLost where another process is at work."""
+        """Check the leases right before a step without a token. Raises LeaseLost where another process holds one."""
         if self.lock is not None:
             self.lock.check()
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage's work hands back; becomes its manifest."""
+    """Result of a stage's work, from which its manifest is made."""
 
     outputs: tuple[Output, ...] = ()
     rows: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     dataset_schema: DatasetSchema | None = None
-    #: Peaks of processes that this one cannot see (ranks): merged into the manifest's.
+    #: Peaks of processes that this one cannot measure (ranks), MiB: merged into the manifest's.
     peak_memory_mib: Mapping[str, float] = field(default_factory=dict)
-    #: Processor time of such processes, all together.
+    #: Processor seconds of such processes, summed.
     core_seconds: float = 0.0
 
 
@@ -71,24 +71,24 @@ class Stage(Protocol):
     """One step of the day. Implementations are stateless, and listed in `headrace.stages`."""
 
     name: str
-    #: Raise it when the meaning of the output changes: finished runs of older code are then run again.
+    #: Raise it when the meaning of the output changes: runs that older code finished are then repeated.
     version: int
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Stages whose manifests (same pipeline, same ds) must be there; those like `"x?"` may be missing."""
+        """Stages whose manifests (same pipeline, same ds) must exist; one like `"x?"` may be missing."""
         ...
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """The part of the spec that changes the output (not ranks, memory or progress)."""
+        """Return the part of the spec that changes the output (not ranks, memory or progress)."""
         ...
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """What it will read besides its upstream stages, pinned; cheap. Raises UserError where an input is missing."""
+        """Pin the inputs besides the upstream stages; cheap. Raises UserError where an input is missing."""
         ...
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """Why a finished run no longer stands (an output is gone or damaged), or None."""
+        """Return the reason why a finished run is no longer valid (an output is missing or damaged), or None."""
         ...
 
     def run(self, ctx: Context) -> Result:
@@ -98,7 +98,7 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `run_stage` did."""
+    """Outcome of `run_stage`: the manifest, and the reason why the stage ran or was skipped."""
 
     manifest: Manifest
     skipped: bool
@@ -111,54 +111,54 @@ def run_stage(
     ws: Workspace,
     ds: str,
     announce: Callable[[RunPlan], None] = lambda plan: None,
-    began: float | None = None,
+    turn_start: float | None = None,
 ) -> Outcome:
-    """Run one stage for one day unless its result is already there.
+    """Run one stage for one day, unless its result exists and is valid.
 
     Args:
         stage: the stage.
         spec: the pipeline.
         ws: the workspace.
         ds: the day.
-        announce: called before the work with what is planned, also where there is nothing to do.
-        began: see Context.
+        announce: called with the plan before the work, also where there is nothing to do.
+        turn_start: see Context.
 
     Raises:
         UserError: an upstream stage or an input is missing, or (BusyError) another run of this pipeline holds the
             lock.
     """
     entry = STAGES.get(stage.name)
-    own = entry.lease if entry is not None else None
-    with run_lock(ws, spec.pipeline, own) as lock:
-        if own is None:  # otherwise another stage may be writing its manifest there
+    lease = entry.lease if entry is not None else None
+    with run_lock(ws, spec.pipeline, lease) as lock:
+        if lease is None:  # otherwise another stage may be writing its manifest there
             ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
         plan = plan_run(stage, spec, ws, ds)
         announce(plan)
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
-        waited = sync_seconds()
-        manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began, lock=lock)))
+        synced_before = sync_seconds()
+        manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, turn_start=turn_start, lock=lock)))
         lock.check()
-        # What a manifest names is on the disk before the manifest is: Spark and other libraries sync nothing.
+        # Outputs are on the disk before the manifest that names them: Spark and other libraries do not fsync.
         ws.sync()
-        manifest = manifest.model_copy(update={"sync_seconds": round(sync_seconds() - waited, 3)})
+        manifest = manifest.model_copy(update={"sync_seconds": round(sync_seconds() - synced_before, 3)})
         saved = manifest.save(ws.manifest(spec.pipeline, ds, stage.name), lock.fences)
         return Outcome(saved, skipped=False, reason=plan.reason)
 
 
 def execute(stage: Stage, plan: RunPlan) -> Manifest:
-    """Do a stage's work as it was planned, whatever is there; the caller saves the manifest."""
+    """Do a stage's planned work, whether or not a result exists; the caller saves the manifest."""
     started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
     use = ResourceUse.begin()
     try:
         result = stage.run(plan.ctx)
     except UserError as e:
-        gone = [(name, m.why_removed) for name, m in plan.ctx.upstream.items() if m.removed]
-        if not gone or type(e) is not UserError:
+        removals = [(name, m.why_removed) for name, m in plan.ctx.upstream.items() if m.removed]
+        if not removals or type(e) is not UserError:
             raise
-        again = f"headrace run {plan.ctx.spec.argument} --ds {plan.ctx.ds} --from {gone[0][0]}"
-        raise UserError(f"{e}. {'; '.join(str(why) for _, why in gone)}. To make it again: {again}") from e
+        command = f"headrace run {plan.ctx.spec.argument} --ds {plan.ctx.ds} --from {removals[0][0]}"
+        raise UserError(f"{e}. {'; '.join(str(reason) for _, reason in removals)}. To make it again: {command}") from e
     return Manifest(
         stage=stage.name,
         pipeline=plan.ctx.spec.pipeline,
@@ -178,9 +178,9 @@ def execute(stage: Stage, plan: RunPlan) -> Manifest:
 
 
 def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> str | None:
-    """Why `run_stage` would work now, or None where there is nothing to do. Changes nothing and takes no lock.
+    """Return the reason why `run_stage` would run the stage now, or None. Changes nothing and takes no lock.
 
-    Without `verify` the outputs are not looked at: only whether the manifest is there and its key still the same.
+    Without `verify` the outputs are not examined: only the manifest's existence and its key are checked.
 
     Raises:
         UserError: as `run_stage` would, but for the lock.
@@ -190,18 +190,18 @@ def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool =
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is known before a run: the context with its key, the pinned inputs, and what is there already."""
+    """Plan of a run: the context with its key, the pinned inputs, and the existing manifest."""
 
     ctx: Context
     inputs: tuple[Input, ...]
     spec_hash: str
     manifest: Manifest | None
-    #: Why the stage would work; None where there is nothing to do.
+    #: The reason to run the stage; None where there is nothing to do.
     reason: str | None
 
 
 def plan_run(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> RunPlan:
-    """What `run_stage` would do now, and on what. Changes nothing and takes no lock; `verify` as of `check_stage`.
+    """Plan what `run_stage` would do now. Changes nothing and takes no lock; `verify`: see `check_stage`.
 
     Raises:
         UserError: as `run_stage` would, but for the lock.
@@ -229,23 +229,23 @@ def plan_run(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = Tr
 
 
 def identity(manifest: Manifest) -> str:
-    """A version of what a stage made: its key and its outputs' versions, so that a rerun with new data is new."""
+    """Return the version of a stage's result: a fingerprint of its key and its outputs' versions, new with new data."""
     return fingerprint({"key": manifest.key, "outputs": [o.model_dump() for o in manifest.outputs]})
 
 
 def _upstream(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> dict[str, Manifest]:
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     for need in stage.needs:
         name = need.rstrip("?")
         manifest = Manifest.load(ws.manifest(spec.pipeline, ds, name))
         if manifest is not None:
-            found[name] = manifest
+            manifests[name] = manifest
         elif not need.endswith("?"):
             raise UserError(
                 f"stage '{stage.name}' of '{spec.pipeline}' for {ds} needs stage '{name}', which has not finished. "
                 f"Run: headrace run {spec.argument} --ds {ds} --from {name} --to {stage.name}"
             )
-    return found
+    return manifests
 
 
 def _why_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool) -> str | None:
@@ -260,62 +260,62 @@ def _why_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool
 
 @dataclass(frozen=True)
 class RunLock:
-    """That this process is at work on a pipeline."""
+    """Leases of a pipeline that this process holds."""
 
     leases: tuple[Lease, ...]
 
     @property
     def fence(self) -> Fence:
-        """What commits to tables carry: the token of the pipeline's lease, or of the stage's own."""
+        """Fencing token for commits to tables: that of the pipeline's lease, or of the stage's."""
         return self.leases[0].fence
 
     @property
     def fences(self) -> tuple[Fence, ...]:
-        """What manifests carry: the tokens of all of them."""
+        """Fencing tokens of all leases, for manifests."""
         return tuple(lease.fence for lease in self.leases)
 
     def check(self) -> None:
-        """As `Lease.check`, of each lease."""
+        """Call `Lease.check` of each lease."""
         for lease in self.leases:
             lease.check()
 
     def check_again(self) -> None:
-        """As `Lease.check_again`, of each lease."""
+        """Call `Lease.check_again` of each lease."""
         for lease in self.leases:
             lease.check_again()
 
 
 @contextmanager
-def run_lock(ws: Workspace, pipeline: str, own: str | None = None) -> Iterator[RunLock]:
-    """One writer per pipeline; the lock ends with its holder's process.
+def run_lock(ws: Workspace, pipeline: str, lease: str | None = None) -> Iterator[RunLock]:
+    """Lock a pipeline for one writer; the lock ends with its holder's process.
 
-    A stage that has a lease of its own takes that one alone; all others take every lease of the pipeline. So two of
-    the former can run at the same time, and nothing else beside any of them.
+    A stage with a lease of its own takes that lease alone; all others take every lease of the pipeline. So two stages
+    with different leases can run at the same time, and no other stage beside them.
 
     Args:
         ws: the workspace.
         pipeline: the pipeline.
-        own: one of `headrace.stages.LEASES`; None: all of them, and the pipeline's.
+        lease: one of `headrace.stages.LEASES`; None: all of them, and the pipeline's.
 
     Raises:
         BusyError: another process holds one of them.
     """
     with ExitStack() as stack:
         try:
-            leases = [stack.enter_context(lease.lease()) for lease in ws.locks(pipeline, own)]
+            leases = [stack.enter_context(file.lease()) for file in ws.locks(pipeline, lease)]
         except Held as e:
             raise _busy(pipeline, e.holder) from None
         yield RunLock(tuple(leases))
 
 
-def check_lock(ws: Workspace, pipeline: str, own: str | None = None) -> None:
-    """Whether `run_lock` could be had now. Takes nothing: whoever needs it takes it all the same.
+def check_lock(ws: Workspace, pipeline: str, lease: str | None = None) -> None:
+    """Check that `run_lock` could be taken now. Takes no lease: the caller still has to take it.
 
     Raises:
-        BusyError: as `run_lock`.
+        BusyError: another process holds one of the leases.
     """
-    for lease in ws.locks(pipeline, own):
-        if (holder := lease.holder()) is not None:
+    for file in ws.locks(pipeline, lease):
+        if (holder := file.holder()) is not None:
             raise _busy(pipeline, holder)
 
 

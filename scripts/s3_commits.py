@@ -29,7 +29,7 @@ _DELTAS = {f"spark.delta.logStore.{s}.impl": "io.delta.storage.S3SingleDriverLog
 
 def append(home: Path, name: str, commits: int, delta: bool) -> None:
     """Append `commits` rows, one by one, once a line comes in; prints how many were acknowledged."""
-    ws = Workspace.at(home, os.environ)
+    ws = Workspace.from_environment(home, os.environ)
     # One task for each reading of the log: it is what a commit mostly waits for.
     properties = {"spark.databricks.delta.snapshotPartitions": "1", **(_DELTAS if delta else {})}
     conf = Spark(master="local[1]", driver_memory="1g", properties=properties)
@@ -70,7 +70,7 @@ def both(folder: Path, commits: int, delta: bool, put_seconds: float) -> None:
         seconds = time.perf_counter() - began
         for writer in writers:
             writer.wait()
-        ws = Workspace.at(folder / "home", os.environ)
+        ws = Workspace.from_environment(folder / "home", os.environ)
         with session(Spark(master="local[1]", driver_memory="1g"), ws, "count") as spark:
             table = spark.read.format("delta").load(str(ws.table("clicks", "log")))
             rows = table.where("n >= 0").groupBy("who").count().collect()

@@ -173,7 +173,7 @@ def main() -> None:
                 took, again = (headrace(run, place.environ) for _ in range(2))
                 print(f"{home}: the day {took:.1f} s, run again {again:.1f} s", flush=True)
             os.environ.update(other.environ)
-            compare(Workspace(folder / "here"), Workspace.at(folder / name, other.environ), args.ds, name)
+            compare(Workspace(folder / "here"), Workspace.from_environment(folder / name, other.environ), args.ds, name)
 
 
 if __name__ == "__main__":

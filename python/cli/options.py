@@ -77,7 +77,7 @@ VAR = Path("var")
 
 def workspace(home: Path) -> Workspace:
     """The workspace of `--home` and of the environment; commands then ask the spec for its own roots."""
-    return Workspace.at(home, os.environ)
+    return Workspace.from_environment(home, os.environ)
 
 
 def overrides(overlays: list[Path] | None, sets: list[str] | None, model: str | None = None) -> list[str]:

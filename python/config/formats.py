@@ -119,7 +119,7 @@ TABLE_FORMATS = Seam(
 
 def is_table_format(name: object) -> bool:
     """Return whether a format is one of tables: by its name, or as the class `module:Class`."""
-    if not isinstance(name, str) or name in FILE_FORMATS.own:
+    if not isinstance(name, str) or name in FILE_FORMATS.builtin:
         return False
     if ":" not in name:
         return TABLE_FORMATS.is_name(name)
@@ -136,7 +136,7 @@ def check_format(name: object) -> None:
         ValueError: it is none, or cannot be imported.
     """
     text = str(name)
-    if text in FILE_FORMATS.own or text in TABLE_FORMATS.own:
+    if text in FILE_FORMATS.builtin or text in TABLE_FORMATS.builtin:
         return
     seam = TABLE_FORMATS if is_table_format(name) else FILE_FORMATS
     if ":" in text or seam.is_name(text):

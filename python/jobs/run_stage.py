@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> int:
         ds = parse_ds(args.ds) if args.ds else spec.ds
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
-        ws = Workspace.at(local_folder(args.home, "--home"), os.environ).of(spec)
+        ws = Workspace.from_environment(local_folder(args.home, "--home"), os.environ).of(spec)
         written = ws.written
         days = days_of(spec, ds, args.until)
         with (
@@ -147,7 +147,7 @@ def _run_one(
     ws: Workspace,
     ds: str,
     events: bool,
-    began: float | None,
+    turn_start: float | None,
     works: Callable[[], None],
     observation: Observation,
 ) -> None:
@@ -171,7 +171,7 @@ def _run_one(
 
         tell("check")
         try:
-            outcome = run_stage(load_stage(name), spec, ws, ds, announce, began)
+            outcome = run_stage(load_stage(name), spec, ws, ds, announce, turn_start)
         except Exception:
             tell("failed")
             raise

@@ -68,7 +68,7 @@ def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -
         has_s3a: whether the session has the jars of `store_jars`.
     """
     found = dict(_LOCAL_PATHS)
-    places = (ws.lake, ws.store, *ws.others)
+    places = (ws.lake, ws.store, *ws.external_places)
     if systems := [f"hdfs://{place.path.parts[1]}" for place in places if place.scheme == "hdfs"]:
         found[ACCESSED] = ",".join(dict.fromkeys(systems))
     if ws.store.scheme != "file":

@@ -81,7 +81,7 @@ class Train(Stage):
         return damaged or missing_version(ctx.ws, manifest.facts.get("registered"))
 
     def run(self, ctx: Context) -> Result:
-        phase_ends = driver_phase_ends(ctx.began)
+        phase_ends = driver_phase_ends(ctx.turn_start)
         job = make_job(ctx)
         check_dataset(job)
         spec = ctx.spec

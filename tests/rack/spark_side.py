@@ -29,7 +29,7 @@ def of_executor(numbers: Iterator[int]) -> Iterator[tuple[str, int, bool]]:
 def main(settings: str) -> None:
     """Tasks on executors, and a Delta table in the store that they write and read."""
     spec = load_spec("clicks", json.loads(settings))
-    ws = Workspace.at(Path(os.environ["HOME"]) / "var", os.environ)
+    ws = Workspace.from_environment(Path(os.environ["HOME"]) / "var", os.environ)
     with session(spec.spark, ws, "rack") as spark:
         tasks = spark.sparkContext.parallelize(range(100), 2).mapPartitions(of_executor).collect()
         table = (ws.lake / "numbers").uri

@@ -135,7 +135,7 @@ class Shop:
         types = {"item": pa.string(), "price": pa.float64(), "lands": pa.list_(pa.string()), "events": pa.int64()}
         items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": at}))
         frame = spark.createDataFrame(items.append_column("item_row", pa.array(range(len(items)), pa.int32())))
-        folder, maps = self.ws.handed_on("shop", "score", own=False) / "run", self.ws.mapped("shop")
+        folder, maps = self.ws.handed_on("shop", "score", local_scratch=False) / "run", self.ws.mapped("shop")
         return SourceContext(ctx, spark, active, spark.createDataFrame(users), frame, reader, model, folder, maps)
 
     # Whole orders of items by plain Python.

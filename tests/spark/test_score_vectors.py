@@ -125,7 +125,7 @@ def _check_vector_items(
     rows = table.frame(spark).select(ITEM_ROW, "item", "price")
     # What the source looks at.
     left = rows.where(F.col(ITEM_ROW) != 3)
-    folder, maps = ws.handed_on("shop", "score", own=False) / "vectors", ws.mapped("shop")
+    folder, maps = ws.handed_on("shop", "score", local_scratch=False) / "vectors", ws.mapped("shop")
     given = SimpleNamespace(
         ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx), run_folder=folder, maps=maps
     )

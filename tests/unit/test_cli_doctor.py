@@ -105,7 +105,10 @@ def test_the_file_system_for_s3_is_needed_where_lake_or_store_is_there(
         return found.state, found.todo
 
     assert state(here) == state(here, "clicks") == ("optional", "run `make s3` (9 MB), for lakes in S3")
-    assert state(Workspace.at(tmp_path, {"HEADRACE_LAKE": "s3://bucket/lake"})) == ("missing", "run `make s3`")
+    assert state(Workspace.from_environment(tmp_path, {"HEADRACE_LAKE": "s3://bucket/lake"})) == (
+        "missing",
+        "run `make s3`",
+    )
     assert state(here, str(own)) == ("missing", "run `make s3`")
     monkeypatch.setattr(object_stores, "installation", lambda: tmp_path / "site-packages" / "headrace" / "share")
     wheel = "this wheel was made without it; install one that `make wheel` makes of a checkout"

@@ -251,7 +251,7 @@ def test_what_is_read_is_reached_by_the_workspace_of_the_pipeline(tmp_path: Path
     sources = {"users": users, "shops": shops}
     ws = Workspace(tmp_path).of(build_spec({**spec.model_dump(exclude_unset=True), "sources": sources}))
     assert ws.reads == ("s3://bucket/{ds}/?.gz", "hdfs://host:1/{ds}", "gs://bucket/shops.csv")
-    assert [p.scheme for p in ws.others] == ["s3", "hdfs", "gs"]
+    assert [p.scheme for p in ws.external_places] == ["s3", "hdfs", "gs"]
 
 
 def no_files(ws: Workspace, path: str) -> str:

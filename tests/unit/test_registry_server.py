@@ -97,7 +97,7 @@ def test_a_champion_on_a_server_is_loaded_where_its_requirements_alone_are(
     wanted = hr.Predictor(second.local_path()).predict(rows())
     assert not np.array_equal(wanted, hr.Predictor(first.local_path()).predict(rows()))
     with tracking_server(tmp_path) as url:
-        ws = Workspace.at(tmp_path / "home", {"HEADRACE_REGISTRY": url, "HEADRACE_STORE": str(store)})
+        ws = Workspace.from_environment(tmp_path / "home", {"HEADRACE_REGISTRY": url, "HEADRACE_STORE": str(store)})
         assert ws.registry_uri == url
         assert (registry.champion(ws, "clicks"), versions(ws, "clicks"), aliases(ws, "clicks")) == (None, [], {})
         for key, model in (("a", first), ("b", second), ("b", second)):

@@ -111,7 +111,7 @@ def test_tables(place: Spelling, tmp_path: Path) -> None:
         assert found == TablePlace(form, place.name)
         assert table_name(spec.source, ws, found) == place.name
     assert load_spec(tmp_path / "p.yaml", [f"source.path={place.given}"]).source == spec.source
-    assert [str(other) for other in ws.others] == [place.name]
+    assert [str(other) for other in ws.external_places] == [place.name]
     assert ws.schemes == {"file", place.scheme}
     # What the manifest's name leads to, and what Spark is given for it.
     assert str(ws.locate(place.name)) == place.name

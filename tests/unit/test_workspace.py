@@ -39,7 +39,7 @@ def job(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> Job:
 
 def test_the_drivers_own_scratch_is_not_that_of_other_hosts(tmp_path: Path, scratch: Path) -> None:
     """A pipeline names one for all hosts; the environment that of the host whose it is."""
-    ws = Workspace.at(tmp_path / "home", {"HEADRACE_LAKE": STORE, "HEADRACE_SCRATCH": str(scratch)})
+    ws = Workspace.from_environment(tmp_path / "home", {"HEADRACE_LAKE": STORE, "HEADRACE_SCRATCH": str(scratch)})
     assert ws.encoded("clicks") == local(scratch).transient() / "encoded" / "clicks"
     assert copies.folder() == scratch / "cache"
     assert (ws.scratch_folder, ws.on_hosts(ws.encoded("clicks")).folder) == (None, None)
@@ -47,7 +47,7 @@ def test_the_drivers_own_scratch_is_not_that_of_other_hosts(tmp_path: Path, scra
     assert named.encoded("clicks") == local(tmp_path / "disk").transient() / "encoded" / "clicks"
     assert named.on_hosts(named.encoded("clicks")).folder == local(tmp_path / "disk")
     # Without both it is all below the home.
-    assert Workspace.at(tmp_path / "home", {}).scratch == local(tmp_path / "home").transient()
+    assert Workspace.from_environment(tmp_path / "home", {}).scratch == local(tmp_path / "home").transient()
 
 
 def test_a_rank_has_its_copies_where_its_host_says(job: Job, scratch: Path) -> None:
@@ -79,7 +79,9 @@ def test_a_rank_of_a_host_that_says_nothing_writes_nothing_below_the_drivers_hom
 
 
 def test_what_others_keep_in_a_store_is_no_folder_of_headraces_own(tmp_path: Path) -> None:
-    ws = Workspace.at(tmp_path / "home", {"HEADRACE_LAKE": "s3://mine/lake", "HEADRACE_STORE": "s3://mine/store"})
+    ws = Workspace.from_environment(
+        tmp_path / "home", {"HEADRACE_LAKE": "s3://mine/lake", "HEADRACE_STORE": "s3://mine/store"}
+    )
     assert not ws.locate("s3://mine/lake/lake/clicks/events").plain
     assert not ws.locate("s3://mine/store/models/x").plain
     assert ws.locate("s3://mine/other/events").plain

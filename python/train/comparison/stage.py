@@ -61,7 +61,7 @@ class Compare(Stage):
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what one of the models' stages cannot do."""
-        settings, found, began = _settings(ctx.spec), dict[str, Manifest](), ctx.began
+        settings, found, turn_start = _settings(ctx.spec), dict[str, Manifest](), ctx.turn_start
         for number, (name, variant) in enumerate(settings.models.items(), 1):
             plan = plan_run(_stage(variant), ctx.spec.with_variant(variant), ctx.ws, ctx.ds, verify=False)
             where = f"compare: model {number} of {len(settings.models)}, {name}"
@@ -70,10 +70,10 @@ class Compare(Stage):
                 log.info("%s: is trained already", where)
             else:
                 log.info("%s", where)
-                plan = replace(plan, ctx=replace(plan.ctx, registers=False, began=began))
+                plan = replace(plan, ctx=replace(plan.ctx, registers=False, turn_start=turn_start))
                 manifest = execute(_stage(variant), plan)
                 manifest.save(_folder(ctx.ws, plan) / _MANIFEST)
-                began = time.time()
+                turn_start = time.time()
             found[name] = manifest
         models = [_told(ctx.ws, name, found[name]) for name in found]
         replicates = {name: _replicates(ctx.ws, manifest) for name, manifest in found.items()}
