@@ -15,7 +15,7 @@ from headrace.config import Spec, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.monitor import facts
-from headrace.registry.promotion import AT, BY, REASON, Promotion, promote, roll_back
+from headrace.registry.promotion import DECIDED_AT, DECIDED_BY, REASON, Promotion, promote, roll_back
 from headrace.registry.versions import CHAMPION, Version, aliases, registered_name, versions
 from headrace.workspace import Workspace
 
@@ -75,8 +75,8 @@ def _told(ws: Workspace, spec: Spec, version: Version, at: Mapping[str, str]) ->
         "metrics": dict(version.metrics),
         "bytes": sum(f.size() for f in version.source.files()) if version.source.is_dir() else None,
         "saved": _saved(ws, spec, version),
-        "by": tags.get(BY),
-        "at": tags.get(AT),
+        "by": tags.get(DECIDED_BY),
+        "at": tags.get(DECIDED_AT),
         "reason": tags.get(REASON),
         "lineage": {
             tag.removeprefix("headrace."): tags[tag]
@@ -133,7 +133,7 @@ def rollback(ws: Workspace, pipeline: str, to: str | None, reason: str, override
 
 def _tell(ws: Workspace, pipeline: str, spec: Spec, name: str, done: Promotion) -> None:
     found = {v.version: v for v in versions(ws, name)}
-    before = "none" if done.before is None else f"version {done.before}, of {found[done.before].ds}"
+    before = "none" if done.previous is None else f"version {done.previous}, of {found[done.previous].ds}"
     assert done.now is not None
     out.print(
         f"the alias {CHAMPION} of {name} is at version {done.now}, of {found[done.now].ds} (before: {before})",

@@ -274,7 +274,7 @@ def _settle_judged(ctx: Context, name: str, version: str, verdict: Mapping[str, 
 
 
 def _promotion_facts(version: str, promotion: Promotion) -> dict[str, Any]:
-    return {"version": version, "champion": promotion.now, "before": promotion.before, "stays": promotion.stays}
+    return {"version": version, "champion": promotion.now, "before": promotion.previous, "stays": promotion.stays}
 
 
 def _verdict(ctx: Context) -> Mapping[str, Any]:

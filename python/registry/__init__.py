@@ -1,4 +1,4 @@
-"""Versions of models and which of them is in use: MLflow, on an SQLite file by default."""
+"""Model registry: versions of models and their champion, in MLflow on an SQLite file by default."""
 
 from headrace.registry.versions import Version, champion, register
 

@@ -1,4 +1,4 @@
-"""A client of the workspace's registry. MLflow takes seconds to import, so it is imported where it is used."""
+"""Clients of the workspace's registry. MLflow takes seconds to import, so it is imported where it is used."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OPENING = threading.Lock()
 
 
 class RegistryAway(UserError):
-    """The tracking server gives no answer, or says to come later: nothing to mend, try later."""
+    """A tracking server that does not answer, or asks to retry later: there is nothing to mend."""
 
     exit_code = EXIT_INCOMPLETE
 
 
 class Client:
-    """A client of the workspace's store; what goes wrong inside becomes a UserError that names the store."""
+    """Context manager of a client; errors within its block become UserErrors that name the store."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws
@@ -35,7 +35,7 @@ class Client:
         quietly_import()
         self._ws.store.make_dir()
         try:
-            # MLflow counts on one thread at a time here.
+            # MLflow expects one thread at a time here.
             with _OPENING:
                 return open_store(self._ws)
         except Exception as e:
@@ -63,36 +63,36 @@ class Client:
 
 
 def _is_away(e: BaseException | None) -> bool:
-    """Whether MLflow's client raised it for a server that gave no answer, or, at its last try, 429 or 5xx."""
+    """Return whether an error means that the server did not answer, or answered the last retry with 429 or 5xx."""
     import requests
 
     while e is not None:
         if isinstance(e, (requests.ConnectionError, requests.Timeout, requests.exceptions.RetryError)):
-            # A certificate that is not trusted is to be mended.
+            # An untrusted certificate is an error that the user can mend.
             return not isinstance(e, requests.exceptions.SSLError)
         e = e.__cause__ or e.__context__
     return False
 
 
 def first_line(e: BaseException) -> str:
-    """What an error says, for a message of one line."""
-    said = redact(str(e)).strip()
-    return said.splitlines()[0] if said else type(e).__name__
+    """Return the first line of an error's message without secrets, or the name of its class."""
+    message = redact(str(e)).strip()
+    return message.splitlines()[0] if message else type(e).__name__
 
 
 def quietly_import() -> None:
-    """Import it: without telemetry, and without log lines about the store's own tables."""
+    """Import MLflow without telemetry, and without log lines about the store's tables."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     import mlflow.tracking  # noqa: F401
 
-    # The import sets up logging anew, so the levels come after it.
+    # The import resets logging, so the levels are set after it.
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def alias_holder(client: MlflowClient, name: str, alias: str) -> Any:
-    """MLflow's version that has the alias; None where the model or the alias is not there."""
+    """Return MLflow's version with an alias; None where the model or the alias does not exist."""
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -106,17 +106,17 @@ def alias_holder(client: MlflowClient, name: str, alias: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    """A name or a key between the quotes of MLflow's filters. Raises ValueError where it has one of its own."""
+    """Check a name or key for use between quotes in MLflow's filters. Raises ValueError where it has a quote."""
     if "'" in text or "\\" in text:
         raise ValueError(f"a name with a quote: {text!r}")
     return text
 
 
-def pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
-    """What a search of MLflow finds, page by page."""
+def pages(search: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
+    """Yield the results of a search in MLflow, page after page."""
     token = None
     while True:
-        page = search(**asked, page_token=token)
+        page = search(**arguments, page_token=token)
         yield from page
         token = page.token
         if not token:

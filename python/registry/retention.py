@@ -1,4 +1,4 @@
-"""Versions and runs of days that are no longer kept go from MLflow's store for good.
+"""Retention in MLflow's store: permanent removal of versions and runs of days outside the retention period.
 
 MLflow itself only marks versions as deleted, and keeps their rows and tags.
 """
@@ -23,17 +23,17 @@ class OldRecord:
     """A training run in MLflow, and its version."""
 
     ds: str
-    #: None: a registration that was killed, or the removal of its version, has left the run alone.
+    #: None: a killed registration, or the removal of its version, has left a run without a version.
     version: str | None
-    #: None of a version without a run.
+    #: None for a version without a run.
     run_id: str | None
 
 
-def old_records(ws: Workspace, name: str, before: str, kept_days: Collection[str]) -> list[OldRecord]:
-    """Of the model `name`, those of days before a day, oldest first; none where the model or the store is not there.
+def old_records(ws: Workspace, name: str, first_day: str, retained_days: Collection[str]) -> list[OldRecord]:
+    """Return the records of a model of days before `first_day`, oldest first; empty without the model or the store.
 
-    Left out are those of `kept_days`, those with an alias, those without a day, and the newest version, after which
-    MLflow numbers the next one.
+    Left out are records of `retained_days`, those with an alias, those without a day, and the newest version, from
+    which MLflow derives the next number.
 
     Raises:
         UserError: the store cannot be opened or read.
@@ -45,19 +45,19 @@ def old_records(ws: Workspace, name: str, before: str, kept_days: Collection[str
         aliased = {str(version) for model in models for version in model.aliases.values()}
         versions = list(pages(client.search_model_versions, filter_string=f"name = '{quoted(name)}'"))
         newest = max((int(v.version) for v in versions), default=0)
-        found, with_version = [], {v.run_id for v in versions if v.run_id}
+        records, with_version = [], {v.run_id for v in versions if v.run_id}
         for v in versions:
             stays = str(v.version) in aliased or int(v.version) == newest
-            if not stays and (ds := v.tags.get(DS, before)) < before and ds not in kept_days:
-                found.append(OldRecord(ds, str(v.version), v.run_id or None))
+            if not stays and (ds := v.tags.get(DS, first_day)) < first_day and ds not in retained_days:
+                records.append(OldRecord(ds, str(v.version), v.run_id or None))
         for run_id, ds in _runs(client, name):
-            if run_id not in with_version and ds < before and ds not in kept_days:
-                found.append(OldRecord(ds, None, run_id))
-        return sorted(found, key=lambda r: (r.ds, int(r.version or 0)))
+            if run_id not in with_version and ds < first_day and ds not in retained_days:
+                records.append(OldRecord(ds, None, run_id))
+        return sorted(records, key=lambda r: (r.ds, int(r.version or 0)))
 
 
 def remove_records(ws: Workspace, name: str, records: Sequence[OldRecord]) -> None:
-    """Remove them, each version by one transaction, then its run; what is gone already is none of them.
+    """Remove records: each version in one transaction, then its run. Records that are removed already are passed over.
 
     Raises:
         UserError: the store cannot be opened or written.
@@ -71,17 +71,17 @@ def remove_records(ws: Workspace, name: str, records: Sequence[OldRecord]) -> No
 
 
 def _remove_version(client: MlflowClient, name: str, version: int) -> None:
-    """By MLflow's own classes of its tables: its API has no call that removes the row of a version."""
+    """Delete a version's row by MLflow's table classes: its API has no call for that."""
     from mlflow.store.model_registry.dbmodels.models import SqlModelVersion
 
     with client._get_registry_client().store.ManagedSessionMaker(read_only=False) as session:
-        found = session.query(SqlModelVersion).filter_by(name=name, version=version)
-        for row in found.all():
+        query = session.query(SqlModelVersion).filter_by(name=name, version=version)
+        for row in query.all():
             session.delete(row)  # and, by MLflow's cascade, its tags
 
 
 def _remove_run(client: MlflowClient, run_id: str) -> None:
-    """What `mlflow gc` calls: metrics, parameters, tags, and the run."""
+    """Delete a run with its metrics, parameters and tags, by the call of `mlflow gc`."""
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -93,7 +93,7 @@ def _remove_run(client: MlflowClient, run_id: str) -> None:
 
 
 def _runs(client: MlflowClient, name: str) -> list[tuple[str, str]]:
-    """The runs of a model that have a day, and those days."""
+    """Return (run id, day) of a model's runs that have a day."""
     from mlflow.entities import ViewType
 
     experiment = client.get_experiment_by_name(name)

@@ -1,7 +1,7 @@
-"""MLflow's store of a workspace: a tracking server, or an SQLite file that is there with all its tables, or not at all.
+"""MLflow's store of a workspace: a tracking server, or an SQLite file that is created with all tables in one step.
 
-MLflow makes its tables by some fifty migrations, none of them in a transaction that SQLite could undo: a store whose
-making was killed cannot be opened ever after. So a new one is made under another name, and renamed when it is whole.
+MLflow creates its tables by some fifty migrations, none of them in a transaction that SQLite could roll back: a store
+whose creation was killed cannot be opened. So a new file is created under another name, and renamed when complete.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 log = logging.getLogger("headrace.registry")
-#: Another process makes the store: how often to look, and for how long. It takes some three seconds.
-_LOOK_SECONDS = 0.1
+#: Polling interval and limit while another process creates the store, which takes about three seconds.
+_POLL_SECONDS = 0.1
 _WAIT_SECONDS = 300
-#: That a question waits for a writer of the file.
+#: Time that a query waits for a writer of the file.
 _LOCKED_SECONDS = 10
-#: What is registered has rows in one of these.
+#: A registration adds rows to these tables.
 _TABLES = ("runs", "registered_models")
 
 
 def store_file(ws: Workspace) -> Location:
-    """Where the workspace's store is."""
+    """Return the SQLite file of the workspace's store."""
     return local(ws.registry_uri.removeprefix("sqlite:///"))
 
 
 def is_there(ws: Workspace) -> bool:
-    """Whether anything can have been registered: a server may hold it, a file that is not there does not."""
+    """Return whether models can have been registered: always with a server, else where the file exists."""
     return ws.registry_server is not None or store_file(ws).is_file()
 
 
 def missing_version(ws: Workspace, registered: Mapping[str, Any] | None) -> str | None:
     """Return why the registry does not have the version that a manifest names, or None. MLflow is not imported.
 
-    A tracking server is not asked: it answers for what it keeps.
+    A tracking server is not queried: its owner is responsible for its data.
 
     Args:
         ws: the workspace.
-        registered: `name` and `version`, as manifests have them; None: nothing was registered.
+        registered: `name` and `version` of a manifest; None: nothing was registered.
 
     Raises:
-        UserError: the file is damaged, so that nobody can know what was registered.
+        UserError: the file is damaged, so that its versions are unknown.
     """
     if not is_there(ws):
         return "the model registry is gone"
@@ -62,15 +62,15 @@ def missing_version(ws: Workspace, registered: Mapping[str, Any] | None) -> str 
     if file.size() == 0:
         return f"the model registry {file} has 0 bytes"
     try:
-        # Not read-only: what a power cut left of a transaction is rolled back by whoever opens the file first.
+        # Not read-only: the first process that opens the file rolls back a transaction that a power cut interrupted.
         with closing(sqlite3.connect(f"{Path(file.path).as_uri()}?mode=rw", uri=True, timeout=_LOCKED_SECONDS)) as db:
-            found = [str(said) for (said,) in db.execute("PRAGMA integrity_check(1)")]
-            if found != ["ok"]:
-                raise sqlite3.DatabaseError(found[0].splitlines()[-1])
+            faults = [str(fault) for (fault,) in db.execute("PRAGMA integrity_check(1)")]
+            if faults != ["ok"]:
+                raise sqlite3.DatabaseError(faults[0].splitlines()[-1])
             if registered is None:
                 return None
-            of = (registered["name"], int(registered["version"]))
-            row = db.execute("SELECT 1 FROM model_versions WHERE name = ? AND version = ?", of).fetchone()
+            key = (registered["name"], int(registered["version"]))
+            row = db.execute("SELECT 1 FROM model_versions WHERE name = ? AND version = ?", key).fetchone()
     except sqlite3.OperationalError as e:
         if "locked" in str(e):  # others are writing
             return None
@@ -82,15 +82,15 @@ def missing_version(ws: Workspace, registered: Mapping[str, Any] | None) -> str 
             f"the model registry {file} is damaged ({file.size():,} bytes: {e}). Put it back from a backup, or move it "
             f"away: models stay where they are, and the next run registers its own anew, from version 1"
         ) from None
-    return None if row is not None else f"version {of[1]} of model '{of[0]}' is not in {file}"
+    return None if row is not None else f"version {key[1]} of model '{key[0]}' is not in {file}"
 
 
 def open_store(ws: Workspace) -> MlflowClient:
-    """A client of the workspace's store; a file is made where there is none.
+    """Open a client of the workspace's store; the file is created where there is none.
 
     Raises:
         mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
-        TimeoutError: another process has been making it for too long.
+        TimeoutError: another process takes too long to create it.
     """
     if ws.registry_server is not None:
         return _client_of(ws.registry_server)
@@ -106,12 +106,12 @@ def open_store(ws: Workspace) -> MlflowClient:
         if not _is_unfinished(file):
             raise
     log.warning("the model registry %s was left without all its tables, and holds no model: it is made anew", file)
-    whole = file.parent / f"{file.name}.new"
-    _make(whole)
-    # MLflow keeps its connections to the file: a copy within the file, by a transaction, is what they see too.
-    with closing(sqlite3.connect(whole)) as source, closing(sqlite3.connect(file)) as target:
+    complete = file.parent / f"{file.name}.new"
+    _make(complete)
+    # MLflow keeps its connections to the file, which see a copy into the same file by a transaction.
+    with closing(sqlite3.connect(complete)) as source, closing(sqlite3.connect(file)) as target:
         source.backup(target)
-    whole.remove()
+    complete.remove()
     return _client(file)
 
 
@@ -126,8 +126,8 @@ def _client_of(uri: str) -> MlflowClient:
 
 
 def _make(file: Location) -> None:
-    """Make the store, unless another process has done so first."""
-    until = time.monotonic() + _WAIT_SECONDS
+    """Create the store, unless another process has done so first."""
+    deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         try:
             with (file.parent / f"{file.name}.lock").lease():
@@ -136,17 +136,17 @@ def _make(file: Location) -> None:
                         _client(local(path))
                 return
         except Held as e:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"{e.holder} has been making it for {_WAIT_SECONDS} s") from None
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def _is_unfinished(file: Location) -> bool:
-    """Whether it is a store that no model was ever registered in."""
+    """Return whether a file is a store in which no model was ever registered."""
     try:
         with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True)) as db:
-            there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            rows = [db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in _TABLES if table in there]
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            rows = [db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in _TABLES if table in tables]
     except sqlite3.Error:
         return False
-    return "experiments" in there and not any(rows)
+    return "experiments" in tables and not any(rows)

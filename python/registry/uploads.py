@@ -1,4 +1,4 @@
-"""Models that a tracking server has as artifacts of runs: which there are, what is in them, a change of them."""
+"""Uploaded models on a tracking server: list, download and replace the artifacts of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.registry.versions import KEY, is_ours, version_of
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
 
-#: Tag of a run whose artifact is being written again: it may be a mixture.
+#: Tag of a run whose artifact is being replaced: it may be a mixture of old and new files.
 _BEGUN = "headrace.upload"
 
 
@@ -21,23 +21,23 @@ _BEGUN = "headrace.upload"
 class Upload:
     """A model that a run has as its artifact."""
 
-    #: Of the registered model.
+    #: Name of the registered model.
     name: str
     run_id: str
-    #: The version; None: the registration was killed, or the version is gone.
+    #: The version; None: the registration was killed, or the version was removed.
     version: str | None
-    #: The training run's.
+    #: Key of the training run.
     key: str
     #: The saved model's folder; None where there is no version.
     source: Location | None
-    #: Whether the run is marked as deleted; MLflow keeps its artifacts.
+    #: True: the run is marked as deleted; MLflow keeps its artifacts.
     is_deleted: bool
-    #: Whether writing it again was begun, and has not ended.
+    #: True: a replacement of the artifact was begun and has not ended.
     is_begun: bool
 
 
 def uploads(ws: Workspace, name: str) -> list[Upload]:
-    """Those of a registered model, oldest first; none without a server.
+    """List the uploads of a registered model, oldest first; empty without a server.
 
     Raises:
         UserError: the server cannot be used.
@@ -51,14 +51,14 @@ def uploads(ws: Workspace, name: str) -> list[Upload]:
         if experiment is None:
             return []
         versions = {v.run_id: v for v in pages(client.search_model_versions, filter_string=f"name = '{quoted(name)}'")}
-        found = []
-        asked = {"experiment_ids": [experiment.experiment_id], "filter_string": f"tags.`{KEY}` != ''"}
-        for run in pages(client.search_runs, **asked, run_view_type=ViewType.ALL, order_by=["attributes.start_time"]):
+        models = []
+        query = {"experiment_ids": [experiment.experiment_id], "filter_string": f"tags.`{KEY}` != ''"}
+        for run in pages(client.search_runs, **query, run_view_type=ViewType.ALL, order_by=["attributes.start_time"]):
             if not client.list_artifacts(run.info.run_id, FOLDER):
                 continue
             version = versions.get(run.info.run_id)
             known = version_of(client, name, version) if version is not None and is_ours(version) else None
-            found.append(
+            models.append(
                 Upload(
                     name,
                     str(run.info.run_id),
@@ -69,12 +69,12 @@ def uploads(ws: Workspace, name: str) -> list[Upload]:
                     _BEGUN in run.data.tags,
                 )
             )
-        return found
+        return models
 
 
 @contextmanager
 def fetched(ws: Workspace, upload: Upload) -> Iterator[Location]:
-    """A copy of an artifact, for as long as the block runs.
+    """Download an artifact to a temporary folder, which is removed after the block.
 
     Raises:
         UserError: the server cannot be used.
@@ -83,15 +83,15 @@ def fetched(ws: Workspace, upload: Upload) -> Iterator[Location]:
     place.make_dir()
     with tempfile.TemporaryDirectory(dir=place.local_path()) as folder:
         with Client(ws) as client:
-            found = client.download_artifacts(upload.run_id, FOLDER, folder)
-        yield local(found)
+            path = client.download_artifacts(upload.run_id, FOLDER, folder)
+        yield local(path)
 
 
 def upload_again(ws: Workspace, upload: Upload) -> None:
-    """Upload the saved model, with those that it needs, as they are in the store now. May be killed, and done again.
+    """Upload the saved model and its dependencies again, as they are in the store now. Safe to kill and repeat.
 
     Raises:
-        UserError: the model is not whole, or the server cannot be used.
+        UserError: the model is incomplete, or the server cannot be used.
     """
     assert upload.source is not None
     with Client(ws) as client:

@@ -1,8 +1,8 @@
 """Registered models in MLflow. MLflow takes seconds to import, so it is imported where it is used.
 
-Names: `<pipeline>` for the neural model, `<pipeline>-baseline` and `<pipeline>-second_stage` for the others. A version
-is one training run, known by its key (a tag), so that registering a run again finds its version. Registering moves no
-alias: headrace.registry.promotion does.
+Names are `<pipeline>` for the neural model, `<pipeline>-baseline` and `<pipeline>-second_stage` for the others. A
+version is one training run, identified by its key (a tag), so that a repeated registration finds its version.
+Registering moves no alias: headrace.registry.promotion does.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ log = logging.getLogger("headrace.registry")
 CHAMPION = "champion"
 KEY = "headrace.key"
 DS = "headrace.ds"
-#: What became of a version: `registered`, and what headrace.registry.promotion makes of it. Versions from before there
-#: was this tag were given the alias when they were registered.
+#: Tag of a version's status: `registered`, or one of headrace.registry.promotion. Versions without it are older: they
+#: got the alias when they were registered.
 STATUS = "headrace.status"
 REGISTERED = "registered"
-#: Where the saved model is, as headrace opens it. Versions without it have it as their source.
+#: Tag of the saved model's folder, as headrace opens it. Without it, the version's source is the folder.
 SOURCE = "headrace.source"
-#: MLflow refuses longer values of parameters.
+#: Longest value of a parameter that MLflow accepts.
 _PARAM_CHARS = 500
-#: Metrics that MLflow takes at once.
+#: Most metrics that MLflow accepts in one call.
 _BATCH = 1000
 
 
@@ -56,12 +56,12 @@ class Version:
 
     @property
     def status(self) -> str | None:
-        """See `STATUS`; None of a version from before there was one."""
+        """Status of the version, see `STATUS`; None for a version that is older than statuses."""
         return self.tags.get(STATUS)
 
 
 def registered_name(pipeline: str, stage: str) -> str:
-    """The name of the model that a stage registers."""
+    """Return the name of the model that a stage registers."""
     return pipeline if stage == "train" else f"{pipeline}-{stage}"
 
 
@@ -77,7 +77,7 @@ def register(
     lineage: Mapping[str, str | None] | None = None,
     history: Sequence[Mapping[str, float | None]] = (),
 ) -> str:
-    """Make `model_dir` a version of the registered model `name`, return the version's number.
+    """Register `model_dir` as a version of the model `name`, and return the version's number.
 
     No alias moves. Idempotent by `key`: a killed or repeated registration ends with one version. On a tracking server
     the version has the model as its artifact (headrace.registry.artifact).
@@ -86,33 +86,34 @@ def register(
         metrics: numbers; None and NaN (undefined for this data) are left out.
         params: a flat mapping of settings, shown beside the metrics.
         ds: the day it was trained for, YYYY-MM-DD; None: unknown.
-        lineage: what it was made of: tags `headrace.NAME`; None: has none. `warm_start` is the key of the model that it
-            started from; where that is a version of the same name, the tag `headrace.warm_start_version` says which.
-        history: what was measured on the way; each entry has a `step`.
+        lineage: origins of the model, as tags `headrace.NAME`; None: no such origin. `warm_start` is the key of the
+            model that training started from; where that is a version of the same name, the tag
+            `headrace.warm_start_version` has its number.
+        history: metrics during training; each entry has a `step`.
 
     Raises:
         UserError: the store cannot be opened or written.
     """
     with Client(ws) as client:
         _ensure_name(client, name)
-        found = _by_key(client, name, key)
-        if found is None:
+        record = _by_key(client, name, key)
+        if record is None:
             run_id = _finished_run(ws, client, name, key, metrics, params or {}, ds, history)
             tags = {KEY: key, STATUS: REGISTERED} | ({DS: ds} if ds else {})
-            tags |= {f"headrace.{of}": value for of, value in (lineage or {}).items() if value is not None}
+            tags |= {f"headrace.{origin}": value for origin, value in (lineage or {}).items() if value is not None}
             start = (lineage or {}).get("warm_start")
-            if start is not None and (before := _by_key(client, name, start)) is not None:
-                tags["headrace.warm_start_version"] = str(before.version)
+            if start is not None and (start_record := _by_key(client, name, start)) is not None:
+                tags["headrace.warm_start_version"] = str(start_record.version)
             source = str(model_dir)
             if ws.registry_server is not None:
                 tags[SOURCE], source = source, log_model(ws, client, run_id, name, key, model_dir)
-            found = client.create_model_version(name, source=source, run_id=run_id, tags=tags)
-            log.info("registered %s version %s", name, found.version)
-        return str(found.version)
+            record = client.create_model_version(name, source=source, run_id=run_id, tags=tags)
+            log.info("registered %s version %s", name, record.version)
+        return str(record.version)
 
 
 def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
-    """The version that has the alias; None where the model or the store is not there.
+    """Return the version that has the alias; None where the model or the store does not exist.
 
     Raises:
         UserError: the store cannot be opened or read, or somebody else has registered the version.
@@ -120,12 +121,12 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
     if not is_there(ws):
         return None
     with Client(ws) as client:
-        found = alias_holder(client, name, alias)
-        return None if found is None else version_of(client, name, found)
+        record = alias_holder(client, name, alias)
+        return None if record is None else version_of(client, name, record)
 
 
 def numbered(ws: Workspace, name: str, version: str) -> Version | None:
-    """The version of that number; None where the model, the version or the store is not there.
+    """Return the version of a number; None where the model, the version or the store does not exist.
 
     Raises:
         UserError: the store cannot be opened or read, or somebody else has registered the version.
@@ -133,72 +134,70 @@ def numbered(ws: Workspace, name: str, version: str) -> Version | None:
     if not is_there(ws):
         return None
     with Client(ws) as client:
-        found = next(
+        record = next(
             (v for v in client.search_model_versions(f"name = '{quoted(name)}'") if str(v.version) == version), None
         )
-        return None if found is None else version_of(client, name, found)
+        return None if record is None else version_of(client, name, record)
 
 
 def by_key(ws: Workspace, name: str, key: str) -> Version | None:
-    """The version of that training run; None where the model, the version or the store is not there."""
+    """Return the version of a training run; None where the model, the version or the store does not exist."""
     if not is_there(ws):
         return None
     with Client(ws) as client:
-        found = _by_key(client, name, key)
-        return None if found is None else version_of(client, name, found)
+        record = _by_key(client, name, key)
+        return None if record is None else version_of(client, name, record)
 
 
 def versions(ws: Workspace, name: str) -> list[Version]:
-    """All versions of a model that headrace has registered, oldest number first; none where the model or the store is
-    not there.
-    """
+    """Return all versions of a model that headrace has registered, lowest number first; empty without a store."""
     if not is_there(ws):
         return []
     with Client(ws) as client:
-        found = client.search_model_versions(f"name = '{quoted(name)}'")
-        return sorted((version_of(client, name, v) for v in found if is_ours(v)), key=lambda v: int(v.version))
+        records = client.search_model_versions(f"name = '{quoted(name)}'")
+        return sorted((version_of(client, name, v) for v in records if is_ours(v)), key=lambda v: int(v.version))
 
 
 def aliases(ws: Workspace, name: str) -> dict[str, str]:
-    """The number of the version that each alias of a model has; none where the model or the store is not there."""
+    """Return the version number of each alias of a model; empty where the model or the store does not exist."""
     if not is_there(ws):
         return {}
     with Client(ws) as client:
-        found = client.search_registered_models(filter_string=f"name = '{quoted(name)}'")
-        return {alias: str(version) for of in found for alias, version in sorted(of.aliases.items())}
+        models = client.search_registered_models(filter_string=f"name = '{quoted(name)}'")
+        return {alias: str(version) for model in models for alias, version in sorted(model.aliases.items())}
 
 
-def is_ours(found: Any) -> bool:
-    """Whether headrace has registered what MLflow has a record of."""
-    return bool(found.tags.get(KEY))
+def is_ours(record: Any) -> bool:
+    """Return whether headrace has registered a version in MLflow."""
+    return bool(record.tags.get(KEY))
 
 
-def version_of(client: MlflowClient, name: str, found: Any) -> Version:
-    """MLflow's record of a version, as ours.
+def version_of(client: MlflowClient, name: str, record: Any) -> Version:
+    """Convert MLflow's record of a version.
 
     Raises:
-        UserError: it is not: somebody has registered it by other means, so that its source may be anything.
+        UserError: the version was registered by other means, so that its source may be anything.
     """
-    if not is_ours(found):
+    if not is_ours(record):
         raise UserError(
-            f"version {found.version} of model '{name}' was not registered by headrace (it has no tag {KEY}; its "
-            f"source is {found.source}): name another version, or give the alias to one that headrace models lists"
+            f"version {record.version} of model '{name}' was not registered by headrace (it has no tag {KEY}; its "
+            f"source is {record.source}): name another version, or give the alias to one that headrace models lists"
         )
     return Version(
         name=name,
-        version=str(found.version),
-        source=location_of(found.tags.get(SOURCE, found.source)),
-        key=found.tags[KEY],
-        ds=found.tags.get(DS),
-        metrics=client.get_run(found.run_id).data.metrics if found.run_id else {},
-        tags=dict(found.tags),
+        version=str(record.version),
+        source=location_of(record.tags.get(SOURCE, record.source)),
+        key=record.tags[KEY],
+        ds=record.tags.get(DS),
+        metrics=client.get_run(record.run_id).data.metrics if record.run_id else {},
+        tags=dict(record.tags),
     )
 
 
 def preload(ws: Workspace | None = None) -> None:
-    """Import MLflow now (3 s), for callers that have something to wait for meanwhile; and make the store's tables.
+    """Import MLflow (3 s) while the caller waits for something else, and create the store's tables.
 
-    `ws`: whose store; None: the import alone.
+    `ws`: the workspace of the store; None: only import.
     """
     quietly_import()
     if ws is not None:
@@ -212,9 +211,9 @@ def _ensure_name(client: MlflowClient, name: str) -> None:
 
 
 def _by_key(client: MlflowClient, name: str, key: str) -> Any:
-    found = client.search_model_versions(f"name = '{quoted(name)}'")
-    same = [v for v in found if v.tags.get(KEY) == key]
-    # Where a race made two, the first is everybody's.
+    records = client.search_model_versions(f"name = '{quoted(name)}'")
+    same = [v for v in records if v.tags.get(KEY) == key]
+    # After a race created two, all processes use the first.
     return min(same, key=lambda v: int(v.version), default=None)
 
 
@@ -228,7 +227,7 @@ def _finished_run(
     ds: str | None,
     history: Sequence[Mapping[str, float | None]],
 ) -> str:
-    """The MLflow run that holds the metrics; one that a killed registration left is completed."""
+    """Return the id of the MLflow run with the metrics; complete one that a killed registration has left."""
     from mlflow.entities import Metric, Param, RunTag
 
     experiment = client.get_experiment_by_name(name)
@@ -246,9 +245,9 @@ def _finished_run(
         tags=[RunTag(DS, ds)] if ds else [],
     )
     points = [
-        Metric(f"step_{k}", float(v), now, int(at["step"] or 0))
-        for at in history
-        for k, v in at.items()
+        Metric(f"step_{k}", float(v), now, int(entry["step"] or 0))
+        for entry in history
+        for k, v in entry.items()
         if k != "step" and v is not None and math.isfinite(v)
     ]
     for start in range(0, len(points), _BATCH):
