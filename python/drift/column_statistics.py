@@ -196,16 +196,16 @@ class ColumnStatistics:
                 hashes = xxhash64_integers(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
         self._keep(hashes.view(np.uint64))
 
-    def merge(self, other: ColumnStatistics) -> None:
-        """Add what was counted of other rows in the same bins."""
-        self.rows += other.rows
-        self.missing += other.missing
-        self.counts = self.counts + other.counts
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        self.finite += other.finite
-        self.sum += other.sum
-        self.squares += other.squares
-        self._keep(other.smallest)
+    def merge(self, more: ColumnStatistics) -> None:
+        """Add the counts of other rows in the same bins."""
+        self.rows += more.rows
+        self.missing += more.missing
+        self.counts = self.counts + more.counts
+        self.low, self.high = min(self.low, more.low), max(self.high, more.high)
+        self.finite += more.finite
+        self.sum += more.sum
+        self.squares += more.squares
+        self._keep(more.smallest)
 
     @property
     def values(self) -> int:

@@ -13,7 +13,7 @@ from headrace.config import Gate, Model, ModelVariant, Retrain, Spec, Train, loa
 from headrace.config.effects import Effect, TrainedSection, keys_with
 from headrace.config.section import Section
 from headrace.config.variants import SEARCHABLE
-from headrace.gate.day_evaluation import measured_part
+from headrace.gate.day_evaluation import evaluation_settings
 from headrace.manifest import Manifest, fingerprint
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.job import Job
@@ -95,7 +95,7 @@ def test_another_value_makes_a_run_anew_by_its_effect(path: str, effect: Effect,
 @pytest.mark.parametrize(("path", "effect", "base", "other"), CHANGES, ids=[path for path, *_ in CHANGES])
 def test_trees_and_the_gate_look_at_what_is_measured(path: str, effect: Effect, base: Spec, other: Spec) -> None:
     if effect is not Effect.METRICS or path in ("train.rank_group", "train.rank_k"):
-        parts = [measured_part(spec, Gate()) for spec in (base, other)]
+        parts = [evaluation_settings(spec, Gate()) for spec in (base, other)]
         assert (parts[0] != parts[1]) == (effect is Effect.METRICS)
     trees = [TrainBaseline().spec_part(spec) for spec in (base, other)]
     assert (trees[0] != trees[1]) == (effect is Effect.METRICS or path in ("train.seed", "train.sample_weight"))
