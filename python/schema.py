@@ -70,6 +70,28 @@ def decimal_digits(type_: str) -> tuple[int, int] | None:
     return None if match is None else (int(match.group(1)), int(match.group(2)))
 
 
+#: Types of numbers, each with room for all values of those before it.
+_WIDER = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
+
+
+def is_wider(new: str, old: str) -> bool:
+    """Return whether a type has room for all values of another one of its kind, and for more.
+
+    Kinds are whole numbers, floating-point numbers, decimals, and lists of the same kind.
+
+    Args:
+        new: a declared or stored type, such as `bigint`, `decimal(12,2)` or `array<double>`.
+        old: the type to compare it with.
+    """
+    if new.startswith("array<") and old.startswith("array<"):
+        return is_wider(new[6:-1], old[6:-1])
+    digits, before = decimal_digits(new), decimal_digits(old)
+    if digits and before:
+        (precision, scale), (old_precision, old_scale) = digits, before
+        return digits != before and scale >= old_scale and precision - scale >= old_precision - old_scale
+    return any(old in kind and new in kind and kind.index(new) > kind.index(old) for kind in _WIDER)
+
+
 def path_steps(path: str) -> tuple[str, ...]:
     """Split `user.geo.country`, `attributes['os']` or `['a.b'].c` into names and keys, outermost first.
 

@@ -13,7 +13,10 @@ from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog, damaged_file
+from headrace.lake.delta.transaction import Transaction
+from headrace.lake.delta.type_widening import sql_type
 from headrace.manifest import Output
+from headrace.schema import is_wider
 from headrace.stage import Context
 from headrace.storage import Location
 from headrace.workspace import Workspace
@@ -25,6 +28,8 @@ _SQL_TYPES = {"int": "integer", "bigint": "long"}
 def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional: Mapping[str, str] = {}) -> None:
     """An existing table must have the columns that are about to be written: its other days stay readable.
 
+    Their types may be narrower ones, which `write_day` widens.
+
     Args:
         wanted: Delta's types by column, arrays as `array<float>`.
         why: how a table comes to have others.
@@ -33,11 +38,15 @@ def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional
     Raises:
         UserError: it has others.
     """
-    there = {name: _array(type_) for name, type_ in DeltaLog(table).columns().items()}
-    required = {name: type_ for name, type_ in there.items() if name in wanted or optional.get(name) != type_}
-    if there and required != wanted:
+    existing = DeltaLog(table).column_types()
+    columns, more = ({name: sql_type(type_) for name, type_ in some.items()} for some in (wanted, optional))
+    required = {name: type_ for name, type_ in existing.items() if name in columns or more.get(name) != type_}
+    same_types = all(
+        columns.get(name) == type_ or is_wider(columns.get(name, ""), type_) for name, type_ in required.items()
+    )
+    if existing and not (same_types and required.keys() == columns.keys()):
         raise UserError(
-            f"table {table} has the columns {there}, but what is to be written has {dict(wanted)}: {why}. Move the "
+            f"table {table} has the columns {existing}, but what is to be written has {columns}: {why}. Move the "
             f"table away, or give the pipeline another name"
         )
 
@@ -48,14 +57,11 @@ def key_types(spec: Spec, score: Score) -> dict[str, str]:
     return {k: _SQL_TYPES.get(types[k], types[k]) for k in (score.user.key, score.item.key)}
 
 
-def _array(type_: str) -> str:
-    """A type of Delta's log, arrays as `array<float>`."""
-    nested = json.loads(type_) if type_.startswith("{") else {}
-    return f"array<{nested['elementType']}>" if nested.get("type") == "array" else type_
-
-
 def write_day(frame: DataFrame, table: Location, ctx: Context, stage: str) -> int:
     """Replace the rows of the run's day (column `ds`) in one commit, which names the run; the version of the commit."""
+    existing = DeltaLog(table).column_types()
+    if any(is_wider(type_, existing.get(name, "")) for name, type_ in frame.dtypes):
+        Transaction(table, fence=ctx.fence).widen([field.jsonValue() for field in frame.schema.fields])
     metadata = json.dumps({"stage": stage, "ds": ctx.ds, "key": ctx.key})
     writer = (
         frame.write.format("delta")

@@ -187,7 +187,7 @@ def test_declared_type_that_the_table_does_not_have(spark: SparkSession, ws: Wor
     put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
     run(make_spec(), ws, D1)
     columns = [c | {"type": "string"} if c["name"] == "user" else c for c in COLUMNS]
-    with pytest.raises(UserError, match=r"declares 'user' as string, but .* has 'user' as long"):
+    with pytest.raises(UserError, match=r"declares 'user' as string, but .* has 'user' as bigint"):
         run(make_spec(columns=columns), ws, D1)
     # A column that is declared later is added, and the day that the run is for gets its values.
     more = [*COLUMNS, {"name": "color", "type": "array<bigint>"}]

@@ -152,9 +152,9 @@ def test_rows_that_a_deletion_vector_marks_are_not_counted(tmp_path: Path) -> No
     [
         ({"minReaderVersion": 4}, {}, "asks for reader version 4"),
         (
-            {"minReaderVersion": 3, "readerFeatures": ["deletionVectors", "variantType", "typeWidening"]},
+            {"minReaderVersion": 3, "readerFeatures": ["deletionVectors", "variantType", "typeWidening-preview"]},
             {},
-            "features that headrace does not read: typeWidening, variantType; drop them",
+            "features that headrace does not read: typeWidening-preview, variantType; drop them",
         ),
         ({"minReaderVersion": 2}, {"delta.columnMapping.mode": "name"}, "delta.columnMapping.mode = name"),
         (

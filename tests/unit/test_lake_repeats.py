@@ -68,7 +68,8 @@ def test_files_of_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = pa.table({"id": ["a", "b", "c"], SOURCE_FILE: ["x"] * 3, SOURCE_LINE: [1, 2, 3]})
     with (lake / "data.parquet").new_file() as place:
         pq.write_table(rows, place)
-    task = SuspectTask((KeyedFile(lake / "data.parquet", "2026-01-01", hashes=names[0]),), ("id",), None, lake)
+    files = (KeyedFile(lake / "data.parquet", "2026-01-01", hashes=names[0]),)
+    task = SuspectTask(files, ("id",), None, lake, rows.schema)
     (made,) = task(0)
     suspect = pq.read_table((lake / made["path"]).local_path()).to_pylist()
     assert suspect == [{"id": "b", "ds": "2026-01-01"}]

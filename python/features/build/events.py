@@ -17,7 +17,7 @@ from headrace.lake.delta.frame import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.source_tables.taken import PinnedTable
 from headrace.manifest import Output
-from headrace.schema import TableColumn
+from headrace.schema import TableColumn, is_wider
 from headrace.stage import Context
 
 
@@ -100,11 +100,22 @@ def read_events(ctx: Context, spark: SparkSession, source: str | None = None) ->
 
 
 def as_features_see(events: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
-    """Declared columns of small integers as int, local times as if they were of UTC (headrace.features.types)."""
-    other = {c.name: str(declared(c)) for c in columns if c.stored_type != str(declared(c))}
-    # A column that is there as another type, of an older declaration, stays for others to complain about.
-    stored = {c.name: c.stored_type for c in columns}
-    return events.withColumns({n: col(n).cast(t) for n, t in other.items() if dict(events.dtypes).get(n) == stored[n]})
+    """Return events with declared columns as features see them (headrace.features.types).
+
+    Small integers become int, local times those of UTC, and what the pinned version has with a narrower type than the
+    declaration gets the declared one. A column of any other type, of an older declaration, stays for others to refuse.
+    """
+    stored = dict(events.dtypes)
+    casts = {}
+    for column in columns:
+        type_, seen_as = stored.get(column.name), str(declared(column))
+        if (
+            type_ is not None
+            and type_ != seen_as
+            and (type_ == column.stored_type or is_wider(column.stored_type, type_))
+        ):
+            casts[column.name] = col(column.name).cast(seen_as)
+    return events.withColumns(casts)
 
 
 def events_of_window(ctx: Context, events: DataFrame) -> DataFrame:

@@ -18,6 +18,7 @@ from headrace.lake.delta import erased as erased_files
 from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.damage import COMMIT, commit_file, read_commit, torn_commits
 from headrace.lake.delta.protocol import READER_FEATURES, check_readable
+from headrace.lake.delta.type_widening import sql_type
 from headrace.storage import Location, local, location_named, names_store, not_as_written
 
 #: For tables whose old versions are read again: their log is kept.
@@ -208,13 +209,25 @@ class DeltaLog:
         Raises:
             UserError: a table that headrace does not read.
         """
-        version = self.version
+        fields = self._fields(self.version)
+        return {f["name"]: f["type"] if isinstance(f["type"], str) else json.dumps(f["type"]) for f in fields}
+
+    def column_types(self, version: int | None = None) -> dict[str, str]:
+        """Return the SQL type of each column by name, at a version (None: the newest); empty where that is gone.
+
+        Raises:
+            UserError: a table that headrace does not read.
+        """
+        return {f["name"]: sql_type(f["type"]) for f in self._fields(self.version if version is None else version)}
+
+    def _fields(self, version: int | None) -> list[dict[str, Any]]:
+        """Return the columns as the schema's JSON has them; none where there is no table, or not that version."""
         found = self._replay(version, "metaData", "protocol") if version is not None else None
         if found is None or found.metadata is None:
-            return {}
+            return []
         found.check(self.folder)
-        fields = json.loads(found.metadata["schemaString"])["fields"]
-        return {f["name"]: f["type"] if isinstance(f["type"], str) else json.dumps(f["type"]) for f in fields}
+        fields: list[dict[str, Any]] = json.loads(found.metadata["schemaString"])["fields"]
+        return fields
 
     def metadata(self, version: int) -> Mapping[str, Any] | None:
         """The `metaData` action that is in force at `version`; None where the log no longer reaches back that far."""

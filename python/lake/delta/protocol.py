@@ -13,12 +13,12 @@ from headrace.errors import UserError
 from headrace.storage import Location
 
 #: Reader features that are understood. `deletionVectors`: counted (headrace.lake.delta.log.DataFile); `columnMapping`:
-#: only where its mode is none.
-READER_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
-#: Reader features that say nothing of which files are live: whoever asks Spark for the rows may list the files.
-_OF_ROWS = frozenset(
-    {"typeWidening", "typeWidening-preview", "variantType", "variantType-preview", "variantShredding-preview"}
+#: only where its mode is none; `typeWidening`: whoever reads a data file casts its values to the table's types.
+READER_FEATURES = frozenset(
+    {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck"}
 )
+#: Reader features that say nothing of which files are live: whoever asks Spark for the rows may list the files.
+_OF_ROWS = frozenset({"typeWidening-preview", "variantType", "variantType-preview", "variantShredding-preview"})
 _MAPPING = "delta.columnMapping.mode"
 
 

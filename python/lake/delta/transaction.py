@@ -21,6 +21,7 @@ from headrace.lake.delta.checkpoint import newest_checkpoint
 from headrace.lake.delta.damage import commit_file, set_torn_aside
 from headrace.lake.delta.fencing import application_of, check, is_of, next_version, version_in
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState, file_path
+from headrace.lake.delta.type_widening import FEATURE, PROPERTY, widened_fields, with_feature
 from headrace.storage import Fence, Location, sync_files
 
 #: Writer features that ask nothing of a commit that adds and removes whole files of a table with these settings.
@@ -215,7 +216,8 @@ class Transaction:
             values: of the partitions.
             adds: the `add` actions of the data files.
             user_metadata: the commit's userMetadata.
-            fields: columns that the table has afterwards, as the schema's JSON has them; those that it lacks are added.
+            fields: columns that the table has afterwards, as the schema's JSON has them; those that it lacks are added,
+                and those that it has with a narrower type get the wider one (headrace.lake.delta.type_widening).
 
         Returns:
             the version that was committed.
@@ -231,15 +233,43 @@ class Transaction:
             raise UserError(f"{self.folder}: the table only grows (delta.appendOnly), and its days are replaced")
         actions: list[Mapping[str, Any]] = [{"remove": _removal(add, now)} for add in gone]
         actions += [{"add": add} for add in adds]
-        there = {str(f["name"]).lower() for f in self.fields}
-        new = [f for f in fields if str(f["name"]).lower() not in there]
-        if new:
-            schema = {"type": "struct", "fields": [*self.fields, *new]}
-            actions.insert(0, {"metaData": _plain(self._state.metadata) | {"schemaString": _json(schema)}})
+        actions = [*self._schema_actions(fields, add=True), *actions]
         listed = ", ".join(f"'{v}'" for v in sorted(values))
         parameters = {"mode": "Overwrite", "predicate": f"{column} IN ({listed})"}
         info = _info("WRITE", parameters, self._version, is_append=False) | {"userMetadata": user_metadata}
         return self._commit([{"commitInfo": info}, *actions], lambda at: self._allow(at, column, values))
+
+    def widen(self, fields: Sequence[Mapping[str, Any]]) -> None:
+        """Give columns wider types, in a commit of its own; none where no column of the table has a narrower type.
+
+        Args:
+            fields: columns that are about to be written, as the schema's JSON has them.
+
+        Raises:
+            TransactionOvertaken: another writer has changed the table itself since this transaction began.
+        """
+        actions = self._schema_actions(fields, add=False)
+        if actions:
+            info = _info("CHANGE COLUMNS", {}, self._version, is_append=False)
+            self._commit([{"commitInfo": info}, *actions], lambda at: self._allow(at, "", ()))
+
+    def _schema_actions(self, fields: Sequence[Mapping[str, Any]], add: bool) -> list[Mapping[str, Any]]:
+        """Return the actions after which the table has the columns; none where it has them. `add`: those it lacks."""
+        existing = {str(f["name"]).lower() for f in self.fields}
+        new = [f for f in fields if str(f["name"]).lower() not in existing] if add else []
+        columns = widened_fields(self.fields, fields)
+        is_widened = columns != self.fields
+        if not new and not is_widened:
+            return []
+        metadata = _plain(self._state.metadata) | {
+            "schemaString": _json({"type": "struct", "fields": [*columns, *new]})
+        }
+        actions: list[Mapping[str, Any]] = [{"metaData": metadata}]
+        if is_widened:
+            metadata["configuration"] = {**self._state.configuration, PROPERTY: "true"}
+            if FEATURE not in (self._state.protocol.get("readerFeatures") or ()):
+                actions.append({"protocol": with_feature(self._state.protocol)})
+        return actions
 
     def append(self, adds: Sequence[Mapping[str, Any]], user_metadata: str, application: tuple[str, int]) -> int:
         """Add data files to a table without partitions, in one commit.

@@ -142,7 +142,7 @@ class ArrowRows:
         save_array(self.folder / REPEATED, hashes)
         made: list[tuple[Location, ...]] = []
         for files, numbers in ((here, self.numbers), (there, None)):
-            copy = SuspectTask(tuple(files), self.keys, numbers, self.folder)
+            copy = SuspectTask(tuple(files), self.keys, numbers, self.folder, self.schema)
             made.append(tuple(self.folder / f["path"] for f in run_tasks(spark, len(files), copy)))
         return made[0], made[1]
 

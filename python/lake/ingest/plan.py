@@ -15,7 +15,9 @@ from headrace.lake.ingest.day_files import DayFiles, files_to_take
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import LandingDay
+from headrace.lake.sources.values import kind_unreadable
 from headrace.manifest import fingerprint
+from headrace.schema import is_wider
 
 _LOG = logging.getLogger("headrace.lake")
 
@@ -78,7 +80,8 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     found: dict[str, DayFiles] = {}
     for files in covered:
         own = files.ds == ctx.ds
-        why = _why_load(files, history, declared, judged if own else None) or _damaged_quarantine(ctx, files.record)
+        changed = files.record is not None and _is_changed(ctx, history, files.record, (declared, judged), version, own)
+        why = _why_load(files, history, changed) or _damaged_quarantine(ctx, files.record)
         if why is not None and _can_load(files, why, own):
             found[files.ds] = files
     if source.daily and table.keys:
@@ -117,8 +120,41 @@ def declared_source(source: Source) -> dict[str, Any]:
     return source.model_dump(mode="json", exclude={"complete"})
 
 
-def _why_load(files: DayFiles, history: LoadHistory, declared: str, judged: str | None) -> str | None:
-    """Why a day is loaded (again), or None. `judged`: of the run's own day; days before are not checked anew.
+def _is_changed(
+    ctx: SourceContext, history: LoadHistory, record: LoadRecord, now: tuple[str, str], version: int, own: bool
+) -> bool:
+    """Return whether the declaration has changed since a day's load so that the day must be loaded again.
+
+    It must not where columns have only got wider types: its files are read as the wider ones. It must where such a
+    column's values were too large for the type then, and are in quarantine.
+
+    Args:
+        ctx: of the source.
+        history: of the events' table.
+        record: of the day's load.
+        now: `declared` and `judged` of the declaration, as in the record.
+        version: of the stage ingest.
+        own: whether the day is the run's own: days before it are not judged anew.
+    """
+
+    def differs(declared: str, judged: str) -> bool:
+        return record.declared != declared or (own and record.judged != judged)
+
+    if not differs(*now):
+        return False
+    types = history.log.column_types(record.version)
+    narrower = {c.name: types[c.name] for c in ctx.table.columns if is_wider(c.stored_type, types.get(c.name, ""))}
+    if not narrower:
+        return True
+    columns = tuple(c.model_copy(update={"type": narrower.get(c.name, c.type)}) for c in ctx.table.columns)
+    then = ctx.table.model_copy(update={"columns": columns})
+    if differs(declaration(ctx.source, then, version), fingerprint(declared_table(then))):
+        return True
+    return any(kind_unreadable(c) in record.reasons for c in columns if c.name in narrower)
+
+
+def _why_load(files: DayFiles, history: LoadHistory, changed: bool) -> str | None:
+    """Why a day is loaded (again), or None. `changed`: whether its declaration has, see `_is_changed`.
 
     Raises:
         UserError: the table has lost files of a day of which others have deleted rows.
@@ -148,9 +184,7 @@ def _why_load(files: DayFiles, history: LoadHistory, declared: str, judged: str 
             f"{state.rows:,}",
             f"{record.rows['kept']:,}",
         )
-    if record.declared != declared or (judged is not None and record.judged != judged):
-        return "its declaration changed"
-    return None
+    return "its declaration changed" if changed else None
 
 
 def _damaged_quarantine(ctx: SourceContext, record: LoadRecord | None) -> str | None:

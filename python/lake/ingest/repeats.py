@@ -100,6 +100,8 @@ class SuspectTask:
     #: By day and name, the number of a landing file; None: rows of the table, which have `ds` in place of a place.
     numbers: Mapping[tuple[str, str], int] | None
     folder: Location
+    #: Of the data files that are written now; older ones may have narrower types.
+    schema: pa.Schema
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         file = self.files[number]
@@ -127,6 +129,8 @@ class SuspectTask:
                 table = parquet.read_row_group(group, columns=[*self.keys, *place], use_threads=False)
                 taken.append(table.take(pa.array(mine)))
         table = pa.concat_tables(taken)
+        for k, name in enumerate(self.keys):
+            table = table.set_column(k, name, table.column(name).cast(self.schema.field(name).type))
         ds = pa.array([file.ds] * table.num_rows, pa.string())
         if self.numbers is None:
             return table.append_column("ds", ds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 from headrace.config import Table
@@ -9,7 +10,10 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
 from headrace.lake.ingest.data_file import ddl_fields
+from headrace.schema import is_wider
 from headrace.storage import Location
+
+_LOG = logging.getLogger("headrace.lake")
 
 #: Columns of the table of bad rows.
 QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
@@ -32,15 +36,25 @@ def _create(path: Location, ddl: str) -> None:
 
 
 def check_columns(table: Table, events: Location, where: str = "") -> None:
-    """Raises UserError where the table has a declared column as another type. `where`: before `table` in a key."""
-    existing = {name.lower(): (name, type_) for name, type_ in DeltaLog(events).columns().items()}
+    """Compare the declared columns with those of the table, whose types may become wider by the load.
+
+    Args:
+        table: the declaration.
+        events: the table's folder.
+        where: before `table` in a key of the spec.
+
+    Raises:
+        UserError: the table has a declared column as a type that is neither the declared one nor a narrower one.
+    """
+    existing = {name.lower(): (name, type_) for name, type_ in DeltaLog(events).column_types().items()}
     for c in table.columns:
-        if c.name.lower() not in existing:
-            continue
-        name, type_ = existing[c.name.lower()]
-        if name != c.name or not _same_type(type_, c.stored_type):
+        name, type_ = existing.get(c.name.lower(), (c.name, c.stored_type))
+        if name == c.name and is_wider(c.stored_type, type_):
+            _LOG.info("%s: column '%s' becomes %s, and was %s; loaded days stay", events, name, c.stored_type, type_)
+        elif name != c.name or type_ != c.stored_type:
             raise UserError(
-                f"{where}table.columns declares '{c.name}' as {c.type}, but {events} has '{name}' as {type_}; give the "
+                f"{where}table.columns declares '{c.name}' as {c.type}, but {events} has '{name}' as {type_}, and a "
+                f"type can only become wider (int to bigint, float to double, decimals with more digits); give the "
                 f"column another name, or the pipeline, or move that table away to load everything again"
             )
 
@@ -50,12 +64,3 @@ def may_have_rows(table: Location, days: Collection[str]) -> bool:
     log = DeltaLog(table)
     files = log.files(log.version) if log.version is not None else []
     return files is None or any(f.partition.get("ds") in days for f in files)
-
-
-def _same_type(existing: str, declared: str) -> bool:
-    """Delta's spelling of a type against the declaration's."""
-    simple = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
-    if declared.startswith("array<"):
-        element = {"int": "integer", "bigint": "long"}.get(declared[6:-1], declared[6:-1])
-        return f'"elementType": "{element}"' in existing
-    return simple.get(existing, existing) == declared

@@ -24,6 +24,7 @@ from headrace.errors import UserError
 from headrace.lake.delta.commit_times import commit_times, newest_until
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState
 from headrace.lake.delta.protocol import check_listable
+from headrace.lake.delta.type_widening import FEATURE
 from headrace.lake.source_tables.days import Bounds, days_of_file, within
 from headrace.lake.source_tables.parquet_files import read_parquet
 from headrace.lake.source_tables.parquet_schema import named
@@ -102,7 +103,10 @@ class DeltaSnapshot(FileSnapshot):
 
     @property
     def plain(self) -> bool:
-        return not self.is_mapped and not any(f.deleted for f in self.data_files) and not self._state.unknown_features
+        state = self._state
+        # Of the types that others may have widened Arrow casts some otherwise than Delta does.
+        features = set(state.unknown_features) | ({FEATURE} & set(state.protocol.get("readerFeatures") or ()))
+        return not self.is_mapped and not features and not any(f.deleted for f in self.data_files)
 
     @cached_property
     def data_files(self) -> list[DataFile]:
