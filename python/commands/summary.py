@@ -56,15 +56,17 @@ def _numbers(manifest: Manifest | None) -> tuple[str, str, str]:
 
 
 def data_lines(manifests: Mapping[str, Manifest], ds: str) -> list[str]:
-    """Return warnings of a day's columns that are not as declared, of all sources."""
+    """Return warnings of a day's files that could not be read and columns that are not as declared, of all sources."""
     if "ingest" not in manifests:
         return []
     ingest = manifests["ingest"].facts
     lines = []
     for name, of_source in {"": ingest, **facts.mapping(ingest.get("sources"))}.items():
+        source = f"source {name}, " if name else ""
+        for one in facts.records(facts.mapping(of_source).get("bad_files")):
+            lines.append(f"warning: {source}landing file {one.get('file')} was left out: {one.get('reason')}")
         for one in facts.records(facts.mapping(of_source).get("drift")):
             if one.get("ds") == ds and one.get("change") != "new":
-                source = f"source {name}, " if name else ""
                 lines.append(
                     f"warning: {source}column '{one.get('column')}' is {one.get('change')}: {one.get('detail')}"
                 )

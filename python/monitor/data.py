@@ -120,6 +120,12 @@ def _source_blocks(day: Day, source_facts: Mapping[str, object], suffix: str) ->
         yield Table(("Reason", ">Rows"), rows, f"Quarantine{suffix}")
     else:
         yield Text(f"No row{suffix} went to quarantine.", "good", wide=False)
+    bad_files = tuple(
+        (str(r.get("ds")), Cell(str(r.get("file")), code=True), facts.show(r.get("reason")))
+        for r in facts.records(source_facts.get("bad_files"))
+    )
+    if bad_files:
+        yield Table(("Day", "File", "Reason"), bad_files, f"Files left out{suffix}")
     drift = tuple(
         (Cell(str(r.get("column")), code=True), str(r.get("change")), facts.show(r.get("detail")))
         for r in facts.records(source_facts.get("drift"))

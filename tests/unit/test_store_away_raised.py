@@ -30,7 +30,7 @@ from headrace.lake.source_tables import folder as table_folder
 from headrace.lake.source_tables import parquet_files
 from headrace.lake.sources import lines
 from headrace.lake.sources.delimited import header_of
-from headrace.lake.sources.text_lines import DAMAGED
+from headrace.lake.sources.text_lines import DAMAGED, UNREADABLE
 from headrace.lake.told_errors import told
 from headrace.models import mapped, predictor
 from headrace.publish.tables import iceberg_expiry
@@ -230,8 +230,10 @@ def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(PySparkException) as raised, lines.damaged_file_named(batch):
         raise PySparkException(f"{text}headrace.storage.objects.calls.StoreAway: s3://b/a.csv.gz: timed out\n")
     assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
-    with pytest.raises(lines.FileDamaged, match="truncated"), lines.damaged_file_named(batch):
-        raise PySparkException(f"{text}RuntimeError: {DAMAGED} 0 it ends in the middle (truncated)\n")
+    for token, is_of_content in ((DAMAGED, True), (UNREADABLE, False)):
+        with pytest.raises(lines.FileDamaged, match="truncated") as damaged, lines.damaged_file_named(batch):
+            raise PySparkException(f"{text}RuntimeError: {token} 0 it ends in the middle (truncated)\n")
+        assert damaged.value.is_of_content is is_of_content
 
 
 def test_a_fault_of_the_program_while_a_store_is_away_is_shown_with_its_trace() -> None:

@@ -96,6 +96,7 @@ def assess_day(
         drift=expectations.as_facts(drift),
         expectations=expectations.as_facts(checks),
         reasons=reasons,
+        bad_files={f.name: f.fault for f in files if f.fault is not None},
     )
     return record, extra
 

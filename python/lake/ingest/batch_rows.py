@@ -31,7 +31,7 @@ from headrace.lake.landing import LandingDay, following
 from headrace.lake.session import spark_settings
 from headrace.lake.sources.compression import COMPRESSIONS, UNREADABLE
 from headrace.lake.sources.frame import GOOD, quoted, with_plain_texts
-from headrace.lake.sources.lines import POSITION, LandingBatch, damaged_file_named
+from headrace.lake.sources.lines import POSITION, FileRefused, LandingBatch, damaged_file_named
 from headrace.lake.sources.reader import LandingReader, reader_of
 from headrace.lake.tasks import run_tasks
 from headrace.schema import is_of_list
@@ -265,14 +265,15 @@ def checked_reader(batch: LandingBatch) -> LandingReader:
     """Return the reader of the batch's landing files, whose format is checked against the declared columns.
 
     Raises:
-        UserError: a column that the format needs is not declared, or one is declared as the format has none; a file is
-            compressed in a way that cannot be read.
+        FileRefused: a file is compressed in a way that cannot be read.
+        UserError: a column that the format needs is not declared, or one is declared as the format has none.
     """
     for _, file in batch.files:
         if (suffix := file.path.suffix.lower()) in UNREADABLE:
-            raise UserError(
+            raise FileRefused(
+                file,
                 f"landing file {file.name}: files that end in {suffix} cannot be read; deliver it plain, or compressed "
-                f"as one of {', '.join(COMPRESSIONS)}"
+                f"as one of {', '.join(COMPRESSIONS)}",
             )
     known = batch.source.file_format
     declared = {c.name for c in batch.table.columns}

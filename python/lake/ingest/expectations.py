@@ -124,6 +124,8 @@ def check(ds: str, end: datetime, files: Sequence[FileProfile], duplicates: int,
     for column, limit in wanted.null_rate.items():
         nulls = sum(f.nulls.get(column, 0) for f in files) / good if good else 0.0
         found.append(Check(ds, f"null_rate.{column}", round(nulls, 6), limit, nulls <= limit))
+    if bad_files := sum(f.fault is not None for f in files):
+        found.append(Check(ds, "max_bad_files", bad_files, wanted.max_bad_files, bad_files <= wanted.max_bad_files))
     if wanted.columns == "present":
         missing = len(in_no_file(files))
         found.append(Check(ds, "columns", missing, 0, not missing))

@@ -36,7 +36,7 @@ from headrace.lake.ingest.withhold import withheld_rows
 from headrace.lake.ingest.write_rows import QUARANTINE, Dropped
 from headrace.lake.landing import LandingDay
 from headrace.lake.sources.frame import quoted
-from headrace.lake.sources.lines import FileDamaged, LandingBatch
+from headrace.lake.sources.lines import FileDamaged, FileRefused, LandingBatch
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")
@@ -69,13 +69,16 @@ class Load:
     spark: SparkSession
     #: Versions of the events' table that this load has committed.
     committed: set[int] = field(default_factory=set)
+    #: By day and file: why files are left out that cannot be read.
+    bad_files: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Load all days of the plan.
 
         Raises:
             TransactionOvertaken: others have changed rows of a day since the plan was made. Days before it are loaded.
-            UserError: a file is damaged, or a day may not be loaded. Days before it are loaded.
+            UserError: more files of a day are damaged than it may have, or it may not be loaded. Days before it are
+                loaded.
             IncompleteError: the run's own day is behind its watermark. Others are loaded.
         """
         for days in self.plan.batches():
@@ -83,20 +86,37 @@ class Load:
 
     def _load(self, days: list[DayFiles]) -> None:
         ctx = self.ctx
-        batch = LandingBatch(self.spark, ctx.landing_source, ctx.table, tuple(d.day for d in days), ids=ctx.ids)
-        try:
-            self._load_batch(batch, days)
-        except FileDamaged as e:
-            damaged = e
-        else:
-            return
-        before = [day for day in days if day.ds < damaged.ds]
+        while True:
+            readable = tuple(self._readable(d.day) for d in days)
+            batch = LandingBatch(self.spark, ctx.landing_source, ctx.table, readable, ids=ctx.ids)
+            try:
+                return self._load_batch(batch, days)
+            except (FileDamaged, FileRefused) as e:
+                error, file = e, e.file
+            ds = next(ds for ds, one in batch.files if one == file)
+            told, is_of_content = str(error), True
+            if isinstance(error, FileDamaged):
+                told, is_of_content = f"landing file {file.name} cannot be read: {error.cause}", error.is_of_content
+            bad = self.bad_files.setdefault(ds, {})
+            # A day needs one file that can be read.
+            is_last = sum(one == ds for one, _ in batch.files) == 1
+            if not is_of_content or is_last or len(bad) >= ctx.table.expectations.max_bad_files:
+                break
+            bad[file.name] = told.removeprefix(f"landing file {file.name}").lstrip(": ")
+            _LOG.warning("%s: %s; it is left out, and the day goes on", ds, told)
+        before = [day for day in days if day.ds < ds]
         if before:
             self._load(before)
+        more = f"; nor can {', '.join(sorted(bad))}" if bad else ""
         raise UserError(
-            f"landing file {damaged.file.name} cannot be read: {damaged.cause}. Nothing of {damaged.ds} was loaded; "
-            f"deliver the file again"
-        ) from damaged
+            f"{told}{more}. Nothing of {ds} was loaded; deliver the file again, or say how many files of a day may be "
+            f"left out ({ctx.where}table.expectations.max_bad_files)"
+        ) from error
+
+    def _readable(self, day: LandingDay) -> LandingDay:
+        """Return a day without the files that are left out."""
+        bad = self.bad_files.get(day.ds, {})
+        return replace(day, files=tuple(f for f in day.files if f.name not in bad))
 
     def _load_batch(self, batch: LandingBatch, days: list[DayFiles]) -> None:
         tick = time.perf_counter()
@@ -105,6 +125,9 @@ class Load:
             if rows.arrow is not None:
                 written.events = rows.arrow.written
             files = rows.profiles()
+            files += [
+                FileProfile(d.ds, name, fault=why) for d in days for name, why in self.bad_files.get(d.ds, {}).items()
+            ]
             left_out = self._behind(days, files)
             days = [d for d in days if d.ds not in left_out]
             withheld = None if rows.typed is None else withheld_rows(self.ctx, self.plan, rows.typed, days)

@@ -59,6 +59,8 @@ class LoadRecord:
     quarantine: int = -1
     #: Whether others have deleted rows of the day, before this load or an earlier one.
     erased: bool = False
+    #: By name: files none of whose rows was taken, and why (`expectations.max_bad_files`).
+    bad_files: dict[str, str] = field(default_factory=dict)
     #: Of the commit; not stored in it.
     version: int = -1
 
@@ -66,6 +68,8 @@ class LoadRecord:
         """The text for `userMetadata`."""
         stored = asdict(self)
         del stored["version"]
+        if not self.bad_files:  # releases that do not know the key read the record
+            del stored["bad_files"]
         return json.dumps({_MARK: stored}, separators=(",", ":"), ensure_ascii=False)
 
 

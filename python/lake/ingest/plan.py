@@ -148,7 +148,7 @@ def _is_changed(
         return True
     columns = tuple(c.model_copy(update={"type": narrower.get(c.name, c.type)}) for c in ctx.table.columns)
     then = ctx.table.model_copy(update={"columns": columns})
-    if differs(declaration(ctx.source, then, version), fingerprint(declared_table(then))):
+    if differs(declaration(ctx.source, then, version), fingerprint(then.model_dump(mode="json"))):
         return True
     return any(kind_unreadable(c) in record.reasons for c in columns if c.name in narrower)
 

@@ -32,6 +32,8 @@ class FileProfile:
 
     ds: str
     name: str
+    #: Why none of it was read (`expectations.max_bad_files`); None: it was.
+    fault: str | None = None
     #: Data lines: neither headers nor empty ones.
     read: int = 0
     good: int = 0

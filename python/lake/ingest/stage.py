@@ -184,6 +184,7 @@ def _source_result(ctx: SourceContext) -> Result:
         for ds, state in states.items()
         if state.changed_by
     ]
+    bad_files = [{"ds": r.ds, "file": name, "reason": why} for r in mine for name, why in r.bad_files.items()]
     order = ("read", "kept", "quarantined", "duplicates", "deleted", "forgotten", "expanded")
     outputs = (
         ("delta", ctx.events, version, sum(kept.values())),
@@ -200,6 +201,7 @@ def _source_result(ctx: SourceContext) -> Result:
             "drift": [d for r in mine for d in r.drift],
             "expectations": [c for r in mine for c in r.expectations],
             "reasons": summed(r.reasons for r in mine),
+            **({"bad_files": bad_files} if bad_files else {}),
             # Rows that others removed (negative) or added since the load, by day.
             **({"changed_by_others": changed} if changed else {}),
         },

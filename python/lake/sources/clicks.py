@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from headrace.errors import UserError
 from headrace.lake.blocks.delimited import DelimitedForm
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.compression import COMPRESSIONS, without_ending
 from headrace.lake.sources.delimited import delimited, with_header
 from headrace.lake.sources.json_lines import json_lines
-from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.lines import FileRefused, LandingBatch
 from headrace.lake.sources.reader import LandingReader
 
 _JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
@@ -26,7 +25,7 @@ class ClicksReader(LandingReader):
         """Read JSON lines (`.json.gz`) and CSV with a header (`.csv.gz`) side by side.
 
         Raises:
-            UserError: a file with another ending.
+            FileRefused: a file with another ending.
         """
         json_files: list[int] = []
         csv_files: list[int] = []
@@ -44,14 +43,15 @@ def is_json(file: LandingFile) -> bool:
     """Whether a file has JSON lines; else it is CSV.
 
     Raises:
-        UserError: its name does not say.
+        FileRefused: its name does not say.
     """
     stem = without_ending(file.name)
     if stem.endswith(_JSON_ENDINGS):
         return True
     if stem.endswith(_CSV_ENDINGS):
         return False
-    raise UserError(
+    raise FileRefused(
+        file,
         f"landing file {file.name}: its name ends in neither .json nor .csv (with or without "
-        f"{', '.join(COMPRESSIONS)}), so its format is unknown; rename it, or narrow source.path"
+        f"{', '.join(COMPRESSIONS)}), so its format is unknown; rename it, or narrow source.path",
     )

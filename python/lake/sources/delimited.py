@@ -18,7 +18,7 @@ from headrace.lake.blocks.quotes import QuotedFields, QuotesTask
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.compression import DamagedError, open_plain
 from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, schema_of, with_line_faults, without
-from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.lines import FileRefused, LandingBatch
 from headrace.lake.sources.nested import NestedTexts
 from headrace.lake.sources.reader import LandingReader
 from headrace.lake.sources.text_lines import lines_of, whole_records
@@ -110,7 +110,7 @@ def delimited(
         fix: by column: what makes its text castable.
 
     Raises:
-        UserError: a header names a column twice, or two that differ from a declared one in case alone.
+        FileRefused: a header names a column twice, or two that differ from a declared one in case alone.
     """
     fields = QuotedFields(separator, trim, escape)
     by_header: dict[tuple[str, ...], list[int]] = {}
@@ -190,7 +190,8 @@ def header_of(file: LandingFile, form: QuotedFields, multiline: bool = False) ->
     A column without a name, as pandas writes for its index, is `column<k>`, k its place from 0 (DuckDB's name for it).
 
     Raises:
-        UserError: it cannot be read, or names a column twice.
+        FileRefused: its data are damaged, it is no text, no header, or names a column twice.
+        UserError: the file system does not give it.
     """
     line = ""
     try:
@@ -198,23 +199,23 @@ def header_of(file: LandingFile, form: QuotedFields, multiline: bool = False) ->
             line = _first_record(data, form) if multiline else next(_lines(data), "")
             record = form.rfc4180(line.removeprefix("\ufeff").rstrip("\r\n").encode("utf-8", "surrogateescape"))
             if isinstance(record, str):
-                raise UserError(f"landing file {file.name}: its first line is no header: {record}")
+                raise FileRefused(file, f"landing file {file.name}: its first line is no header: {record}")
             fields = next(csv.reader([record.decode()], delimiter=form.separator), [])
     except DamagedError as e:
-        raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
+        raise FileRefused(file, f"landing file {file.name} is damaged: {e}; deliver it again") from None
     except StoreError:
         raise
     except OSError as e:
         raise UserError(f"landing file {file.name} cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
-        raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
+        raise FileRefused(file, f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
     except csv.Error as e:
         cause = _OLD_MAC if "\r" in line else f"its first line is no header: {e}"
-        raise UserError(f"landing file {file.name}: {cause}") from None
+        raise FileRefused(file, f"landing file {file.name}: {cause}") from None
     names = tuple((field.strip() if form.trim else field) or f"column{k}" for k, field in enumerate(fields))
     for name, count in Counter(names).items():
         if count > 1:
-            raise UserError(f"landing file {file.name}: its header names column '{name}' twice")
+            raise FileRefused(file, f"landing file {file.name}: its header names column '{name}' twice")
     return names
 
 
@@ -222,12 +223,12 @@ def declared_names(file: LandingFile, header: Sequence[str], declared: Iterable[
     """Return a header with declared columns under their declared names, which may differ from the file's in case.
 
     Raises:
-        UserError: two of its names differ from a declared one in case alone, and none is the same.
+        FileRefused: two of its names differ from a declared one in case alone, and none is the same.
     """
     try:
         by_file = {name: wanted for wanted, name in match_names(declared, header).items()}
     except ValueError as e:
-        raise UserError(f"landing file {file.name}: its header names {e}; rename one of them") from None
+        raise FileRefused(file, f"landing file {file.name}: its header names {e}; rename one of them") from None
     return tuple(by_file.get(name, name) for name in header)
 
 

@@ -15,13 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import LandingSource, Table
+from headrace.errors import UserError
 from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.landing import LandingDay, LandingFile, following, midnight
-from headrace.lake.sources.text_lines import DAMAGED, ReadLines
+from headrace.lake.sources.text_lines import DAMAGED, UNREADABLE, ReadLines
 from headrace.lake.told_errors import own_error
 from headrace.storage import Location
 
-_DAMAGED = re.compile(rf"{DAMAGED} (\d+) ([^\n]*)")
+_DAMAGED = re.compile(rf"({DAMAGED}|{UNREADABLE}) (\d+) ([^\n]*)")
 
 #: Loggers that print traces, or tell of the clean-up, when a task cannot read its file.
 _TASK_LOGGERS = (
@@ -43,6 +44,16 @@ class FileDamaged(Exception):
     ds: str
     file: LandingFile
     cause: str
+    #: Whether its bytes are at fault, and not the file system that does not give them.
+    is_of_content: bool = True
+
+
+class FileRefused(UserError):
+    """A landing file that is no file of the source's format, by its name or its header."""
+
+    def __init__(self, file: LandingFile, message: str) -> None:
+        super().__init__(message)
+        self.file = file
 
 
 @dataclass(frozen=True)
@@ -136,8 +147,8 @@ def damaged_file_named(batch: LandingBatch) -> Iterator[None]:
             found = _DAMAGED.search(str(e))
             if found is None:
                 raise
-            ds, file = batch.files[int(found[1])]
-            raise FileDamaged(ds, file, found[2]) from e
+            ds, file = batch.files[int(found[2])]
+            raise FileDamaged(ds, file, found[3], found[1] == DAMAGED) from e
 
 
 @contextmanager

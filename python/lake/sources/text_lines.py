@@ -26,7 +26,8 @@ BLOCK_BYTES = 4 << 20
 #: first line is bad, and reading goes on with the second.
 RECORD_BYTES = 1 << 20
 #: What a task's error says of a file that cannot be read to its end, for the driver to find: then its number and why.
-DAMAGED = "LANDING_FILE_DAMAGED"
+#: The first is of its content, the second of the file system.
+DAMAGED, UNREADABLE = "LANDING_FILE_DAMAGED", "LANDING_FILE_UNREADABLE"
 _QUOTE = b'"'
 
 
@@ -76,7 +77,7 @@ class ReadLines:
         except StoreError:  # nothing is known of the file
             raise
         except OSError as e:
-            raise RuntimeError(f"{DAMAGED} {number} {e.strerror or e}") from e
+            raise RuntimeError(f"{UNREADABLE} {number} {e.strerror or e}") from e
 
 
 def lines_of(stream: BinaryIO, block: int = BLOCK_BYTES) -> Iterator[NumberedLines]:
