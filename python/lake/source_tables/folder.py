@@ -20,6 +20,7 @@ from headrace.lake.source_tables.days import Bounds, days_of_file, path_day, pat
 from headrace.lake.source_tables.mixed_files import mixed_rows, partition_values
 from headrace.lake.source_tables.parquet_files import escaped, footer
 from headrace.lake.source_tables.parquet_schema import StoredSchema, time_bounds
+from headrace.lake.source_tables.row_format_types import check_same_types
 from headrace.lake.source_tables.snapshot import (
     DAY,
     FILE,
@@ -92,6 +93,7 @@ class FolderSnapshot(FileSnapshot):
         """Return the rows; of Parquet an entry for all files that are stored alike."""
         files = files_of(self, days) or self.files[:1]
         if self.format != "parquet":
+            check_same_types(files, self.format)
             return [StoredRows.of(self._with_day(self._merged(spark, files), F.col("_metadata.file_path")))]
         with ThreadPoolExecutor(READERS) as pool:
             footers = list(pool.map(lambda f: _footer(f.path, f.identity, self._time), files))

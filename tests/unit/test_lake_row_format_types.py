@@ -1,0 +1,96 @@
+"""Types of columns of ORC and Avro files, whose footers and headers are read before Spark is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fastavro import parse_schema, writer
+from pyarrow import orc
+
+from headrace.errors import UserError
+from headrace.lake.source_tables.row_format_types import check_same_types
+from headrace.lake.source_tables.snapshot import TableFile
+from headrace.storage import local
+
+
+def table_file(path: Path) -> TableFile:
+    identity = f"{path.stat().st_size}@{path.stat().st_mtime_ns}"
+    return TableFile(path.name, local(path), path.stat().st_size, identity, "", "")
+
+
+def orc_file(path: Path, **columns: pa.Array) -> TableFile:
+    orc.write_table(pa.table(columns), str(path))
+    return table_file(path)
+
+
+def avro_file(path: Path, **types: Any) -> TableFile:
+    fields = [{"name": name, "type": type_} for name, type_ in types.items()]
+    with open(path, "wb") as file:
+        writer(file, parse_schema({"type": "record", "name": "row", "fields": fields}), [])
+    return table_file(path)
+
+
+def record(**types: Any) -> dict[str, Any]:
+    fields = [{"name": name, "type": type_} for name, type_ in types.items()]
+    return {"type": "record", "name": "who", "fields": fields}
+
+
+def struct(**values: Any) -> pa.Array:
+    return pa.StructArray.from_arrays(list(values.values()), list(values))
+
+
+INTS, LONGS = pa.array([1], pa.int32()), pa.array([1], pa.int64())
+DIFFERENT: dict[str, tuple[pa.Array, pa.Array, str]] = {
+    "int and long": (INTS, LONGS, "'x' is int32 in .*a.orc and int64 in .*b.orc"),
+    "in a list": (pa.array([[1]], pa.list_(pa.int32())), pa.array([["1"]]), r"'x\[\]' is int32 in .* and string in "),
+    "in a struct": (struct(id=INTS), struct(id=pa.array([1.5])), r"'x\.id' is int32 in .* and double in "),
+    "a struct or not": (struct(id=INTS), INTS, "'x' is struct in .* and int32 in "),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_orc_files_that_differ(tmp_path: Path, case: str) -> None:
+    one, two, message = DIFFERENT[case]
+    files = [orc_file(tmp_path / "a.orc", x=one, y=LONGS), orc_file(tmp_path / "b.orc", x=two)]
+    with pytest.raises(UserError, match=message) as refused:
+        check_same_types(files, "orc")
+    assert "\n" not in str(refused.value)
+
+
+def test_orc_files_that_spark_merges(tmp_path: Path) -> None:
+    narrow = pa.array([None], pa.decimal128(6, 2))
+    files = [
+        orc_file(tmp_path / "a.orc", x=struct(id=INTS), price=narrow),
+        orc_file(tmp_path / "b.orc", x=struct(id=INTS, more=LONGS), price=narrow.cast(pa.decimal128(12, 2)), new=INTS),
+    ]
+    (tmp_path / "c.orc").write_bytes(b"ORC cut off")  # Spark says what is wrong with it
+    check_same_types([*files, table_file(tmp_path / "c.orc")], "orc")
+
+
+AVRO: dict[str, tuple[Any, Any, str]] = {
+    "int and long": ("int", ["null", "long"], "'x' is int in .*a.avro and long in .*b.avro"),
+    "a time or not": ({"type": "long", "logicalType": "timestamp-micros"}, "long", r"is long \(timestamp-micros\) in"),
+    "in a list": ({"type": "array", "items": "int"}, {"type": "array", "items": "string"}, r"'x\[\]' is int in "),
+    "in a record": (record(id="int"), record(id="double"), r"'x\.id' is int in .* and double in "),
+    "a record or not": (["null", record(id="int")], "int", "'x' is record in .* and int in "),
+}
+
+
+@pytest.mark.parametrize("case", AVRO)
+def test_avro_files_that_differ(tmp_path: Path, case: str) -> None:
+    one, two, message = AVRO[case]
+    files = [avro_file(tmp_path / "a.avro", x=one, y="long"), avro_file(tmp_path / "b.avro", x=two)]
+    with pytest.raises(UserError, match=message):
+        check_same_types(files, "avro")
+
+
+def test_avro_files_that_are_alike(tmp_path: Path) -> None:
+    files = [
+        avro_file(tmp_path / "a.avro", x=["null", "int"], who=record(id="int")),
+        avro_file(tmp_path / "b.avro", x="int", who=["null", record(id="int", more="long")], new="string"),
+    ]
+    (tmp_path / "c.avro").write_bytes(b"Obj cut off")
+    check_same_types([*files, table_file(tmp_path / "c.avro")], "avro")
