@@ -10,7 +10,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from headrace.commands.run import run
-from headrace.commands.screen import out, print_json, table
+from headrace.commands.screen import out, plain, print_json, table
 from headrace.config import Experiment, Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, UserError, nearest
 from headrace.experiments.assignment import all_stopped, by_hand, stop_arm
@@ -212,12 +212,12 @@ def _show(spec: Spec, told: Mapping[str, Any]) -> None:
         if of is None:
             both.add_row(arm, "–", "", "", "", "", "", "nothing known")
             continue
-        bounds, plain = of["sequential"], of["plain"]
+        bounds, unadjusted = of["sequential"], of["plain"]
         both.add_row(
             arm,
             _signed(of["estimate"]),
             _range(of),
-            f"{_signed(plain['estimate'])} ({_range(plain)})",
+            f"{_signed(unadjusted['estimate'])} ({_range(unadjusted)})",
             facts.percent(of["variance_ratio"]),
             _range(bounds),
             f"{bounds['p']:.2g}",
