@@ -35,13 +35,13 @@ class HeadraceApp:
     def admit(self, head: object) -> object:
         return None
 
-    def take_bytes(self, before: int, more: int) -> None:
+    def take_bytes(self, held: int, more: int) -> None:
         pass
 
     def give_back(self, count: int) -> None:
         pass
 
-    def start(self, asked: object, body: bytes | memoryview, connection: Any) -> None:
+    def start(self, request: object, body: bytes | memoryview, connection: Any) -> None:
         assert len(body) == len(BODY)
         connection.answer(self.answer)
 
@@ -118,20 +118,20 @@ def measure(name: str) -> float:
             try:
                 ask_all(port, WARM_UP)
                 server = psutil.Process(process.pid)
-                before = server.cpu_times()
+                start = server.cpu_times()
                 ask_all(port, REQUESTS)
                 after = server.cpu_times()
             finally:
                 process.kill()
-    seconds = after.user + after.system - before.user - before.system
+    seconds = after.user + after.system - start.user - start.system
     return seconds / (CLIENTS * REQUESTS) * 1e6
 
 
 def main() -> None:
-    turns = [{name: measure(name) for name in SERVERS} for _ in range(TURNS)]
-    medians = {name: statistics.median(turn[name] for turn in turns) for name in SERVERS}
+    runs = [{name: measure(name) for name in SERVERS} for _ in range(TURNS)]
+    medians = {name: statistics.median(run[name] for run in runs) for name in SERVERS}
     for name in SERVERS:
-        listed = ", ".join(f"{turn[name]:.1f}" for turn in turns)
+        listed = ", ".join(f"{run[name]:.1f}" for run in runs)
         print(f"{name}: {medians[name]:.1f} us a request ({listed})")
     print(f"uvicorn / headrace: {medians['uvicorn'] / medians['headrace']:.2f}")
 

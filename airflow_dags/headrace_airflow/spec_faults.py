@@ -1,4 +1,4 @@
-"""Why specs are refused, as headrace says when it reads them: asked in a process of the pipelines' environment.
+"""Faults of pipelines' specs, found by a process of the pipelines' environment.
 
 A DAG file is read every few seconds, so answers are kept in a file of AIRFLOW_HOME, by the content of the pipelines'
 files: one process answers for all that are new, and none is started where there are none. Where the pipelines'
@@ -22,14 +22,14 @@ from headrace_airflow.settings import SETTINGS, private_variables
 
 log = logging.getLogger(__name__)
 
-#: Airflow ends the reading of a DAG file after 30 s (`dagbag_import_timeout`).
+#: Airflow ends the reading of a DAG file after 30 s (its setting dagbag_import_timeout).
 _SECONDS = 20
 #: How long an answer holds. It may change although the file does not: somebody mends a class that the file names.
 _REFUSED_SECONDS, _TAKEN_SECONDS = 600, 86_400
 
 
 def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
-    """The faults of pipelines' files that have some.
+    """Return the faults of pipelines' files that have some.
 
     Args:
         files: the files with their content.
@@ -40,7 +40,7 @@ def spec_faults(files: Mapping[Path, bytes]) -> dict[Path, str]:
     now, known = time.time(), _read()
     held = {key: known[key] for key in keys.values() if key in known and known[key]["until"] > now}
     if new := {path: key for path, key in keys.items() if key not in held}:
-        answers = _asked(list(new))
+        answers = _check(list(new))
         # Where time was short, the next reading asks about the others. A process that fails is not tried again at once.
         for path, key in new.items():
             if answers and str(path) not in answers:
@@ -60,8 +60,8 @@ def _key(path: Path, content: bytes) -> str:
     return hashlib.sha256(json.dumps([str(path), *map(str, environment), stamps]).encode() + content).hexdigest()
 
 
-def _asked(paths: list[Path]) -> dict[str, str | None]:
-    """The faults of files by their paths, None where there is none; of fewer files where time was short."""
+def _check(paths: list[Path]) -> dict[str, str | None]:
+    """Return each file's fault, or None, by path; fewer files where time was short."""
     program = SETTINGS.checkout / "python" / "jobs" / "check_specs.py"
     private = {*private_variables(), "PYTHONPATH"}
     environment = {name: value for name, value in os.environ.items() if name not in private}
@@ -69,18 +69,20 @@ def _asked(paths: list[Path]) -> dict[str, str | None]:
         done = subprocess.run(
             [SETTINGS.python, program, *paths], capture_output=True, check=False, env=environment, timeout=_SECONDS
         )
-        output, said = done.stdout, done.stderr
+        output, message = done.stdout, done.stderr
     except subprocess.TimeoutExpired as e:
-        output, said = e.stdout or b"", f"not done in {_SECONDS} s".encode()
+        output, message = e.stdout or b"", f"not done in {_SECONDS} s".encode()
     except OSError as e:
-        output, said = b"", str(e).encode()
+        output, message = b"", str(e).encode()
     answers: dict[str, str | None] = {}
     for line in output.splitlines():
         with suppress(ValueError, TypeError):  # what a class of the user's prints, half a line
             answers |= json.loads(line)
     if len(answers) < len(paths):
-        why = said.decode(errors="replace").strip().splitlines()[-1:]
-        log.warning("%d of %d specs were not checked, jobs check them: %s", len(paths) - len(answers), len(paths), why)
+        reason = message.decode(errors="replace").strip().splitlines()[-1:]
+        log.warning(
+            "%d of %d specs were not checked, jobs check them: %s", len(paths) - len(answers), len(paths), reason
+        )
     return answers
 
 
@@ -90,10 +92,10 @@ def _file() -> Path:
 
 def _read() -> dict[str, Any]:
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
+        faults = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return faults if isinstance(faults, dict) else {}
 
 
 def _write(held: Mapping[str, Any]) -> None:

@@ -54,9 +54,10 @@ PART = Part(
     title="Adult",
     data=("adult",),
     protocol="""
-Census income, the official split: all 16,281 rows of `adult.test`, none left out for missing values. A tenth of the
-rows of `adult.data`, drawn once, says when training stops, and its log loss chose the settings. `test.error_rate` is
-the share of test rows on the wrong side of a probability of .5; `error_rate` is that of the tenth.
+Census income, the official split: all 16,281 rows of `adult.test`, with no row removed for missing values. A tenth of
+the rows of `adult.data`, drawn once, decides when training stops. Its log loss chose the settings.
+
+`test.error_rate` is the share of test rows on the wrong side of a probability of .5. `error_rate` is that of the tenth.
 """,
     cases=(
         _case("XGBoost", Goal(floor=0.128, aim=0.1277, lower=True), stage="baseline"),

@@ -45,15 +45,17 @@ PART = Part(
     title="Amazon Beauty, full ranking",
     data=("beauty",),
     protocol="""
-The reviews as BERT4Rec's authors prepared them: 40,226 users, 54,542 items, 353,962 actions. Each user's last item is
-the test target, the one before validates, the rest trains; no item of `valid` is a target of training, and it is part
-of the history that the test is asked with. A target is ranked among all items of the vocabulary that the user has not
-had before; of equal scores the target stands last. The vocabulary is that of the training sequences (49,076 items): a
-target that it lacks counts as not found. HR@10 and NDCG@10 are means over all 40,226 users. The epoch is that of the
-best NDCG@10 on `valid`.
+The reviews as BERT4Rec's authors prepared them: 40,226 users, 54,542 items, 353,962 actions.
 
-An epoch is a pass over the users: a row is a user's whole training sequence, all of whose places learn. HSTU has the
-batches and drawn items of SASRec.
+- **Split.** Each user's last item is the test target, the one before validates, the rest trains. No item of `valid` is
+  a target of training. It is part of the history that the test uses.
+- **Ranking.** A target is ranked among all items of the vocabulary that the user has not had before. Among equal scores
+  the target ranks last.
+- **Vocabulary.** It is that of the training sequences (49,076 items). A target that it lacks counts as not found.
+- **Metrics.** HR@10 and NDCG@10 are means over all 40,226 users. The epoch is that of the best NDCG@10 on `valid`.
+
+An epoch is a pass over the users. A row is the whole training sequence of a user, and all its positions are trained on.
+HSTU has the batches and drawn items of SASRec.
 """,
     cases=(
         _case(

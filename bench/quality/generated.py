@@ -62,10 +62,14 @@ def _network(name: str, kind: str) -> Case:
 PART = Part(
     title="Generated clicks",
     protocol=f"""
-`headrace generate clicks` draws each click from a probability that it knows, so the AUC of the true probabilities on
-the validation day is the best that any model can reach but for the labels' noise. Eight days of {ROWS_PER_DAY:,} rows
-(3,000 users, 800 items, a latent taste that drifts), the last day validates; all models on one dataset. `ceiling_share`
-is the share of the way from .5 to that ceiling; a model above it would have seen what it should not, and fails the run.
+`headrace generate clicks` draws each click from a probability that it knows. So the AUC of the true probabilities on
+the validation day is the best that any model can reach, apart from the noise of the labels.
+
+The data are eight days of {ROWS_PER_DAY:,} rows (3,000 users, 800 items, a latent taste that drifts). The last day
+validates, and all models train on one dataset.
+
+`ceiling_share` is the share of the way from .5 to that ceiling. A model above the ceiling has seen what it should not,
+and fails the run.
 """,
     cases=(
         _case("DLRM"),

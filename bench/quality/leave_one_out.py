@@ -124,12 +124,17 @@ PART = Part(
     title="Amazon Beauty, one item left out among 99",
     data=("beauty",),
     protocol="""
-Another split of the form that MovieLens-1M has above: the last item of each of 40,226 users among 99 items that the
-user never had, drawn uniformly (seed 1, `bench.quality.leave_one_out.write_split`); 54,542 items, 313,736 training
-rows. HR@10 and NDCG@10 as above. Nothing of the pipeline `movielens` but `source.path` differs: first with the
-settings that were chosen for MovieLens-1M, then with what `headrace tune` finds by one held-out training item of each
-user within 1,200 seconds (`conf/overlays/neumf_search.yaml`), and for as many epochs as a trial has; neither looks at
-a left-out item before its model is finished.
+A split of the same form as that of MovieLens-1M above. The last item of each of 40,226 users is ranked among 99 items
+that the user never had, drawn uniformly (seed 1, `bench.quality.leave_one_out.write_split`). There are 54,542 items and
+313,736 training rows. HR@10 and NDCG@10 are as above.
+
+The pipeline is `movielens` with another `source.path`, in two settings:
+
+- those that were chosen for MovieLens-1M;
+- those that `headrace tune` finds within 1,200 seconds, by one held-out training item of each user
+  (`conf/overlays/neumf_search.yaml`).
+
+Neither sees a left-out item before its model is finished.
 """,
     cases=(
         Case("NeuMF, settings of MovieLens-1M", _as_movielens, lambda: _settings(tuned=False), metrics=_METRICS),

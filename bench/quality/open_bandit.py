@@ -24,13 +24,21 @@ PART = Part(
     title="Open Bandit, men",
     data=("obd",),
     protocol="""
-The small sample of the campaign for men, logged by two policies with known propensities (uniformly random, and
-Bernoulli Thompson sampling), split by time: the last two days are measured once, the day before says when training
-stops. The model as a policy shows one of the 34 items with probabilities softmax(logit); its value, clicks an
-impression, is estimated by inverse propensity scores (`ips`), self-normalised (`snips`) and doubly robust (`dr`), with
-intervals by a bootstrap over impressions. `logged_value` is what the logging policies earned, `dm` what the model
-itself expects, `effective_sample_size` the rows that the weights leave. Half a percent of the impressions are clicked:
-intervals of so few clicks are wide, and values whose intervals overlap are not told apart.
+The small sample of the campaign for men. Two policies with known propensities logged it: uniformly random, and
+Bernoulli Thompson sampling. It is split by time: the last two days are measured once, and the day before decides when
+training stops.
+
+The model as a policy shows one of the 34 items with probabilities softmax(logit). Its value is clicks an impression.
+
+| metric | meaning |
+| --- | --- |
+| `ips`, `snips`, `dr` | the value, estimated by inverse propensity scores, self-normalised, and doubly robust |
+| `logged_value` | what the logging policies earned |
+| `dm` | what the model itself expects |
+| `effective_sample_size` | the number of rows that remain effective under the weights |
+
+Intervals are of a bootstrap over impressions. Half a percent of the impressions are clicked, so intervals are wide.
+Values whose intervals overlap are not distinguished.
 """,
     cases=(_case("DeepFM"), _case("XGBoost", stage="baseline")),
 )

@@ -15,26 +15,35 @@ SEEDS = (1, 2, 3)
 
 _HEAD = """# Quality
 
-Models trained by the pipelines of `conf/pipelines` on splits that papers report on, and on generated clicks whose best
-AUC is known.
-
     make quality                               # all parts and seeds 1, 2, 3: an hour or two on 2 cores
     make quality PARTS=beauty,adult SEEDS=1,2  # some
     python -m bench.quality.page               # writes this page from the results
 
-Each case goes through the product as a user's would: landing files, lake, features, `headrace train` on Horovod's ranks
-(or `headrace baseline` for XGBoost), evaluation over all ranks. The data sets are not shipped; a part whose folder in
-`../shared/data` is missing is skipped and says so. A finished case and seed is a file in `build/quality/results` that
-stands while the case's settings are the same, so the same command goes on where it was stopped;
-`build/quality/quality.json` has all figures. How a part is written: `bench/quality/__init__.py`.
+Models of the pipelines in `conf/pipelines`, trained on splits that papers report on, and on generated clicks whose best
+AUC is known.
 
-A figure is the mean over the seeds, `sd` the standard deviation over them (divisor n − 1); a seed decides initial
-weights, the order of batches and negatives, never the split. Intervals are of the first seed's
-bootstrap. *Floor* and *aim* are what the case is to reach. Seconds
-are those of the stage (start of Spark and of the ranks, training, evaluation), peak memory is that of all its
-processes, the JVM's included: the greatest of the seeds. The figures below were made with
-`QUALITY_ARGS="--ranks 1 --threads 1"`, at a low priority beside other work: a quiet machine takes a half or a third of
-these seconds. No metric depends on ranks or threads but by the rounding of sums.
+Each case runs the product as a user would: landing files, lake, features, training and evaluation over all ranks.
+Training is `headrace train` on Horovod's ranks, or `headrace baseline` for XGBoost.
+
+- The data sets are not shipped. `make quality` skips a part whose folder in `../shared/data` is missing, and says so.
+- A finished case and seed is a file in `build/quality/results`. It is valid while the case's settings are the same, so
+  the same command resumes where it was stopped.
+- `build/quality/quality.json` has all figures.
+- `bench/quality/__init__.py` says how to write a part.
+
+How to read the tables:
+
+| column | meaning |
+| --- | --- |
+| mean | the mean over the seeds. A seed decides initial weights, the order of batches and negatives, never the split |
+| sd | the standard deviation over the seeds (divisor n − 1) |
+| floor, aim | what the case is to reach |
+| seconds | those of the stage: start of Spark and of the ranks, training, evaluation |
+| peak MiB | peak memory of all processes of the stage, including the JVM: the greatest of the seeds |
+| 95 % interval | bootstrap of the first seed |
+
+The figures were made with `QUALITY_ARGS="--ranks 1 --threads 1"`, at a low priority beside other work. A quiet machine
+takes a half or a third of these seconds. Ranks and threads change a metric only by the rounding of sums.
 """
 
 

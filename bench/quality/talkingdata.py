@@ -22,9 +22,13 @@ PART = Part(
     title="TalkingData, sample",
     data=("talkingdata",),
     protocol="""
-The competition's sample of 100,000 clicks, of which 227 led to an installation, split by time: the clicks of 2017-11-09
-are measured once (`test.auc`), those of the day before say when training stops, those of the two days before train.
-Intervals are of a bootstrap over IP addresses; they are wide, as the test day has few installations.
+The competition's sample of 100,000 clicks, of which 227 led to an installation, split by time:
+
+- the clicks of 2017-11-09 are measured once (`test.auc`);
+- those of the day before decide when training stops;
+- those of the two days before that are for training.
+
+Intervals are of a bootstrap over IP addresses. They are wide, as the test day has few installations.
 """,
     cases=(
         _case("DLRM"),

@@ -92,14 +92,14 @@ class Folder(TableFormat):
     is_files = True
 
 
-_HERE = "headrace.config.formats"
+_MODULE = "headrace.config.formats"
 _BENCHMARK_SETS = ("criteo", "talkingdata", "movielens", "movielens_ncf", "lightgcn", "user_items")
 #: `source.format` of landing files.
 FILE_FORMATS = Seam(
     "headrace.sources",
     "format of landing files",
     FileFormat,
-    {"clicks": f"{_HERE}:Clicks", "csv": f"{_HERE}:Csv", "jsonl": f"{_HERE}:JsonLines"},
+    {"clicks": f"{_MODULE}:Clicks", "csv": f"{_MODULE}:Csv", "jsonl": f"{_MODULE}:JsonLines"},
     dict.fromkeys(_BENCHMARK_SETS, "headrace-datasets"),
 )
 #: `source.format` of tables.
@@ -108,11 +108,11 @@ TABLE_FORMATS = Seam(
     "format of tables",
     TableFormat,
     {
-        "delta": f"{_HERE}:Delta",
-        "parquet": f"{_HERE}:Folder",
-        "iceberg": f"{_HERE}:Iceberg",
-        "orc": f"{_HERE}:Folder",
-        "avro": f"{_HERE}:Folder",
+        "delta": f"{_MODULE}:Delta",
+        "parquet": f"{_MODULE}:Folder",
+        "iceberg": f"{_MODULE}:Iceberg",
+        "orc": f"{_MODULE}:Folder",
+        "avro": f"{_MODULE}:Folder",
     },
 )
 

@@ -92,21 +92,21 @@ class ClickHouse(WarehouseKind):
     }
 
 
-_HERE = "headrace.config.warehouse"
+_MODULE = "headrace.config.warehouse"
 #: `publish.warehouse.kind`.
 WAREHOUSES = Seam(
     "headrace.warehouses",
     "warehouse",
     WarehouseKind,
     {
-        "embedded": f"{_HERE}:Postgres",
-        "postgres": f"{_HERE}:Postgres",
-        "duckdb": f"{_HERE}:DuckDb",
-        "delta": f"{_HERE}:Delta",
-        "iceberg": f"{_HERE}:Iceberg",
-        "parquet": f"{_HERE}:Parquet",
-        "sqlalchemy": f"{_HERE}:SqlAlchemy",
-        "clickhouse": f"{_HERE}:ClickHouse",
+        "embedded": f"{_MODULE}:Postgres",
+        "postgres": f"{_MODULE}:Postgres",
+        "duckdb": f"{_MODULE}:DuckDb",
+        "delta": f"{_MODULE}:Delta",
+        "iceberg": f"{_MODULE}:Iceberg",
+        "parquet": f"{_MODULE}:Parquet",
+        "sqlalchemy": f"{_MODULE}:SqlAlchemy",
+        "clickhouse": f"{_MODULE}:ClickHouse",
     },
     {name: f"headrace-{name}" for name in ("snowflake", "bigquery", "redshift", "databricks")},
 )

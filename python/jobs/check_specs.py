@@ -1,4 +1,4 @@
-"""What is wrong with the specs of pipelines, for the DAG parser: `check_specs.py PIPELINE.yaml...` prints JSON lines.
+"""Check of pipelines' specs for the DAG parser: `check_specs.py PIPELINE.yaml...` prints JSON lines.
 
 Imports neither Spark nor torch (spec_check.py). Airflow runs it as a program: its own environment has no headrace.
 """

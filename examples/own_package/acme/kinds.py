@@ -1,4 +1,4 @@
-"""What the checks of a spec need to know of the package's warehouse and format."""
+"""Kinds of warehouse and format that the package adds, as the checks of a spec see them."""
 
 from __future__ import annotations
 

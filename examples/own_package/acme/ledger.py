@@ -67,7 +67,7 @@ class LedgerTarget(Target):
         self._db, self._lock = db, lock
         self._user, self._item = spec.score.user.key, spec.score.item.key
         self._columns: list[str] = []
-        self._kept: set[str] = set()
+        self._retained_days: set[str] = set()
         columns = "ds TEXT PRIMARY KEY, key TEXT, rows INTEGER, source TEXT, audit TEXT"
         db.execute(f"CREATE TABLE IF NOT EXISTS days ({columns})")
         db.execute("CREATE TABLE IF NOT EXISTS tokens (lease TEXT PRIMARY KEY, token INTEGER)")
@@ -107,9 +107,9 @@ class LedgerTarget(Target):
         try:
             with self._db:
                 self._db.executemany(f"INSERT INTO {_quoted(table)} ({listed}) VALUES ({marks})", rows)
-            yield LedgerDay(self._db, table, ds, key, self._count(table), self._before(ds))
+            yield LedgerDay(self._db, table, ds, key, self._count(table), self._previous_day(ds))
         finally:
-            if ds not in self._kept:
+            if ds not in self._retained_days:
                 self._db.execute(f"DROP TABLE IF EXISTS {_quoted(table)}")
 
     def swap(self, staged: StagedDay, source: str, checks: Sequence[Check]) -> None:
@@ -123,7 +123,7 @@ class LedgerTarget(Target):
             self._db.execute("INSERT OR REPLACE INTO days VALUES (?, ?, ?, ?, ?)", record)
 
     def keep(self, staged: StagedDay) -> None:
-        self._kept.add(staged.ds)
+        self._retained_days.add(staged.ds)
 
     def kept(self, days: Sequence[str] | None = None) -> list[str]:
         begin = self._staging("")
@@ -165,8 +165,8 @@ class LedgerTarget(Target):
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
         if column not in self._columns_of(self.label):
             return {}
-        where = f"{_quoted(column)} IN ({', '.join('?' * len(keys))})"
-        counts = f"SELECT ds, count(*) FROM {_quoted(self.label)} WHERE {where} GROUP BY ds"
+        condition = f"{_quoted(column)} IN ({', '.join('?' * len(keys))})"
+        counts = f"SELECT ds, count(*) FROM {_quoted(self.label)} WHERE {condition} GROUP BY ds"
         return dict(self._db.execute(counts, list(keys)))
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
@@ -175,8 +175,8 @@ class LedgerTarget(Target):
             self._check_token()
             for ds, rows in removed.items():
                 self._db.execute("UPDATE days SET rows = rows - ? WHERE ds = ?", [rows, ds])
-            where = f"{_quoted(column)} IN ({', '.join('?' * len(keys))})"
-            self._db.execute(f"DELETE FROM {_quoted(self.label)} WHERE {where}", list(keys))
+            condition = f"{_quoted(column)} IN ({', '.join('?' * len(keys))})"
+            self._db.execute(f"DELETE FROM {_quoted(self.label)} WHERE {condition}", list(keys))
         self._db.execute("VACUUM")
         return ""
 
@@ -185,7 +185,7 @@ class LedgerTarget(Target):
             raise UserError("publish.grants: a file of SQLite has no roles: give them to its folder")
 
     def _check_token(self) -> None:
-        """Within a transaction: refuse a run whose lease was taken over, and note the token of this one."""
+        """Refuse a run whose lease was taken over, and note the token of this one; within a transaction."""
         if self._lock is None:
             return
         fence = self._lock.fence
@@ -194,7 +194,7 @@ class LedgerTarget(Target):
             raise lease_lost(self.label)
         self._db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", [fence.lease, fence.token])
 
-    def _before(self, ds: str) -> PublishedDay | None:
+    def _previous_day(self, ds: str) -> PublishedDay | None:
         newest = self._db.execute("SELECT max(ds) FROM days WHERE ds < ?", [ds]).fetchone()[0]
         if newest is None:
             return None
@@ -208,8 +208,8 @@ class LedgerTarget(Target):
         return [name for (name,) in self._db.execute("SELECT name FROM pragma_table_info(?)", [table])]
 
     def _count(self, table: str, ds: str | None = None) -> int:
-        where, values = ("", []) if ds is None else (" WHERE ds = ?", [ds])
-        return int(self._db.execute(f"SELECT count(*) FROM {_quoted(table)}{where}", values).fetchone()[0])
+        condition, values = ("", []) if ds is None else (" WHERE ds = ?", [ds])
+        return int(self._db.execute(f"SELECT count(*) FROM {_quoted(table)}{condition}", values).fetchone()[0])
 
 
 def _quoted(name: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -18,7 +19,6 @@ from headrace.features.build import append
 from headrace.features.build.events import events_of_window, pinned_table, read_events, source_table
 from headrace.features.build.lake_files import files_of_day, fit_files, table_files
 from headrace.features.build.listing import complete, facts_of
-from headrace.features.build.saved_copies import saved_copies
 from headrace.features.engines.arrow import write_frame
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.engines.arrow.write_lake import write_lake_rows
@@ -29,15 +29,21 @@ from headrace.features.layout.split import SPLIT, SplitRows, check_rows
 from headrace.features.layout.split_rule import TimeRule
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.vocabulary.restoration import SavedCopies
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.saved import whole_vocabularies
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.handed_on import KEYED_TABLES, VOCABULARIES, handed_on
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, Result
 from headrace.storage import Location
 from headrace.storage.host_scratch import RunFolder
+from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.features")
+
+#: Stages whose manifests name a folder with a saved workflow, and what they call it.
+_HOLDERS = (("features", "dataset"), ("train", "model"))
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,34 @@ def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
     version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
     scratch = ctx.ws.spark_local / VOCABULARIES / ctx.spec.pipeline
     table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
-    return VocabularyTable(spark, table, ctx.ds, version, scratch, ctx.fence, saved_copies(ctx.ws, ctx.spec.pipeline))
+    return VocabularyTable(spark, table, ctx.ds, version, scratch, ctx.fence, _saved_copies(ctx.ws, ctx.spec.pipeline))
+
+
+def _saved_copies(ws: Workspace, pipeline: str) -> SavedCopies:
+    """Return the copies of a pipeline's vocabularies, and the version of the table that its last day names."""
+    return SavedCopies(_named_version(ws, pipeline), lambda: _vocabularies(ws, pipeline))
+
+
+def _named_version(ws: Workspace, pipeline: str) -> int | None:
+    """Read one manifest: versions only grow from day to day, unless older days are made after newer ones."""
+    for ds in reversed(ws.days_of_stages(pipeline).get("features", [])):
+        manifest = Manifest.load(ws.manifest(pipeline, ds, "features"))
+        if manifest is not None:
+            version: int | None = manifest.facts.get("vocabulary_version")
+            return version
+    return None
+
+
+def _vocabularies(ws: Workspace, pipeline: str) -> Iterator[tuple[str, str, pa.Table]]:
+    for ds in sorted(ws.days(pipeline)):
+        for stage, kind in _HOLDERS:
+            manifest = Manifest.load(ws.manifest(pipeline, ds, stage))
+            if manifest is None or manifest.removed:
+                continue
+            for output in manifest.outputs:
+                if output.kind == kind:
+                    for name, vocabulary in whole_vocabularies(ws.locate(output.name) / "workflow"):
+                        yield ds, name, vocabulary
 
 
 def write_dataset(

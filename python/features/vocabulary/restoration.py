@@ -33,7 +33,7 @@ _LOST = pa.schema([("name", pa.string()), ("value", pa.string()), ("code", pa.in
 
 @dataclass(frozen=True)
 class SavedCopies:
-    """Where a pipeline has the codes of its vocabulary table besides the table."""
+    """Copies of a pipeline's codes in its datasets and models."""
 
     #: The newest version of the table that a manifest names; None: no manifest names one.
     version: int | None
@@ -43,13 +43,13 @@ class SavedCopies:
 
 @dataclass
 class Damage:
-    """What a version of a vocabulary table lacks."""
+    """Files and commits that a version of a vocabulary table has lost."""
 
     table: Location
     #: The `add` actions of data files that are short or gone.
     adds: list[Mapping[str, Any]] = field(default_factory=list)
-    #: Files of the version that are whole.
-    whole: list[Location] = field(default_factory=list)
+    #: Undamaged files of the version.
+    intact_files: list[Location] = field(default_factory=list)
     #: Why: names the first file with both sizes, or the version that the log lacks.
     reason: str = ""
     #: Whether commits that a manifest names are not in the log.
@@ -94,7 +94,7 @@ def damage_of(table: Location, version: int | None, named: int | None) -> Damage
         add = replaced[add["path"]].add if add["path"] in replaced else add
         file = file_path(table, add["path"])
         if (reason := not_as_written({file: add["size"]})) is None:
-            damage.whole.append(file)
+            damage.intact_files.append(file)
         else:
             damage.adds.append(add)
             damage.reason = damage.reason or reason
@@ -114,7 +114,7 @@ def lost_rows(damage: Damage, copies: SavedCopies, first_codes: Mapping[str, int
     Raises:
         UserError: codes between others are nowhere, or workflows have more than the damaged files had.
     """
-    known = _known_codes(damage.whole)
+    known = _known_codes(damage.intact_files)
     days = damage.days
     first = min((low for low, _ in days), default="")
     rows: list[pa.Table] = []

@@ -47,12 +47,12 @@ def widened_fields(fields: Sequence[Mapping[str, Any]], declared: Sequence[Mappi
         fields: the table's columns, as the schema's JSON has them.
         declared: the columns that are about to be written, likewise.
     """
-    wanted = {str(f["name"]): f["type"] for f in declared}
-    found = []
+    declared_types = {str(f["name"]): f["type"] for f in declared}
+    widened = []
     for field in fields:
-        old, new = field["type"], wanted.get(str(field["name"]), field["type"])
+        old, new = field["type"], declared_types.get(str(field["name"]), field["type"])
         if not is_wider(sql_type(new), sql_type(old)):
-            found.append(dict(field))
+            widened.append(dict(field))
             continue
         change = {"toType": new, "fromType": old}
         if isinstance(old, Mapping):
@@ -60,8 +60,8 @@ def widened_fields(fields: Sequence[Mapping[str, Any]], declared: Sequence[Mappi
             new = {**old, "elementType": new["elementType"]}
         metadata = dict(field.get("metadata") or {})
         metadata[_CHANGES] = [*metadata.get(_CHANGES, ()), change]
-        found.append({**field, "type": new, "metadata": metadata})
-    return found
+        widened.append({**field, "type": new, "metadata": metadata})
+    return widened
 
 
 def with_feature(protocol: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,12 +35,12 @@ def check_same_types(files: Sequence[TableFile], form: str) -> None:
     first: dict[str, tuple[str, Location]] = {}
     for file, of_file in zip(files, types, strict=True):
         for column, type_ in of_file.items():
-            other, path = first.setdefault(column, (type_, file.path))
-            if other != type_:
+            earlier_type, earlier_file = first.setdefault(column, (type_, file.path))
+            if earlier_type != type_:
                 raise UserError(
-                    f"source: column '{column}' is {other} in {path} and {type_} in {file.path}, and a folder of "
-                    f"{form} files has one type for each column: write one of them again, or the "
-                    f"folder as Parquet, whose files may differ"
+                    f"source: column '{column}' is {earlier_type} in {earlier_file} and {type_} in {file.path}, and "
+                    f"a folder of {form} files has one type for each column: write one of them again, or the folder as "
+                    f"Parquet, whose files may differ"
                 )
 
 
@@ -48,7 +48,7 @@ def check_same_types(files: Sequence[TableFile], form: str) -> None:
 def _types(path: Location, identity: str, form: str) -> Mapping[str, str]:
     """Return the type of each column and field of a file by its path, such as `user.id` or `tags[]`."""
     del identity  # the file does not change while it stays the same
-    found: dict[str, str] = {}
+    column_types: dict[str, str] = {}
     # Modules are imported late: only such folders need them.
     with path.open() as stream:
         if form == "orc":
@@ -59,60 +59,60 @@ def _types(path: Location, identity: str, form: str) -> Mapping[str, str]:
             except (pa.ArrowException, OSError):
                 return {}
             for field in schema:
-                _add_arrow(field.type, field.name, found)
-            return found
+                _add_arrow(field.type, field.name, column_types)
+            return column_types
         from fastavro import reader
 
         try:
             written: Any = reader(stream).writer_schema
         except (ValueError, EOFError, KeyError):
             return {}
-    for one in written.get("fields", ()) if isinstance(written, Mapping) else ():
-        _add_avro(one["type"], one["name"], found)
-    return found
+    for field in written.get("fields", ()) if isinstance(written, Mapping) else ():
+        _add_avro(field["type"], field["name"], column_types)
+    return column_types
 
 
-def _add_arrow(type_: pa.DataType, path: str, found: dict[str, str]) -> None:
+def _add_arrow(type_: pa.DataType, path: str, column_types: dict[str, str]) -> None:
     if pa.types.is_struct(type_):
-        found[path] = "struct"
+        column_types[path] = "struct"
         for field in type_:
-            _add_arrow(field.type, f"{path}.{field.name}", found)
+            _add_arrow(field.type, f"{path}.{field.name}", column_types)
     elif pa.types.is_list(type_):
-        found[path] = "list"
-        _add_arrow(type_.value_type, f"{path}[]", found)
+        column_types[path] = "list"
+        _add_arrow(type_.value_type, f"{path}[]", column_types)
     elif pa.types.is_map(type_):
-        found[path] = "map"
-        _add_arrow(type_.key_type, f"{path}[key]", found)
-        _add_arrow(type_.item_type, f"{path}[value]", found)
+        column_types[path] = "map"
+        _add_arrow(type_.key_type, f"{path}[key]", column_types)
+        _add_arrow(type_.item_type, f"{path}[value]", column_types)
     elif pa.types.is_decimal(type_):
         # Spark takes the largest number of digits.
-        found[path] = f"decimal with {type_.scale} digits behind the point"
+        column_types[path] = f"decimal with {type_.scale} digits behind the point"
     else:
-        found[path] = str(type_)
+        column_types[path] = str(type_)
 
 
-def _add_avro(type_: Any, path: str, found: dict[str, str]) -> None:
+def _add_avro(type_: Any, path: str, column_types: dict[str, str]) -> None:
     if isinstance(type_, list):
         types = [t for t in type_ if t != "null"]
         if len(types) == 1:
-            _add_avro(types[0], path, found)
+            _add_avro(types[0], path, column_types)
         elif types:  # null alone has the type of whatever others have
-            found[path] = "a union"
+            column_types[path] = "a union"
         return
     kind = type_["type"] if isinstance(type_, Mapping) else str(type_)
     if kind == "record":
-        found[path] = "record"
+        column_types[path] = "record"
         for field in type_["fields"]:
-            _add_avro(field["type"], f"{path}.{field['name']}", found)
+            _add_avro(field["type"], f"{path}.{field['name']}", column_types)
     elif kind == "array":
-        found[path] = "array"
-        _add_avro(type_["items"], f"{path}[]", found)
+        column_types[path] = "array"
+        _add_avro(type_["items"], f"{path}[]", column_types)
     elif kind == "map":
-        found[path] = "map"
-        _add_avro(type_["values"], f"{path}[value]", found)
+        column_types[path] = "map"
+        _add_avro(type_["values"], f"{path}[value]", column_types)
     elif isinstance(type_, Mapping) and type_.get("logicalType") == "decimal":
-        found[path] = f"decimal({type_['precision']},{type_.get('scale', 0)})"
+        column_types[path] = f"decimal({type_['precision']},{type_.get('scale', 0)})"
     elif isinstance(type_, Mapping) and "logicalType" in type_:
-        found[path] = f"{kind} ({type_['logicalType']})"
+        column_types[path] = f"{kind} ({type_['logicalType']})"
     elif kind != "null":
-        found[path] = str(kind)
+        column_types[path] = str(kind)

@@ -1,4 +1,4 @@
-"""What reads a format of landing files, and which reader a source has."""
+"""Contract of a reader of landing files, and the reader of a source."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def reader_of(source: LandingSource) -> LandingReader:
     Raises:
         UserError: it cannot be imported, or is no reader.
     """
-    where = f"source.format {source.format}"
+    key = f"source.format {source.format}"
     # What is imported is a subclass; one with abstract methods left raises TypeError here.
-    return import_class(source.file_format.reader, LandingReader, where, "reader")()  # type: ignore[type-abstract]
+    return import_class(source.file_format.reader, LandingReader, key, "reader")()  # type: ignore[type-abstract]

@@ -45,7 +45,7 @@ def write_lake_rows(
     workflow: Location,
     spark: SparkSession | None,
 ) -> WrittenDataset:
-    """Transform the rows of all splits and write them; see `headrace.features.layout.files.write_dataset`.
+    """Transform the rows of all splits and write them; see `headrace.features.build.run.write_dataset`.
 
     The same files as from a frame, bit for bit. A task holds the results of one row group, or the rows of one part.
     """

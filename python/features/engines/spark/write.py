@@ -52,7 +52,7 @@ _FOOTERS_AT_ONCE = 16
 def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location
 ) -> WrittenDataset:
-    """See `headrace.features.layout.files.write_dataset`."""
+    """See `headrace.features.build.run.write_dataset`."""
     parts, texts, longest, counts = _count_parts(fitted, rows, plans)
     spark_folder = folder / ".spark"
     frame = dataset_frame(fitted, rows, plans, parts, workflow)
