@@ -24,7 +24,7 @@ import tritonclient.http as http
 from numpy.typing import NDArray
 
 from headrace.export.features.columns import RawColumn, made_of, raw_columns, to_tensors
-from headrace.features.ops.categorify import Categorify
+from headrace.features.ops.categories import Categorify
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import load_predictor
 from headrace.storage import local, local_folder

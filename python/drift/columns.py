@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from headrace.drift.column_statistics import I64, Bins, ColumnStatistics, NumberBins, ValueBins, describe
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null
-from headrace.features.ops import decimal
+from headrace.features.ops.numbers import decimal_doubles
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
@@ -199,7 +199,7 @@ def _drop(x: pa.Array) -> pa.Array:
 def _plain(x: pa.Array) -> pa.Array:
     """Convert timestamps to seconds since 1970 and decimals to doubles; keep other values."""
     if pa.types.is_decimal(x.type):
-        return decimal.doubles(x)
+        return decimal_doubles(x)
     if pa.types.is_timestamp(x.type):
         return pc.divide(x.cast(pa.timestamp("us", x.type.tz)).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
     if pa.types.is_date(x.type):

@@ -18,30 +18,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.features.engines.spark.fit import fit as fit
     from headrace.features.engines.spark.transform import transform as transform
-    from headrace.features.ops.age import Age as Age
-    from headrace.features.ops.bucketize import Bucketize as Bucketize
-    from headrace.features.ops.categorify import Categorify as Categorify
-    from headrace.features.ops.clip import Clip as Clip
-    from headrace.features.ops.column_similarity import ColumnSimilarity as ColumnSimilarity
-    from headrace.features.ops.cyclic import Cyclic as Cyclic
-    from headrace.features.ops.drop_low_cardinality import DropLowCardinality as DropLowCardinality
-    from headrace.features.ops.fill_median import FillMedian as FillMedian
-    from headrace.features.ops.fill_missing import FillMissing as FillMissing
-    from headrace.features.ops.hash_bucket import HashBucket as HashBucket
-    from headrace.features.ops.hashed_cross import HashedCross as HashedCross
-    from headrace.features.ops.join_groupby import JoinGroupby as JoinGroupby
-    from headrace.features.ops.list_slice import ListSlice as ListSlice
-    from headrace.features.ops.log import Log as Log
-    from headrace.features.ops.normalize import Normalize as Normalize
-    from headrace.features.ops.normalize_minmax import NormalizeMinMax as NormalizeMinMax
-    from headrace.features.ops.pad import Pad as Pad
-    from headrace.features.ops.quantile_bin import QuantileBin as QuantileBin
-    from headrace.features.ops.reduce_dtype import ReduceDtype as ReduceDtype
+    from headrace.features.ops.bins import Bucketize as Bucketize
+    from headrace.features.ops.bins import QuantileBin as QuantileBin
+    from headrace.features.ops.categories import Categorify as Categorify
+    from headrace.features.ops.categories import DropLowCardinality as DropLowCardinality
+    from headrace.features.ops.groups import JoinGroupby as JoinGroupby
+    from headrace.features.ops.groups import TargetEncoding as TargetEncoding
+    from headrace.features.ops.groups import ValueCount as ValueCount
+    from headrace.features.ops.hashing import HashBucket as HashBucket
+    from headrace.features.ops.hashing import HashedCross as HashedCross
+    from headrace.features.ops.lists import ColumnSimilarity as ColumnSimilarity
+    from headrace.features.ops.lists import ListSlice as ListSlice
+    from headrace.features.ops.lists import Pad as Pad
+    from headrace.features.ops.missing import FillMedian as FillMedian
+    from headrace.features.ops.missing import FillMissing as FillMissing
+    from headrace.features.ops.numbers import Clip as Clip
+    from headrace.features.ops.numbers import Log as Log
+    from headrace.features.ops.numbers import Normalize as Normalize
+    from headrace.features.ops.numbers import NormalizeMinMax as NormalizeMinMax
+    from headrace.features.ops.numbers import ReduceDtype as ReduceDtype
     from headrace.features.ops.rename import Rename as Rename
     from headrace.features.ops.selection import AddMetadata as AddMetadata
     from headrace.features.ops.selection import AddTags as AddTags
-    from headrace.features.ops.target_encoding import TargetEncoding as TargetEncoding
-    from headrace.features.ops.value_count import ValueCount as ValueCount
+    from headrace.features.ops.times import Age as Age
+    from headrace.features.ops.times import Cyclic as Cyclic
     from headrace.features.workflow.fitted import FittedWorkflow as FittedWorkflow
     from headrace.features.workflow.workflow import Workflow as Workflow
     from headrace.schema import TableColumn as TableColumn

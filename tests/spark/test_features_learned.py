@@ -35,8 +35,8 @@ from headrace.features.learn.exact_sums import LARGEST, SMALLEST
 from headrace.features.learn.folds import folds_of
 from headrace.features.learn.merge import merge_all
 from headrace.features.learn.statistics import IDENTITY, Rows
-from headrace.features.ops.estimator import EstimatorOp
-from headrace.features.ops.value_count import ValueCount
+from headrace.features.ops.base import EstimatorOp
+from headrace.features.ops.groups import ValueCount
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.in_memory import VocabulariesInMemory

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spec, Table, TableSource
 from headrace.errors import UserError
-from headrace.features.ops.decimal import doubles, texts
+from headrace.features.ops.numbers import decimal_doubles, decimal_texts
 from headrace.lake.source_tables.declared import table_rows
 from headrace.lake.source_tables.folder import FolderSnapshot
 from headrace.lake.sources.frame import BAD, GOOD
@@ -306,6 +306,6 @@ def test_decimals_as_doubles_and_texts_are_sparks(spark: SparkSession) -> None:
         values = pa.array([numbers[0], *numbers, None], pa.decimal128(precision, scale))[1:]
         frame = spark.createDataFrame(pa.table({"x": values}))
         seen = frame.select(F.col("x").cast("double").alias("d"), F.col("x").cast("string").alias("s")).toArrow()
-        assert doubles(values).equals(seen.column("d").combine_chunks())
-        assert texts(values).equals(seen.column("s").combine_chunks())
-        assert doubles(values)[:-1].to_pylist() == [float(n) for n in numbers]
+        assert decimal_doubles(values).equals(seen.column("d").combine_chunks())
+        assert decimal_texts(values).equals(seen.column("s").combine_chunks())
+        assert decimal_doubles(values)[:-1].to_pylist() == [float(n) for n in numbers]

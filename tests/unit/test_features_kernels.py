@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.features.functions.log1p import log1p
+from headrace.features.ops.numbers import log1p
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 MASK = (1 << 64) - 1

@@ -19,7 +19,7 @@ from headrace.features.engines.arrow.fit_exchange import by_key
 from headrace.features.engines.blocks import cut, packed
 from headrace.features.engines.keyed_exchange import FinishParts, KeyedStep, decoded, encoded
 from headrace.features.learn.statistics import Partial, Rows
-from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.ops.base import EstimatorOp
 from headrace.features.vocabulary import mapped_chunks
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable, MappedKeyedTable

@@ -21,7 +21,7 @@ from headrace.features.learn.exact_sums import rounded
 from headrace.features.learn.folds import folds_of
 from headrace.features.learn.merge import canonical, merge, merge_all
 from headrace.features.learn.statistics import LABEL, Number, Rows, Statistic, numbers
-from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.ops.base import EstimatorOp
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.workflow.workflow import Workflow

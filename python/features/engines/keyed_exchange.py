@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.features.engines.blocks import unpacked
 from headrace.features.learn.statistics import Partial, Partials, Statistic, empty
-from headrace.features.ops.base import FittedState
-from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.ops.base import EstimatorOp, FittedState
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.frame_codes import ordered
 from headrace.features.vocabulary.keyed_table import KEY

@@ -1,4 +1,4 @@
-"""Keys of one or several columns as one text: the same in both engines, different for different values."""
+"""Values as 64-bit ids, as hashes, and several columns as one key: the same in both engines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,55 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.types import OpError, ValueType
+from headrace.features.functions.arrays import with_elements
+from headrace.features.types import OpError, ValueType, element_of
+from headrace.udfs.xxhash64 import I64, xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+#: Types that have ids.
+WITH_IDS = ("string", "int", "bigint", "boolean", "code")
+
+
+def check_ids(name: str, input_type: ValueType) -> None:
+    """Raises OpError for a column whose values have no ids."""
+    if input_type.element not in WITH_IDS:
+        raise OpError(f"column '{name}': takes text, integers, booleans and codes, not {input_type}")
+
+
+def spark_ids(x: Column, input_type: ValueType) -> Column:
+    """bigint, or array<bigint> of a list."""
+    from pyspark.sql import functions as F
+
+    if input_type.is_list:
+        element = element_of(input_type)
+        return x if element.element == "bigint" else F.transform(x, lambda e: spark_ids(e, element))
+    if input_type.element == "string":
+        return F.when(x.isNotNull(), F.xxhash64(x))
+    return (x.cast("int") if input_type.element == "boolean" else x).cast("bigint")
+
+
+def arrow_ids(x: pa.Array, input_type: ValueType) -> pa.Array:
+    """int64, or list<int64> of a list without null lists."""
+    if input_type.is_list:
+        return with_elements(x, arrow_ids(x.flatten(), element_of(input_type)))
+    if input_type.element == "string":
+        return pa.array(xxhash64_strings(x), mask=x.is_null().to_numpy(zero_copy_only=False))
+    return (x.cast(pa.int8()) if input_type.element == "boolean" else x).cast(pa.int64())
+
+
+def spark_hashed(x: Column, input_type: ValueType) -> Column:
+    """What Spark's `xxhash64` takes of a scalar: text as it is, others as bigint."""
+    return x if input_type.element == "string" else spark_ids(x, input_type)
+
+
+def arrow_hashes(x: pa.Array, input_type: ValueType, seed: I64 | None = None) -> I64:
+    """`xxhash64` of scalars, of a null any number. [n] -> int64 [n]. `seed`: see headrace.udfs.xxhash64."""
+    if input_type.element == "string":
+        return xxhash64_strings(x, seed)
+    return xxhash64_integers(pc.fill_null(arrow_ids(x, input_type), 0).to_numpy(zero_copy_only=False), seed)
+
 
 #: Types whose values have one spelling as text.
 KEY_TYPES = ("string", "int", "bigint", "boolean")

@@ -1,8 +1,8 @@
-"""What an operator is: parameters, types, and two implementations that give the same bits.
+"""Operators: parameters, types, and two bodies, for Spark and for Arrow, that give the same bits.
 
-To add one, write a class in a file of headrace.features.ops and name it in that package's registry. One of your own can
-be in any module that is installed: a spec names it as `module:Class` (headrace.features.registry), and
-headrace.testing checks that its two bodies agree.
+To add one, write a class in the module of its family in headrace.features.ops and name it in that package's registry.
+One of your own can be in any module that is installed: a spec names it as `module:Class` (headrace.features.registry),
+and headrace.testing checks that its two bodies agree.
 
     class Halve(Elementwise):
         name = "halve"
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from headrace.errors import UserError
 from headrace.features.functions.arrays import with_elements
+from headrace.features.learn.statistics import Partials, Statistic
 from headrace.features.ops.selection import Selection
 from headrace.features.types import Element, OpError, ValueType, element_of
 from headrace.features.vocabulary.keyed_table import KeyedTable
@@ -32,7 +33,8 @@ from headrace.plugins import faults_of
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-
+#: The name of a column that an operator makes. Two underscores in front are the writer's.
+NewName = Annotated[str, StringConstraints(min_length=1, pattern=r"^([^_]|_[^_]|_$)")]
 #: What fit learned for a column. JSON values only; empty for operators that learn nothing.
 State = Mapping[str, Any]
 
@@ -93,7 +95,7 @@ class Op(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
-    #: Whether it learns from the training rows: see headrace.features.ops.estimator.
+    #: Whether it learns from the training rows: see headrace.features.ops.base.
     learns: ClassVar[bool] = False
     #: Whether rows of the training range, which bring their identity, are transformed otherwise than others.
     out_of_fold: ClassVar[bool] = False
@@ -224,3 +226,21 @@ def number(input_type: ValueType, element: Element) -> ValueType:
     if not input_type.is_number:
         raise OpError(f"takes numbers, not {input_type}")
     return ValueType(element)
+
+
+class EstimatorOp(Op):
+    """An operator that learns by statistics of parts."""
+
+    learns: ClassVar[bool] = True
+    #: Whether `finish` makes each row of its tables of the groups of its key alone, and states of the statistics that
+    #: have no key: then it is called with parts of the keys where there are many. The tables' values are int64 or
+    #: float64.
+    by_key: ClassVar[bool] = False
+
+    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
+        """What to collect of the columns as they arrive at this operator."""
+        raise NotImplementedError
+
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
+        """What the statistics of all training rows teach. Does not depend on the order of groups."""
+        raise NotImplementedError

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-from pydantic import StringConstraints, model_validator
+from pydantic import model_validator
 
-from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
+from headrace.features.ops.base import ArrowOpContext, NewName, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-
-#: The name of a column that an operator makes. Two underscores in front are the writer's.
-NewName = Annotated[str, StringConstraints(min_length=1, pattern=r"^([^_]|_[^_]|_$)")]
 
 
 class Rename(Op):

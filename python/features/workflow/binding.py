@@ -12,7 +12,7 @@ from headrace.config import Chain
 from headrace.errors import UserError, nearest
 from headrace.features.ops import REGISTRY
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
-from headrace.features.ops.decimal import FromDecimal
+from headrace.features.ops.numbers import FromDecimal
 from headrace.features.registry import build
 from headrace.features.types import OpError, ValueType, least
 from headrace.features.vocabulary.keyed_table import KeyedTable

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.features.functions.ids import arrow_hashes, arrow_ids
-from headrace.features.ops.raw_id import RawId
+from headrace.features.functions.keys import arrow_hashes, arrow_ids
+from headrace.features.ops.hashing import RawId
 from headrace.features.workflow.saved import SavedWorkflow, file_of, table_file, vocabulary_file
 from headrace.features.workflow.workflow import Workflow
 from headrace.housekeeping.folders import REGISTERED_SUFFIXES

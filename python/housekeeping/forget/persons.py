@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.config import Spec, TableSource
 from headrace.errors import UserError, nearest
-from headrace.features.ops.categorify import Categorify
+from headrace.features.ops.categories import Categorify
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.forgotten import words_of
 from headrace.schema import TableColumn

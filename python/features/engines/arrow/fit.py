@@ -32,9 +32,8 @@ from headrace.features.engines.handed_tables import hand_on
 from headrace.features.engines.keyed_exchange import KeyedStep, is_by_key, keyed_tables
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic
-from headrace.features.ops.base import FittedState
-from headrace.features.ops.categorify import Categorify
-from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.ops.base import EstimatorOp, FittedState
+from headrace.features.ops.categories import Categorify
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
 from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable

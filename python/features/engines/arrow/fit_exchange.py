@@ -29,7 +29,7 @@ from headrace.features.engines.keyed_exchange import is_by_key
 from headrace.features.functions.arrays import one_chunk
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, counts
-from headrace.features.ops.categorify import Categorify
+from headrace.features.ops.categories import Categorify
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.tasks import cores_of, executors_of

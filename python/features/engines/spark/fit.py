@@ -18,9 +18,8 @@ from headrace.features.engines.spark.count_values import ValueColumn, count_valu
 from headrace.features.engines.spark.joins import BROADCAST_ROWS, Joins, keyed_side
 from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY, Partials, Statistic
-from headrace.features.ops.base import FittedState, State, no_lookup
-from headrace.features.ops.categorify import Categorify
-from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.ops.base import EstimatorOp, FittedState, State, no_lookup
+from headrace.features.ops.categories import Categorify
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
 from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable

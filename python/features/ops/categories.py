@@ -1,4 +1,4 @@
-"""categorify: values to the codes of a vocabulary."""
+"""Operators over vocabularies: categorify gives codes, drop_low_cardinality leaves small features out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pydantic import Field
 
 from headrace.features.functions.arrays import with_elements
 from headrace.features.learn.statistics import Statistic
-from headrace.features.ops.base import ArrowOpContext, SparkOpContext
-from headrace.features.ops.estimator import EstimatorOp
+from headrace.features.ops.base import ArrowOpContext, EstimatorOp, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.lookup import Codes
 from headrace.features.vocabulary.rule import VocabularyRule
@@ -115,3 +114,33 @@ class Categorify(EstimatorOp):
     def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
         """How often each value is there, and when first. Merged by vocabulary, they are what `Vocabularies` is fed."""
         return {name: Statistic(key=(name,), day=True) for name in types}
+
+
+class DropLowCardinality(Op):
+    """Codes of `categorify` as they are; those whose vocabulary is small are left out of the dataset after the fit.
+
+    A feature stays when its vocabulary has at least `min_cardinality` values (null and out-of-vocabulary are none).
+    Since vocabularies only grow, what was kept stays; what was left out comes on the day that its vocabulary is large
+    enough. Columns that share a vocabulary stay or go together. NVTabular's DropLowCardinality.
+    """
+
+    name: ClassVar[str] = "drop_low_cardinality"
+    by_value: ClassVar[bool] = True
+
+    min_cardinality: int = Field(default=2, ge=1)
+
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        from dataclasses import replace
+
+        out = {}
+        for name, value in inputs.items():
+            if value.element != "code" or value.vocabulary is None:
+                raise OpError(f"column '{name}': takes codes of a vocabulary, not {value}; put categorify before it")
+            out[name] = replace(value, min_cardinality=max(self.min_cardinality, value.min_cardinality))
+        return out
+
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
+        return dict(columns)
+
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
+        return dict(columns)
