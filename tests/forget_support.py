@@ -187,7 +187,7 @@ def save_models(ws: Workspace, spec: Spec) -> None:
     keys = pa.table({"key": sorted(USERS), "count": pa.array(range(1, 21), pa.int64())})
     values = pa.table({"value": USERS, "code": pa.array(range(2, 22), pa.int64())})
     items = pa.table({"value": [str(i) for i in range(9)], "code": pa.array(range(2, 11), pa.int64())})
-    from headrace.features.vocabulary.keyed_table import KeyedTable
+    from headrace.features.vocabulary.keyed_tables import KeyedTable
 
     fitted = FittedWorkflow(
         workflow,

@@ -17,8 +17,8 @@ from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.ops.selection import Chains, Selection, as_chains
-from headrace.features.vocabulary.delta_table import Vocabularies, VocabularyTable
-from headrace.features.vocabulary.in_memory import VocabulariesInMemory
+from headrace.features.vocabulary.codes import Vocabularies, VocabulariesInMemory
+from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow import fitted as pipeline
 from headrace.features.workflow.workflow import Workflow as CheckedWorkflow
 from headrace.library.frames import columns_of, library_of, like, to_arrow

@@ -54,7 +54,7 @@ def _compare_spark(fitted: FittedWorkflow, table: pa.Table, made: pa.Table, spar
     # Late: whoever checks on Arrow alone needs no Spark.
     from headrace.features.engines.spark.fit import fit
     from headrace.features.engines.spark.transform import transform
-    from headrace.features.vocabulary.in_memory import VocabulariesInMemory
+    from headrace.features.vocabulary.codes import VocabulariesInMemory
 
     workflow = fitted.fitted.workflow
     rows = pa.array(range(table.num_rows), pa.int64())

@@ -27,7 +27,7 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow import fit as arrow_fit
 from headrace.features.engines.spark import fit as spark_fit
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.ingest import arrow_rows, batch_rows, unpack
 from headrace.lake.ingest.stage import Ingest

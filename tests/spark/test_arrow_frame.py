@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.arrow_frame import LOCAL_BYTES, arrow_frame
 from headrace.storage import local

@@ -19,7 +19,7 @@ from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.arrow import fit
 from headrace.features.table_ops.row_preparation import row_preparation
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.stage import run_stage
 from headrace.workspace import Workspace

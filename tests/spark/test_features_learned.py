@@ -38,10 +38,9 @@ from headrace.features.learn.statistics import IDENTITY, Rows
 from headrace.features.ops.base import EstimatorOp
 from headrace.features.ops.groups import ValueCount
 from headrace.features.types import ValueType
+from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.vocabulary.in_memory import VocabulariesInMemory
-from headrace.features.vocabulary.keyed_table import KeyedTable
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.saved import table_file
 from headrace.features.workflow.workflow import Workflow

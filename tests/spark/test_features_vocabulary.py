@@ -16,8 +16,8 @@ from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import LOG_RETENTION

@@ -15,12 +15,11 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.features.vocabulary import delta_table, frame_codes, mapped_chunks, table_writer
+from headrace.features.vocabulary import delta_table, frame_codes, lookup, table_writer
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.vocabulary.lookup import FileLookup, Lookup, lookup_of
-from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup, lookup_of
 from headrace.features.vocabulary.restoration import SavedCopies
-from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import Location, local
 
@@ -70,13 +69,13 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
             lookups = found.update(spark.createDataFrame(counted).repartition(3), RULES)
             found.wait()
         assert lookups.keys() == tables.keys()
-        for name, lookup in lookups.items():
+        for name, written in lookups.items():
             table = lookup_of(tables[name])
-            assert isinstance(lookup, FileLookup)
-            assert lookup.table.equals(table.table), name
-            assert (len(lookup), lookup.cardinality) == (len(table), table.cardinality)
+            assert isinstance(written, FileLookup)
+            assert written.table.equals(table.table), name
+            assert (len(written), written.cardinality) == (len(table), table.cardinality)
             pq.write_table(table.table, tmp_path / "one", 5, compression="zstd")
-            assert lookup.path.read_bytes() == (tmp_path / "one").read_bytes()
+            assert written.path.read_bytes() == (tmp_path / "one").read_bytes()
         assert (found.added, found.version) == (expected.added, expected.version)
         assert stored(there) == stored(here)
 
@@ -232,7 +231,7 @@ def test_long_texts_are_given_codes_by_spark(
 
 
 def test_a_mapped_vocabulary_is_made_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_chunks, "_BATCH_ROWS", 6)
+    monkeypatch.setattr(lookup, "_BATCH_ROWS", 6)
     table = pa.table({"value": [f"v{i * i}" for i in range(20)], "code": pa.array(range(2, 22), pa.int64())})
     whole = Lookup(table)
     for groups in (6, 4, 20):

@@ -17,7 +17,7 @@ from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.export.features.columns import LENGTH, MISSING, raw_columns, to_batch, to_tensors
 from headrace.features.ops.groups import TargetEncoding
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow

@@ -19,8 +19,7 @@ from pydantic import ValidationError
 
 from headrace.config import Spark
 from headrace.features.vocabulary import delta_table, table_writer
-from headrace.features.vocabulary.table_writer import Pieces, TableWriter
-from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
+from headrace.features.vocabulary.table_writer import Pieces, TableWriter, VocabularyWriter
 from headrace.workspace import checkout
 from tests.unit.test_features_memory import AnonymousPeak, anonymous_mib
 

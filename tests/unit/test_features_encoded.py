@@ -39,9 +39,8 @@ from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, 
 from headrace.features.learn.merge import canonical
 from headrace.features.learn.statistics import Number, Statistic
 from headrace.features.types import ValueType, declared
-from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.vocabulary.mapped_lookup import MappedLookup
-from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.codes import VocabularyRule
+from headrace.features.vocabulary.lookup import Lookup, MappedLookup
 from headrace.features.workflow import saved
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow

@@ -32,7 +32,7 @@ from headrace.features.layout.files import plan_files
 from headrace.features.layout.split_rule import TimeRule
 from headrace.features.learn.merge import canonical, merge
 from headrace.features.types import ValueType
-from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.lake.exchange import Block
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch

@@ -13,8 +13,7 @@ from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_rows import FileScan, LakeRows, ScanTask, lake_rows
 from headrace.features.learn.merge import canonical
 from headrace.features.ops.base import FittedState
-from headrace.features.vocabulary.keyed_table import KEY, keyed_of
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, keyed_of
 from headrace.features.vocabulary.table_writer import write_table
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import local

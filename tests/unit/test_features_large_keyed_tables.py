@@ -20,9 +20,8 @@ from headrace.features.engines.blocks import cut, packed
 from headrace.features.engines.keyed_exchange import FinishParts, KeyedStep, decoded, encoded
 from headrace.features.learn.statistics import Partial, Rows
 from headrace.features.ops.base import EstimatorOp
-from headrace.features.vocabulary import mapped_chunks
-from headrace.features.vocabulary.keyed_table import KeyedTable
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable, MappedKeyedTable
+from headrace.features.vocabulary import lookup
+from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, MappedKeyedTable
 from headrace.features.workflow import saved
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -59,7 +58,7 @@ def test_tables_in_files_say_what_those_in_memory_say(
     folder = tmp_path_factory.mktemp("t")
     pq.write_table(plain.table, folder / "file", row_group_size=group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped_chunks, "_BATCH_ROWS", batch)
+        patch.setattr(lookup, "_BATCH_ROWS", batch)
         maps = local(folder / "maps")
         maps.make_dir()
         MappedKeyedTable.write_file(folder / "file", maps)

@@ -33,10 +33,9 @@ from headrace.features.layout.split_rule import PositionRule
 from headrace.features.table_ops.row_preparation import row_preparation
 from headrace.features.types import declared
 from headrace.features.vocabulary import lookup, table_writer
+from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.vocabulary.in_memory import VocabulariesInMemory
-from headrace.features.vocabulary.lookup import FileLookup, Lookup
-from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup
 from headrace.features.vocabulary.table_writer import write_table
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
-from headrace.features.vocabulary import text_rows
-from headrace.features.vocabulary.lookup import FileLookup, Lookup
-from headrace.features.vocabulary.text_rows import TextRows
+from headrace.features.vocabulary import lookup
+from headrace.features.vocabulary.lookup import FileLookup, Lookup, TextRows
 
 BOTH = pytest.mark.parametrize("built", [True, False])
 VALUES = st.one_of(
@@ -70,7 +69,7 @@ def test_booleans() -> None:
 
 def test_two_values_with_one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
-    monkeypatch.setattr(text_rows, "xxhash64_strings", lambda values: np.zeros(len(values), np.int64))
+    monkeypatch.setattr(lookup, "xxhash64_strings", lambda values: np.zeros(len(values), np.int64))
     both, one = lookup_of(["a", "b"]), lookup_of(["a"])
     values = pa.array(["b", "a", "c", None])
     assert both.codes(values).tolist() == [3, 2, 1, 0]

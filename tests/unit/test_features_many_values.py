@@ -22,7 +22,7 @@ from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
-from headrace.features.vocabulary.in_memory import VocabulariesInMemory
+from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.storage import Location, local

@@ -23,7 +23,7 @@ from headrace.features.learn.merge import canonical, merge, merge_all
 from headrace.features.learn.statistics import LABEL, Number, Rows, Statistic, numbers
 from headrace.features.ops.base import EstimatorOp
 from headrace.features.types import ValueType
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 

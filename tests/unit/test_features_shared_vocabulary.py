@@ -17,8 +17,7 @@ from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
 from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
 from headrace.features.layout.split_rule import PositionRule
-from headrace.features.vocabulary.in_memory import VocabulariesInMemory
-from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.codes import VocabulariesInMemory, VocabularyRule
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.storage import local

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import UserError
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.storage import local
 from tests.tables_support import commit_delta
 

@@ -13,8 +13,7 @@ import pytest
 from headrace.config import Chain
 from headrace.features.engines.arrow import task_workflow, write_frame
 from headrace.features.layout.files import carried_columns, plan_files
-from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.lookup import Lookup, MappedLookup
 from headrace.features.workflow import saved
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow

@@ -18,9 +18,8 @@ from headrace.comm.base import LocalCollective
 from headrace.config import Spark
 from headrace.embeddings.sharding_plan import row_wise
 from headrace.errors import UserError
-from headrace.features.vocabulary import mapped_chunks, mapped_lookup
-from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary import lookup
+from headrace.features.vocabulary.lookup import Lookup, MappedLookup
 from headrace.models.maps import maps_of_tasks
 from headrace.models.predictor import load_predictor, maps_of
 from headrace.models.saved import save_model
@@ -188,10 +187,10 @@ def test_mapped_vocabularies_say_what_those_in_memory_say(
     folder = local(tmp_path_factory.mktemp("v"))
     table = pa.table({"value": pa.array(known, pa.string()), "code": pa.array(range(2, 2 + len(known)), pa.int64())})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped_chunks, "_BATCH_ROWS", chunk)
+        patch.setattr(lookup, "_BATCH_ROWS", chunk)
         if clash:  # many values have one hash
-            patch.setattr(mapped_lookup, "xxhash64_strings", lambda x: np.array([len(v) for v in x.to_pylist()], "i8"))
-        MappedLookup.write(mapped_chunks.of_table(Lookup(table).table), len(known), folder)
+            patch.setattr(lookup, "xxhash64_strings", lambda x: np.array([len(v) for v in x.to_pylist()], "i8"))
+        MappedLookup.write(lookup.table_batches(Lookup(table).table), len(known), folder)
         found, plain = MappedLookup(folder), Lookup(table)
         asked = pa.array([*known, None, *others, *known[:3]], pa.string())
         np.testing.assert_array_equal(found.codes(asked), plain.codes(asked))

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.restoration import SavedCopies
-from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import local
 

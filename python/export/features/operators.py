@@ -34,7 +34,7 @@ from headrace.features.ops.numbers import Clip, Log, Normalize, NormalizeMinMax,
 from headrace.features.ops.rename import Rename
 from headrace.features.ops.times import PERIODS, UNITS, Age, Cyclic, circle
 from headrace.features.types import ValueType, element_of
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.binding import BoundOp
 from headrace.schema import NULL_CODE

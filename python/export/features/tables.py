@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace.export.features.graph import GraphWriter
 from headrace.export.features.values import Value
 from headrace.features.functions.arrays import one_chunk
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import FIRST_CODE, OOV_CODE
 

@@ -18,7 +18,7 @@ from headrace.features.layout.split_rule import columns_of
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.table_ops.row_preparation import row_preparation
 from headrace.features.types import ValueType, declared
-from headrace.features.vocabulary.delta_table import Vocabularies
+from headrace.features.vocabulary.codes import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files

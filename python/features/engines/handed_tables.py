@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.features.workflow.saved import table_file
 from headrace.storage import Location, local
 

@@ -20,8 +20,7 @@ from headrace.features.learn.statistics import Partial, Partials, Statistic, emp
 from headrace.features.ops.base import EstimatorOp, FittedState
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.frame_codes import ordered
-from headrace.features.vocabulary.keyed_table import KEY
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable
 from headrace.features.vocabulary.table_writer import TableWriter, TableWriters
 from headrace.features.workflow.binding import BoundOp
 from headrace.lake.driver_memory import driver_python_bytes

@@ -25,9 +25,9 @@ from headrace.features.functions.arrays import with_elements
 from headrace.features.learn.statistics import Partials, Statistic
 from headrace.features.ops.selection import Selection
 from headrace.features.types import Element, OpError, ValueType, element_of
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.codes import VocabularyRule
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.plugins import faults_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FittedState:
 
     #: By column.
     states: Mapping[str, State]
-    #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see vocabulary.keyed_table.
+    #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see vocabulary.keyed_tables.
     tables: Mapping[str, pa.Table | KeyedTable] = field(default_factory=dict)
 
 

@@ -14,8 +14,8 @@ from headrace.features.functions.arrays import with_elements
 from headrace.features.learn.statistics import Statistic
 from headrace.features.ops.base import ArrowOpContext, EstimatorOp, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.lookup import Codes
-from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.schema import NULL_CODE, OOV_CODE
 from headrace.udfs.xxhash64 import xxhash64_strings
 

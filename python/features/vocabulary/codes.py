@@ -1,13 +1,39 @@
-"""Codes of a vocabulary: given once, in order, and never changed."""
+"""Codes of a vocabulary: assigned once, in order, and never changed."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UserError
-from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary import lookup
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.schema import OOV_CODE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class VocabularyRule:
+    """What is to become of the values of a vocabulary."""
+
+    #: Values seen fewer times in the training range get no code.
+    min_count: int = 1
+    #: At most this many values, the most frequent; None: no limit.
+    max_size: int | None = None
+    #: Other values hash into so many codes, 1..oov_buckets.
+    oov_buckets: int = 1
+
+    @property
+    def first_code(self) -> int:
+        """The code of the vocabulary's first value."""
+        return OOV_CODE + self.oov_buckets
 
 
 def give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:
@@ -43,3 +69,41 @@ def began_otherwise(name: str, lowest: int) -> UserError:
         f"vocabulary '{name}' began with oov_buckets: {lowest - 1}, and its codes stay for ever; "
         f"set oov_buckets to {lowest - 1} again, or begin another (vocabulary: NEW_NAME)"
     )
+
+
+class Vocabularies(Protocol):
+    """Where codes are kept from one fit to the next."""
+
+    def update(
+        self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]
+    ) -> Mapping[str, pa.Table | Lookup]:
+        """Give codes to the values that have none yet; return each vocabulary as (value, code), in order of code.
+
+        Args:
+            counts: (name string, value string, count bigint, day), a row a value, those below min_count left out. A
+                frame is looked at more than once.
+            rules: of all vocabularies; one without any value comes out empty.
+        """
+        ...
+
+
+class VocabulariesInMemory:
+    """Codes as headrace.features.vocabulary.delta_table gives them, kept in this process alone.
+
+    A fit that begins with the vocabularies of an earlier one keeps all their codes, and gives new values those after
+    them.
+    """
+
+    def __init__(self, known: Mapping[str, Lookup] | None = None) -> None:
+        """`known`: by name, what an earlier fit left (`FittedWorkflow.vocabularies`)."""
+        self._known = {name: found.table for name, found in (known or {}).items()}
+
+    def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
+        """See `Vocabularies.update`."""
+        counted = counts if isinstance(counts, pa.Table) else counts.toArrow()
+        for name, rule in rules.items():
+            known = self._known.get(name, lookup.SCHEMA.empty_table())
+            new = give_codes(name, counted.filter(pc.equal(counted.column("name"), name)), known, rule)
+            parts = [known, new.select(["value", "code"]).cast(lookup.SCHEMA)]
+            self._known[name] = pa.concat_tables(parts).sort_by("code").combine_chunks()
+        return {name: self._known[name] for name in rules}

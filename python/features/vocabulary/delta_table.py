@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +20,11 @@ from pyspark.sql import functions as F
 from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
-from headrace.features.vocabulary.codes import give_codes
+from headrace.features.vocabulary.codes import VocabularyRule, give_codes
 from headrace.features.vocabulary.frame_codes import codes_of
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.restoration import SavedCopies, damage_of, lost_rows, put_back
-from headrace.features.vocabulary.rule import VocabularyRule
-from headrace.features.vocabulary.table_writer import Pieces, write_table
-from headrace.features.vocabulary.vocabulary_writer import VocabularyWriter
+from headrace.features.vocabulary.table_writer import Pieces, VocabularyWriter, write_table
 from headrace.lake.append import append, data_file
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.delta.transaction import TransactionOvertaken
@@ -82,22 +80,6 @@ def again_if_overtaken(work: Callable[[], T]) -> T:
     return work()
 
 
-class Vocabularies(Protocol):
-    """Where codes are kept from one fit to the next."""
-
-    def update(
-        self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]
-    ) -> Mapping[str, pa.Table | Lookup]:
-        """Give codes to the values that have none yet; return each vocabulary as (value, code), in order of code.
-
-        Args:
-            counts: (name string, value string, count bigint, day), a row a value, those below min_count left out. A
-                frame is looked at more than once.
-            rules: of all vocabularies; one without any value comes out empty.
-        """
-        ...
-
-
 class VocabularyTable:
     """All vocabularies of a pipeline in one append-only Delta table (name, value, code, count, added_ds).
 
@@ -151,7 +133,7 @@ class VocabularyTable:
     def update(
         self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]
     ) -> Mapping[str, pa.Table | Lookup]:
-        """See `Vocabularies.update`.
+        """See `headrace.features.vocabulary.codes.Vocabularies.update`.
 
         Codes are given out here, in Arrow; where a frame and the table have more values than this process may hold
         (`spark.driver_python_mib`), or more text than Arrow, by Spark, and this process sees them go by on their way to

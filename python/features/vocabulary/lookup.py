@@ -1,11 +1,13 @@
-"""Vocabularies in memory: from a batch of values to their codes."""
+"""Vocabularies to look into: in memory, in a file, or in files that all processes of a host map."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +16,115 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.dataset import native
 from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.features.functions.arrays import one_chunk
-from headrace.features.vocabulary import mapped_chunks
-from headrace.features.vocabulary.text_rows import TextRows
 from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
+from headrace.storage import Location
+from headrace.udfs.xxhash64 import xxhash64_strings
+
+Rows = npt.NDArray[np.int32]
+
+
+class TextRows:
+    """The rows of a column by their texts. Threads may look up at once."""
+
+    def __init__(self, values: pa.StringArray) -> None:
+        """`values`: no null, none twice."""
+        self._values = values
+        self._lib = native.library()
+        if self._lib is None:
+            # 64 bits a value: millions need no Python object each.
+            self._hashes: pd.Index[int] = pd.Index(xxhash64_strings(values), dtype="int64")
+            return
+        offsets, data = _texts(values)
+        self._table = self._lib.headrace_text_rows(offsets, data, len(values))
+        if not self._table:
+            raise MemoryError(f"no memory for a table of {len(values)} texts")
+        weakref.finalize(self, self._lib.headrace_text_rows_free, self._table)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TextRows, (self._values,)
+
+    def find(self, texts: pa.StringArray) -> Rows:
+        """The row of each text, -1 where it is not there. Texts without nulls. int32 [n]."""
+        if not len(texts) or not len(self._values):
+            return np.full(len(texts), -1, np.int32)
+        if self._lib is None:
+            return self._by_hash(texts)
+        rows = np.empty(len(texts), np.int32)
+        offsets, data = _texts(texts)
+        self._lib.headrace_text_rows_find(self._table, offsets, data, len(texts), rows.ctypes.data)
+        return rows
+
+    def _by_hash(self, texts: pa.StringArray) -> Rows:
+        if not self._hashes.is_unique:  # two values with one hash: exact, but the set is built each time
+            return np.asarray(pc.fill_null(pc.index_in(texts, self._values), -1), np.int32)
+        rows = np.asarray(self._hashes.get_indexer(pd.Index(xxhash64_strings(texts))), np.int32)
+        # Same hash is not yet same value.
+        hit = np.flatnonzero(rows >= 0)
+        same = pc.equal(self._values.take(pa.array(rows[hit])), texts.take(pa.array(hit)))
+        rows[hit[~same.to_numpy(zero_copy_only=False)]] = -1
+        return rows
+
+
+def _texts(values: pa.StringArray) -> tuple[int, int | None]:
+    """Addresses of the offsets and the data; None: no text has a byte."""
+    _, offsets, data = values.buffers()
+    return offsets.address + 4 * values.offset, None if data is None else data.address
+
+
+#: Of a record batch: a text column's offsets have 32 bits.
+_BATCH_ROWS = 1 << 20
+
+
+def table_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """A table's rows in batches for `write_batches`."""
+    yield from table.to_batches(_BATCH_ROWS)
+
+
+def file_batches(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Columns of a Parquet file in batches for `write_batches`; a row group in memory at a time."""
+    parquet = pq.ParquetFile(file)
+    for group in range(parquet.num_row_groups):
+        yield from table_batches(parquet.read_row_group(group, list(columns)))
+
+
+def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: Location) -> None:
+    """Put batches into a file of `schema`."""
+    with file.new_file() as path, pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+class MappedChunks:
+    """The columns of a file that `write_batches` wrote, mapped."""
+
+    def __init__(self, file: Location) -> None:
+        """Map it."""
+        opened = pa.ipc.open_file(pa.memory_map(str(file.local_path())))
+        self.schema: pa.Schema = opened.schema
+        self.batches: list[pa.RecordBatch] = [opened.get_batch(i) for i in range(opened.num_record_batches)]
+        self._ends = np.cumsum([b.num_rows for b in self.batches], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def take(self, column: str, rows: npt.NDArray[np.int64]) -> pa.Array:
+        """Values of some rows of a column."""
+        if not len(rows):
+            return pa.array([], self.schema.field(column).type)
+        which = np.searchsorted(self._ends, rows, "right")
+        order = np.argsort(which, kind="stable")
+        pieces = []
+        for mine in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
+            batch = self.batches[which[mine[0]]]
+            start = int(self._ends[which[mine[0]]]) - batch.num_rows
+            pieces.append(batch.column(column).take(pa.array(rows[mine] - start)))
+        back = np.empty(len(rows), np.int64)
+        back[order] = np.arange(len(rows))
+        return pa.concat_arrays(pieces).take(pa.array(back))
+
 
 Codes = npt.NDArray[np.int32]
 
@@ -160,7 +266,7 @@ class FileLookup(Lookup):
 
     def of_distinct(self, values: pa.StringArray) -> Codes:
         found = np.full(len(values), OOV_CODE, np.int32)
-        for batch in mapped_chunks.of_file(self.path, SCHEMA.names):
+        for batch in file_batches(self.path, SCHEMA.names):
             mine = Lookup(pa.Table.from_batches([batch])).of_distinct(values)
             found = np.where(mine == OOV_CODE, found, mine)
         return found
@@ -190,3 +296,100 @@ class DistinctLookup:
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         out[valid] = self.lookup.of_distinct(values.drop_null())
         return out
+
+
+_VALUES, _HASHES, _ROWS = "values.arrow", "hashes", "rows"
+
+
+class MappedLookup(Lookup):
+    """A vocabulary whose values lie in mapped files, found by binary search in their sorted hashes."""
+
+    @staticmethod
+    def write(batches: Iterable[pa.RecordBatch], count: int, folder: Location) -> None:
+        """Put a vocabulary's files into a folder; of its values, 16 bytes each are in memory.
+
+        Args:
+            batches: value and code (SCHEMA).
+            count: rows of all of them.
+            folder: is there.
+        """
+        hashes, start = np.empty(count, np.int64), 0
+
+        def hashed() -> Iterator[pa.RecordBatch]:
+            nonlocal start
+            for batch in batches:
+                hashes[start : start + batch.num_rows] = xxhash64_strings(batch.column(0))
+                start += batch.num_rows
+                yield batch
+
+        write_batches(hashed(), SCHEMA, folder / _VALUES)
+        order = np.argsort(hashes, kind="stable")
+        for name, numbers in ((_HASHES, hashes[order]), (_ROWS, order)):
+            with (folder / name).new_file() as path:
+                np.asarray(numbers, np.int64).tofile(path)
+
+    @staticmethod
+    def write_file(file: Path, folder: Location) -> None:
+        """`write` of a file (value, code)."""
+        batches = (pa.Table.from_batches([b]).cast(SCHEMA) for b in file_batches(file, SCHEMA.names))
+        MappedLookup.write((b for t in batches for b in t.to_batches()), pq.read_metadata(file).num_rows, folder)
+
+    def __init__(self, folder: Location) -> None:
+        """`folder`: see `write`."""
+        self._chunks = MappedChunks(folder / _VALUES)
+        count = len(self._chunks)
+        self._sorted, self._rows = (_numbers(folder / name, count) for name in (_HASHES, _ROWS))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def text_bytes(self) -> int:
+        """See Lookup."""
+        return sum(int(batch.column("value").nbytes) for batch in self._chunks.batches)
+
+    @property
+    def table(self) -> pa.Table:
+        """All of it."""
+        return pa.Table.from_batches(self._chunks.batches, SCHEMA)
+
+    @cached_property
+    def cardinality(self) -> int:
+        """See Lookup."""
+        return int(pc.max(self.table["code"]).as_py()) + 1 if len(self) else FIRST_CODE
+
+    def of_distinct(self, values: pa.StringArray) -> Codes:
+        """See Lookup."""
+        found = np.full(len(values), OOV_CODE, np.int32)
+        hashes = np.asarray(xxhash64_strings(values), np.int64) if len(values) else np.empty(0, np.int64)
+        # In their order each search begins in the pages, and mostly in the cache lines, of the one before.
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        at = np.searchsorted(self._sorted, hashes)
+        open_ = np.flatnonzero(at < len(self))
+        # Several values may have one hash: the next in order is looked at until the hash is another.
+        while len(open_):
+            open_ = open_[self._sorted[at[open_]] == hashes[open_]]
+            rows = self._rows[at[open_]]
+            same = self._equal(rows, values.take(pa.array(order[open_])))
+            found[order[open_[same]]] = self._code(rows[same])
+            open_ = open_[~same]
+            at[open_] += 1
+            open_ = open_[at[open_] < len(self)]
+        return found
+
+    def _of_integers(self, values: pa.Array) -> Codes:
+        return self._of_strings(values.cast(pa.string()))
+
+    def _equal(self, rows: npt.NDArray[np.int64], values: pa.StringArray) -> npt.NDArray[np.bool_]:
+        there = self._chunks.take("value", rows)
+        return np.asarray(pc.equal(there, values).to_numpy(zero_copy_only=False), np.bool_)
+
+    def _code(self, rows: npt.NDArray[np.int64]) -> Codes:
+        return np.asarray(self._chunks.take("code", rows).to_numpy(zero_copy_only=False), np.int32)
+
+
+def _numbers(file: Location, count: int) -> npt.NDArray[np.int64]:
+    if not count:
+        return np.empty(0, np.int64)
+    return np.asarray(np.memmap(file.local_path(), np.int64, "r", shape=(count,)))

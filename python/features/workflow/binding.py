@@ -15,7 +15,7 @@ from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State
 from headrace.features.ops.numbers import FromDecimal
 from headrace.features.registry import build
 from headrace.features.types import OpError, ValueType, least
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from headrace.features.functions.arrays import doubles, input_values, is_missing
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.ops.base import State
 from headrace.features.types import ValueType
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow import saved
 from headrace.features.workflow.schema import physical_schema

@@ -16,10 +16,8 @@ from headrace import __version__
 from headrace.config import Chain
 from headrace.dataset.parquet.column_bytes import column_bytes
 from headrace.errors import UserError
-from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable, MappedKeyedTable
-from headrace.features.vocabulary.lookup import FileLookup, Lookup
-from headrace.features.vocabulary.mapped_lookup import MappedLookup
+from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, KeyedTable, MappedKeyedTable
+from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup
 from headrace.features.vocabulary.table_writer import write_table
 from headrace.schema import DatasetSchema, TableColumn
 from headrace.storage import Location, StoreAway, local

@@ -9,7 +9,7 @@ from headrace.errors import UserError, nearest
 from headrace.features.ops.selection import Chains, Selection, as_chains
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import ValueType, declared
-from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.workflow.binding import BoundChain, bind
 from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind, TableColumn
 

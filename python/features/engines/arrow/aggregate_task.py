@@ -16,7 +16,7 @@ from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic
 from headrace.features.ops.base import FittedState, no_lookup
 from headrace.features.ops.categories import Categorify
-from headrace.features.vocabulary.keyed_table import keyed_of
+from headrace.features.vocabulary.keyed_tables import keyed_of
 from headrace.features.workflow.workflow import Workflow
 from headrace.storage import Location
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from headrace.features.engines.arrow.kernels import Indices
 from headrace.features.ops.base import State
-from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.binding import BoundOp
 

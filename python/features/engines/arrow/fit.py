@@ -34,9 +34,8 @@ from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic
 from headrace.features.ops.base import EstimatorOp, FittedState
 from headrace.features.ops.categories import Categorify
-from headrace.features.vocabulary.delta_table import Vocabularies
-from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.codes import Vocabularies
+from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow

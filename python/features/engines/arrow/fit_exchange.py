@@ -30,7 +30,7 @@ from headrace.features.functions.arrays import one_chunk
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, counts
 from headrace.features.ops.categories import Categorify
-from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.tasks import cores_of, executors_of
 from headrace.storage import Location

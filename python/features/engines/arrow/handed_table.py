@@ -7,8 +7,7 @@ from functools import lru_cache, partial
 from urllib.parse import quote
 
 from headrace.features.engines.arrow.host_folder import HostFolder, of_run_here
-from headrace.features.vocabulary.keyed_table import KeyedTable
-from headrace.features.vocabulary.large_keyed_tables import MappedKeyedTable
+from headrace.features.vocabulary.keyed_tables import KeyedTable, MappedKeyedTable
 from headrace.storage import Location
 from headrace.storage.once import made_once
 

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.features.types import ValueType
-from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.vocabulary.codes import VocabularyRule
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY, Partials, Statistic
 from headrace.features.ops.base import EstimatorOp, FittedState, State, no_lookup
 from headrace.features.ops.categories import Categorify
-from headrace.features.vocabulary.delta_table import Vocabularies
-from headrace.features.vocabulary.keyed_table import KeyedTable, keyed_of
-from headrace.features.vocabulary.large_keyed_tables import FileKeyedTable
+from headrace.features.vocabulary.codes import Vocabularies
+from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow

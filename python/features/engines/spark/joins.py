@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
+from headrace.features.vocabulary.keyed_tables import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.saved import table_file, vocabulary_file
 from headrace.identifiers import quoted
