@@ -114,7 +114,7 @@ $(STAMPS)/jars: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve jars (Delta, Avro)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
-$(STAMPS)/classes: scripts/archive_classes.py python/lake/session.py $(STAMPS)/jars $(STAMPS)/package
+$(STAMPS)/classes: scripts/archive_classes.py python/lake/spark/session.py $(STAMPS)/jars $(STAMPS)/package
 	@$(STEP) "archive Spark's classes, so that every stage starts faster" bash -c 'set -o pipefail; $(PYTHON) scripts/archive_classes.py build/spark/classes.jsa 2>&1 | { grep -v "^WARNING: Using incubator\|spark.local.dir will be" || true; }'
 	@touch $@
 

@@ -20,7 +20,7 @@ from xdist.workermanage import WorkerController
 
 from headrace.config import Spark
 from headrace.config.spark import ICEBERG_BY_PATH
-from headrace.lake.session import iceberg_jars, session, spark_settings
+from headrace.lake.spark.session import iceberg_jars, session, spark_settings
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout, s3_dir

@@ -39,7 +39,7 @@ from bench.peers.etl_textbook import textbook
 from bench.report import Figure, publish
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.workspace import Workspace
 
 OTHER_PARTS = ("vocabulary", "real")

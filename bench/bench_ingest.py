@@ -45,7 +45,7 @@ from bench.report import Figure, publish
 from headrace.config import Spark, Spec, build_spec
 from headrace.errors import UserError
 from headrace.lake.ingest.stage import Ingest
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
 

@@ -29,7 +29,7 @@ from bench.criteo_data import FIRST_DAY, write_days
 from bench.etl_lake import DAYS, Lake, spec_of
 from bench.report import Figure, publish
 from headrace.config import Chain, Spark, Spec
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.workspace import Workspace
 
 _TURNS = 3

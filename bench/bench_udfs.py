@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from bench.report import Figure, publish
 from headrace.config import Spark
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.udfs import arrow
 from headrace.udfs import spark as udfs
 from headrace.workspace import Workspace

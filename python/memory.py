@@ -20,7 +20,7 @@ class PeakMemory:
     def begin() -> PeakMemory:
         """Start a measurement: reset the kernel's peaks of this process, the JVM beside it, and their descendants.
 
-        Peaks of Spark's Python workers on this machine are reset, too (headrace.lake.worker_memory).
+        Peaks of Spark's Python workers on this machine are reset, too (headrace.lake.spark.tasks).
         """
         roots = {os.getpid(), *jvms()}
         for pid in roots.union(*(descendants(pid) for pid in roots)):

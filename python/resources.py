@@ -34,7 +34,8 @@ class Spent:
         )
 
 
-#: Functions that return what other machines have used for this process: a cluster's executors (headrace.lake.session).
+#: Functions that return what other machines have used for this process, a cluster's executors:
+#: headrace.lake.spark.session.
 REMOTE: list[Callable[[], Spent]] = []
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from headrace.config import Spark
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.workspace import Workspace
 
 

@@ -34,7 +34,7 @@ from headrace.generate.click_model import ClickModel, probability
 from headrace.generate.site import LIST, RANDOM, SiteDay, examined, site_path, visits_of
 from headrace.jobs.stages import load_stage
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.session import shared_session
+from headrace.lake.spark.session import shared_session
 from headrace.manifest import Manifest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from headrace.config import Spark
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.workspace import Workspace
 from tests.s3_server import BUCKET, s3_server
 from tests.slow_puts import slow_puts

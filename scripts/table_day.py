@@ -32,7 +32,7 @@ from deltalake import DeltaTable, write_deltalake
 from headrace.config import load_spec
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.manifest import Manifest
 from headrace.storage import local, location_of
 from headrace.workspace import Workspace

@@ -9,5 +9,5 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 #: Of executors of this machine, for few rows: what headrace sets for local masters alone.
 FEW_ROWS = INTERPRETED | {
     "spark.sql.shuffle.partitions": "4",
-    "spark.python.daemon.module": "headrace.lake.worker_daemon",
+    "spark.python.daemon.module": "headrace.lake.spark.worker_daemon",
 }

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from headrace.config import Warehouse
 from headrace.lake.iceberg.manifests import snapshot_files
 from headrace.lake.iceberg.metadata import newest_metadata
-from headrace.lake.session import iceberg_jars
+from headrace.lake.spark.session import iceberg_jars
 from headrace.publish.postgres.server import connect
 from headrace.storage import local
 from headrace.workspace import Workspace

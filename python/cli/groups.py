@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.logs import tell_error
 from headrace.stages import ORDER
 

@@ -18,8 +18,7 @@ from typing import Literal
 from headrace.commands.screen import out, plain, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.lake.java import java_program
-from headrace.lake.object_stores import how_to_get_s3
+from headrace.lake.spark.requirements import how_to_get_s3, java_program
 from headrace.workspace import Workspace, iceberg_dir, installation, jars_dir, s3_dir
 
 #: missing: a day cannot run. optional: it can, without this. warning: it can, with less room than is wise.

@@ -41,7 +41,7 @@ def score_rows(
     if spec.score is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no section score, so users and items are not known")
     # Late: a misspelt key is told at once.
-    from headrace.lake.session import session
+    from headrace.lake.spark.session import session
     from headrace.score.scoring_model import scoring_model
     from headrace.score.stage import ScoreCandidates
     from headrace.score.table import score_table

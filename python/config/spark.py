@@ -17,7 +17,7 @@ from headrace.workspace import installation
 LOOPBACK = "127.0.0.1"
 
 #: The catalog by which Spark reads Iceberg tables that are given by their paths. (By its class a session's jars are
-#: chosen: headrace.lake.session.)
+#: chosen: headrace.lake.spark.session.)
 ICEBERG_BY_PATH = {"spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog"}
 
 #: The name of a variable as the value of a property of a REST catalog of Iceberg, which looks it up itself

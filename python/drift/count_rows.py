@@ -29,8 +29,8 @@ from headrace.features.functions.spark_expressions import col, nan_to_null
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.files import Engine
 from headrace.features.types import ValueType
-from headrace.lake.exchange import gathered
-from headrace.lake.tasks import cores_of, grouped, run_tasks
+from headrace.lake.spark.exchange import gathered
+from headrace.lake.spark.tasks import cores_of, grouped, run_tasks
 from headrace.schema import NULL_CODE, OOV_CODE
 from headrace.storage import Location
 

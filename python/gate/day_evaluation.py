@@ -27,7 +27,7 @@ from headrace.features.types import declared
 from headrace.features.workflow.workflow import Workflow
 from headrace.gate.evaluate import CARRIED, LABEL, RANK, EvaluationTask, ModelResult, batch_seconds, evaluate
 from headrace.gate.predictions import RawActions, coarse_counts, inputs_of
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.manifest import Input
 from headrace.models.maps import maps_of_tasks
 from headrace.models.predictor import needed_models

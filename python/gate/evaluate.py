@@ -18,7 +18,7 @@ from headrace.dataset.parquet.layout import open_split
 from headrace.features.functions.arrays import one_batch
 from headrace.features.layout.split import SPLIT
 from headrace.gate.predictions import CollectedRows, OpenModel, RawActions, score_counts
-from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
+from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace

@@ -237,7 +237,7 @@ def write_locally(day: DayPlan, folder: Location, report: Callable[[int], None])
 def writer_on_spark(conf: Spark, ws: Workspace) -> Iterator[Writer]:
     """Yield a `Writer` whose files are tasks of a Spark session (an active one is used), one task per file."""
     # Imported here: writing a small day needs no Spark, and does not wait for its import.
-    from headrace.lake.session import session
+    from headrace.lake.spark.session import session
 
     with session(conf, ws, "headrace-generate") as spark:
         yield functools.partial(_write_on_spark, spark)

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spark
-from headrace.lake.session import held_scratch, properties, rapids_jars
+from headrace.lake.spark.session import held_scratch, properties, rapids_jars
 from headrace.workspace import Workspace
 
 #: Where the plugin's reports come from.

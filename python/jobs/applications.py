@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from headrace.config import Spark, Spec
-from headrace.lake.session import agree as settings_agree
-from headrace.lake.session import with_slots
+from headrace.lake.spark.session import agree as settings_agree
+from headrace.lake.spark.session import with_slots
 from headrace.stages import STAGES
 
 

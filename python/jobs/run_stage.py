@@ -26,7 +26,7 @@ from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.import_ahead import import_ahead
 from headrace.jobs.parent_watch import when_parent_ends
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.observe.application import Observation
 from headrace.redaction import hide
 from headrace.stage import RunPlan, check_lock, run_stage
@@ -121,7 +121,7 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
     # Late: `--help` and a misspelt option answer at once, and what needs no Spark does not wait for it.
     from headrace.jobs.applications import applications, spark_settings_of
     from headrace.jobs.stages import require_stage
-    from headrace.lake.session import shared_session
+    from headrace.lake.spark.session import shared_session
 
     for name in args.stages:
         require_stage(spec, name)
@@ -192,9 +192,9 @@ def _say(text: str) -> None:
 
 def _killed_jvm() -> int | None:
     """The exit code where a failure is that a signal has ended the JVM."""
-    if "headrace.lake.session" not in sys.modules:
+    if "headrace.lake.spark.session" not in sys.modules:
         return None
-    from headrace.lake.session import jvm_exit_code
+    from headrace.lake.spark.session import jvm_exit_code
 
     code = jvm_exit_code()
     return code if code is not None and code > 128 else None

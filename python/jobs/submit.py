@@ -21,7 +21,7 @@ from headrace.jobs.events import StageEvent
 from headrace.jobs.hand_over import property_line
 from headrace.jobs.output import JsonLines, OnEvent, ignore
 from headrace.jobs.process import PROGRAM, run_logged
-from headrace.lake.java import require_java
+from headrace.lake.spark.requirements import require_java
 from headrace.logs import VARIABLE, is_json, json_line, log_format
 from headrace.stages import STAGES
 from headrace.storage import Location
@@ -54,7 +54,7 @@ def write_properties(spec: Spec, ws: Workspace, file: Location) -> None:
     Raises:
         UserError: a profile or the jars are missing.
     """
-    from headrace.lake.session import properties
+    from headrace.lake.spark.session import properties
 
     lines = [property_line(key, value) for key, value in sorted(properties(spec.spark, ws).items())]
     header = f"# Spark properties of pipeline '{spec.pipeline}', written by headrace; edit its YAML instead."

@@ -14,7 +14,7 @@ from headrace.config import OutcomeAlert, Outcomes, Spec
 from headrace.errors import RefusedError, UserError
 from headrace.features.build.events import pinned_table
 from headrace.lake.delta.frame import read_version
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.outcomes.served import Served, pinned_days, section, served_days, sources
 from headrace.score.day_table import rows_of_day, verify_day, write_day

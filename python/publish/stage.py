@@ -10,7 +10,7 @@ from headrace.config import Publish as PublishSpec
 from headrace.config import Score, Spec
 from headrace.errors import RefusedError, UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.publish.audit.day import day_checks
 from headrace.publish.audit.integrity import Limits

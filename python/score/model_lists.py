@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.config import Score
 from headrace.features.functions.arrays import one_batch
 from headrace.features.table_ops.external import ExternalReader
-from headrace.lake.arrow_batches import bounded_batches
-from headrace.lake.assigned_gpu import gpu_profile
+from headrace.lake.spark.exchange import bounded_batches
+from headrace.lake.spark.gpus import gpu_profile
 from headrace.score.arms import ModelOfRun
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.source import SourceContext, stored

@@ -16,9 +16,9 @@ from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
-from headrace.lake.arrow_batches import bounded_batches
-from headrace.lake.assigned_gpu import gpu_profile
-from headrace.lake.worker_memory import report_peak_memory
+from headrace.lake.spark.exchange import bounded_batches
+from headrace.lake.spark.gpus import gpu_profile
+from headrace.lake.spark.tasks import report_peak_memory
 from headrace.score.incremental import UsersToScore
 from headrace.score.joined.held import HeldRows
 from headrace.score.joined.parts import Parts

@@ -23,9 +23,9 @@ from headrace.features.build.events import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import pin
 from headrace.lake.delta.frame import read_version
-from headrace.lake.handed_on import handed_on
-from headrace.lake.session import session
-from headrace.lake.worker_memory import worker_peak_memory
+from headrace.lake.spark.scratch import handed_on
+from headrace.lake.spark.session import session
+from headrace.lake.spark.tasks import worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.maps import maps_of_tasks
 from headrace.models.predictor import read_meta

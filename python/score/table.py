@@ -17,7 +17,6 @@ from headrace.config import LandingSource, Table
 from headrace.errors import UserError, nearest
 from headrace.features.functions.spark_expressions import col
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.blocks.spellings import spellings_of
 from headrace.lake.ingest.typed_rows import typed
@@ -26,6 +25,7 @@ from headrace.lake.sources.compression import without_ending
 from headrace.lake.sources.delimited import CsvReader, declared_names, header_of
 from headrace.lake.sources.frame import BAD, GOOD, with_plain_texts
 from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named
+from headrace.lake.spark.exchange import bounded_batches
 from headrace.models.predictor import Predictor
 from headrace.score.entities import Active
 from headrace.score.joined.choice import joined_tables

@@ -17,7 +17,7 @@ from headrace.dataset.loader.unknown import UnknownIds
 from headrace.dataset.parquet.layout import TEST, check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
-from headrace.lake.session import session, with_slots
+from headrace.lake.spark.session import session, with_slots
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.models.predictor import damaged_model
 from headrace.registry.store import missing_version

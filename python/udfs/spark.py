@@ -1,7 +1,7 @@
 """The column functions as Spark columns, and their names in SQL.
 
 They are Java UDFs (native/src/main/java): on CPUs Spark calls them row by row, on GPUs the RAPIDS plugin calls them
-batch by batch, with the same bits. Their jar is one of a session's jars (headrace.lake.session).
+batch by batch, with the same bits. Their jar is one of a session's jars (headrace.lake.spark.session).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Model, Spark, Train
 from headrace.jobs.submit import environment
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.manifest import Manifest
 from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressEvent

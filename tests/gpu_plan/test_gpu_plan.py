@@ -12,7 +12,7 @@ import pytest
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.gpu_plan.gate import ON_CPUS
-from headrace.lake.session import rapids_jars
+from headrace.lake.spark.session import rapids_jars
 from headrace.workspace import checkout
 
 

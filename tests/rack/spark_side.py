@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.config import load_spec
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.workspace import Workspace
 from tests.rack.support import UNSHARED
 

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from headrace.config import Spark
 from headrace.jobs.submit import environment
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.models.predictor import network_of
 from headrace.models.sharded_model import ShardedModel
 from headrace.score import scored

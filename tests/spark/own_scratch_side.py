@@ -28,11 +28,11 @@ from headrace.features.engines import keyed_exchange
 from headrace.features.engines.arrow import fit as arrow_fit
 from headrace.features.engines.spark import fit as spark_fit
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable
-from headrace.lake.exchange import Block, exchange, small_batches
 from headrace.lake.ingest import arrow_rows, batch_rows, unpack
 from headrace.lake.ingest.stage import Ingest
-from headrace.lake.session import session
-from headrace.lake.tasks import numbered, run_tasks
+from headrace.lake.spark.exchange import Block, exchange, small_batches
+from headrace.lake.spark.session import session
+from headrace.lake.spark.tasks import numbered, run_tasks
 from headrace.score.rank import item_features
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage

@@ -14,7 +14,7 @@ import headrace
 from headrace import native
 from headrace.config import Spark
 from headrace.jobs.submit import environment
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.udfs.xxhash64 import xxhash64_integers
 from headrace.workspace import Workspace
 

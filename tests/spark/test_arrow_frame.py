@@ -14,8 +14,7 @@ from pyspark.sql import functions as F
 
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.lake.arrow_batches import bounded_batches
-from headrace.lake.arrow_frame import LOCAL_BYTES, arrow_frame
+from headrace.lake.spark.exchange import LOCAL_BYTES, arrow_frame, bounded_batches
 from headrace.storage import local
 
 #: They warn of tasks and of closures above 1,000 KiB.

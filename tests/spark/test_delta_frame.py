@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.lake.delta.frame import read_version
-from headrace.lake.session import executors_use
+from headrace.lake.spark.session import executors_use
 from headrace.storage import Location
 from headrace.workspace import Workspace
 

@@ -21,7 +21,7 @@ from headrace.features.ops.numbers import log1p
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.partition_keys import partition_keys
+from headrace.lake.spark.exchange import partition_keys
 from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
-from headrace.lake.session import spark_settings
+from headrace.lake.spark.session import spark_settings
 from headrace.publish.tables.iceberg import IcebergTarget
 from headrace.publish.tables.iceberg_erasure import IcebergErasure
 from headrace.publish.tables.iceberg_expiry import SnapshotExpiry, load_table

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import load_spec
 from headrace.errors import IncompleteError, UserError
-from headrace.lake.session import spark_settings
+from headrace.lake.spark.session import spark_settings
 from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg import IcebergTarget
 from headrace.publish.tables.iceberg_expiry import load_table

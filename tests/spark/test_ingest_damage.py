@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.workspace import Workspace
 from tests.ingest_support import D1, D2, event, ids, jsonl, make_spec, put, run, table
 

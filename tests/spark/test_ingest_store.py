@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.errors import IncompleteError, UserError
-from headrace.lake.object_stores import store_properties
-from headrace.lake.session import spark_settings
+from headrace.lake.spark.requirements import store_properties
+from headrace.lake.spark.session import spark_settings
 from headrace.storage import Location, local, location, location_of
 from headrace.storage.objects.store import ObjectStore
 from headrace.workspace import Workspace, s3_dir

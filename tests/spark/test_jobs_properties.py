@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
 from headrace.jobs.submit import write_properties
-from headrace.lake.session import properties
+from headrace.lake.spark.session import properties
 from headrace.storage import local
 from headrace.workspace import Workspace
 

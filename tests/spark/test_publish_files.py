@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.lake.session import spark_settings
+from headrace.lake.spark.session import spark_settings
 from headrace.publish.files.staging import StagedFiles
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.iceberg import IcebergTarget

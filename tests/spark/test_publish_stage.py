@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spec, load_spec
 from headrace.errors import RefusedError, UserError
-from headrace.lake.session import spark_settings
+from headrace.lake.spark.session import spark_settings
 from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded

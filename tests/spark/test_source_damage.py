@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.workspace import Workspace
 from tests.source_table_support import D1, D2, D3, arrow_rows, ingest, make_rows, make_spec
 

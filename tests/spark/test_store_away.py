@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spark
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.lake.session import session
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
+from headrace.lake.spark.session import session
 from headrace.storage import LeaseLost, StoreAway, StoreError
 from headrace.workspace import Workspace
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
-from headrace.lake.tasks import run_tasks
+from headrace.lake.spark.tasks import run_tasks
 
 
 def looked_at(number: int) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ import pytest
 from headrace.commands import doctor
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.lake import object_stores
+from headrace.lake.spark import requirements as object_stores
 from headrace.workspace import Workspace, installation
 from tests.cli_support import Yard, make_yard
 

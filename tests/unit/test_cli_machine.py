@@ -12,7 +12,7 @@ import pytest
 
 from headrace.errors import EXIT_USER_ERROR
 from headrace.jobs.process import PROGRAM
-from headrace.lake.java import java_program
+from headrace.lake.spark.requirements import java_program
 from tests.support import Run, command
 
 DAY = "2026-01-01"

@@ -45,7 +45,7 @@ from headrace.features.workflow import saved
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
-from headrace.lake.tasks import grouped
+from headrace.lake.spark.tasks import grouped
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from headrace.workspace import Workspace

@@ -33,7 +33,7 @@ from headrace.features.layout.split_rule import TimeRule
 from headrace.features.learn.merge import canonical, merge
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.lake.exchange import Block
+from headrace.lake.spark.exchange import Block
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch
 from headrace.workspace import Workspace
@@ -48,7 +48,7 @@ def mixed(
     receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]],
     chance: random.Random,
 ) -> Iterator[pa.RecordBatch]:
-    """As `headrace.lake.exchange.exchange`: tasks in any order, one of them twice; partitions in any order."""
+    """As `headrace.lake.spark.exchange.exchange`: tasks in any order, one of them twice; partitions in any order."""
     came: dict[int, list[Block]] = {}
     for task in chance.sample(range(tasks), tasks):
         sent = list(send(task))

@@ -11,7 +11,7 @@ from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.features.layout.day_ranges import time_ranges
 from headrace.features.layout.files import FilePlan, engine_of, plan_files
-from headrace.lake.partition_keys import partition_keys
+from headrace.lake.spark.exchange import partition_keys
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12, 13, 2_000, 60_000, 840_000, 45_000_000])

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.lake.ingest import data_file
 from headrace.lake.ingest.data_file import DataFileWriter
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.storage import file_faults, local
 
 

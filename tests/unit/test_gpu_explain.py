@@ -12,7 +12,7 @@ from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.gpu_plan import cases as gpu_cases
 from headrace.gpu_plan.explain import Plan
-from headrace.lake import session
+from headrace.lake.spark import session
 from headrace.workspace import Workspace, checkout
 
 NTILE = """

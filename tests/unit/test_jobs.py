@@ -27,8 +27,8 @@ from headrace.jobs.events import MARK, StageEvent
 from headrace.jobs.output import copy_output
 from headrace.jobs.process import PROGRAM, run_logged
 from headrace.jobs.stages import load_stage, require_stage
-from headrace.lake import session
-from headrace.lake.session import agree
+from headrace.lake.spark import session
+from headrace.lake.spark.session import agree
 from headrace.stage import run_lock
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace

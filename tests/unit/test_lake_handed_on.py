@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Spec
-from headrace.lake.handed_on import handed_on
+from headrace.lake.spark.scratch import handed_on
 from headrace.stage import Context
 from headrace.workspace import Workspace
 from tests.shop_support import shop_spec

@@ -24,7 +24,7 @@ from headrace.lake.ingest.day_files import covered_days, day_files
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
 from headrace.lake.ingest.source_context import SourceContext, source_contexts
 from headrace.lake.sources.delimited import header_of
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.stage import Context
 from headrace.storage import Location, StoreAway, location, location_of
 from headrace.storage.objects import calls

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.config import Spark
 from headrace.errors import UserError
-from headrace.lake import object_stores
-from headrace.lake.session import properties
+from headrace.lake.spark import requirements as object_stores
+from headrace.lake.spark.session import properties
 from headrace.storage import location_of
 from headrace.storage.objects import copies
 from headrace.workspace import Workspace

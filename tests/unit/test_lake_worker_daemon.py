@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from headrace.lake.worker_daemon import without_archives
+from headrace.lake.spark.worker_daemon import without_archives
 
 
 def installed(folder: Path, *packages: str) -> Path:

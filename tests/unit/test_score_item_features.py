@@ -15,7 +15,7 @@ from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.jagged import JaggedArray
-from headrace.lake.tasks import run_tasks
+from headrace.lake.spark.tasks import run_tasks
 from headrace.schema import TableColumn
 from headrace.score.items import ItemTable
 from headrace.score.rank import item_features

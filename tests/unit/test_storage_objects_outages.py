@@ -24,7 +24,7 @@ from headrace.lake import landing
 from headrace.lake.blocks.lines import Part, blocks
 from headrace.lake.ingest.unpack import UnpackTask
 from headrace.lake.sources.compression import open_plain
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore

@@ -31,7 +31,7 @@ from headrace.lake.source_tables import parquet_files
 from headrace.lake.sources import lines
 from headrace.lake.sources.delimited import header_of
 from headrace.lake.sources.text_lines import DAMAGED, UNREADABLE
-from headrace.lake.told_errors import told
+from headrace.lake.spark.errors import told
 from headrace.models import mapped, predictor
 from headrace.publish.tables import iceberg_expiry
 from headrace.storage import Location, StoreAway, StoreRefused, local

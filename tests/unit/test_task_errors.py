@@ -21,7 +21,7 @@ from headrace.errors import (
 )
 from headrace.features.vocabulary.delta_table import CodesOvertaken
 from headrace.jobs import run_stage
-from headrace.lake.told_errors import own_error, own_errors, told
+from headrace.lake.spark.errors import own_error, own_errors, told
 from headrace.storage import LeaseLost, StoreAway, StoreError
 from headrace.storage.objects.calls import ChangedInPlace
 from headrace.train.result import Diverged

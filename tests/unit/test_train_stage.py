@@ -16,7 +16,7 @@ import pytest
 
 from headrace.config import Model, Spark, Spec, build_spec
 from headrace.errors import UserError
-from headrace.lake.session import with_slots
+from headrace.lake.spark.session import with_slots
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import DatasetSchema
 from headrace.storage import Location, local

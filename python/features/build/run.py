@@ -33,7 +33,7 @@ from headrace.features.vocabulary.restoration import SavedCopies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.saved import whole_vocabularies
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.handed_on import KEYED_TABLES, VOCABULARIES, handed_on
+from headrace.lake.spark.scratch import KEYED_TABLES, VOCABULARIES, handed_on
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, Result
 from headrace.storage import Location

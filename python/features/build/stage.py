@@ -19,7 +19,7 @@ from headrace.features.table_ops.preparation import Preparation
 from headrace.features.vocabulary.delta_table import again_if_overtaken
 from headrace.features.vocabulary.restoration import damage_of
 from headrace.lake.delta.log import DeltaLog, damaged_file
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
 from headrace.storage import StoreAway, not_as_written

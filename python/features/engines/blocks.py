@@ -1,4 +1,4 @@
-"""Arrow tables in blocks of a few MiB, as they travel through Spark's shuffle (headrace.lake.exchange)."""
+"""Arrow tables in blocks of a few MiB, as they travel through Spark's shuffle (headrace.lake.spark.exchange)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headrace.lake.exchange import BLOCK_BYTES, Block, Payload
+from headrace.lake.spark.exchange import BLOCK_BYTES, Block, Payload
 
 #: In a schema's metadata: which table it is.
 _NAME = b"name"

@@ -23,8 +23,8 @@ from headrace.features.vocabulary.frame_codes import ordered
 from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable
 from headrace.features.vocabulary.table_writer import TableWriter, TableWriters
 from headrace.features.workflow.binding import BoundOp
-from headrace.lake.driver_memory import driver_python_bytes
-from headrace.lake.exchange import small_batches, streamed
+from headrace.lake.spark.exchange import small_batches, streamed
+from headrace.lake.spark.session import driver_python_bytes
 from headrace.storage import Location
 
 #: Of what the driver may hold, the part that statistics for tables by key may have, all together: merging them and

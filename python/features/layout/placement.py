@@ -16,7 +16,7 @@ from headrace.features.layout.files import FilePlan, carried_columns
 from headrace.features.layout.split import SPLIT
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.partition_keys import partition_keys
+from headrace.lake.spark.exchange import partition_keys
 
 
 def identity(w: Workflow) -> list[Column]:

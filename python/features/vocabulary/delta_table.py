@@ -28,8 +28,8 @@ from headrace.features.vocabulary.table_writer import Pieces, VocabularyWriter, 
 from headrace.lake.append import append, data_file
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.delta.transaction import TransactionOvertaken
-from headrace.lake.driver_memory import driver_python_bytes
-from headrace.lake.exchange import streamed
+from headrace.lake.spark.exchange import streamed
+from headrace.lake.spark.session import driver_python_bytes
 from headrace.storage import Fence, Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 

@@ -13,8 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.features.vocabulary.codes import VocabularyRule, began_otherwise
-from headrace.lake.arrow_batches import bounded_batches
-from headrace.lake.partition_keys import partition_keys
+from headrace.lake.spark.exchange import bounded_batches, partition_keys
 
 #: Rows that are looked at for a range of rows that are even, and characters of a text.
 _SAMPLED, _COMPARED = 16, 1 << 16

@@ -22,9 +22,9 @@ from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work, remove_all, size_of
 from headrace.lake.delta.transaction import claim
 from headrace.lake.erase import Change, erase
-from headrace.lake.handed_on import STAGE_FOLDERS
 from headrace.lake.redact import redact_log
 from headrace.lake.redact_statistics import Values, exactly
+from headrace.lake.spark.scratch import STAGE_FOLDERS
 from headrace.manifest import Manifest
 from headrace.publish.online.store import open_store
 from headrace.publish.target import Key, Target

@@ -23,7 +23,7 @@ from headrace.lake.ingest.unpack import LEAST_BYTES, unpack
 from headrace.lake.ingest.write_rows import Dropped, RewriteTask
 from headrace.lake.sources.frame import quoted
 from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.tasks import cores_of, run_tasks
+from headrace.lake.spark.tasks import cores_of, run_tasks
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")

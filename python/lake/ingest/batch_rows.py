@@ -28,12 +28,12 @@ from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.ingest.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.landing import LandingDay, following
-from headrace.lake.session import spark_settings
 from headrace.lake.sources.compression import COMPRESSIONS, UNREADABLE
 from headrace.lake.sources.frame import GOOD, quoted, with_plain_texts
 from headrace.lake.sources.lines import POSITION, FileRefused, LandingBatch, damaged_file_named
 from headrace.lake.sources.reader import LandingReader, reader_of
-from headrace.lake.tasks import run_tasks
+from headrace.lake.spark.session import spark_settings
+from headrace.lake.spark.tasks import run_tasks
 from headrace.schema import is_of_list
 from headrace.storage import Location
 

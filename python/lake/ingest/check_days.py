@@ -35,7 +35,7 @@ from headrace.lake.source_tables.change_feed import ChangeFeed
 from headrace.lake.source_tables.declared import StoredColumns, table_rows
 from headrace.lake.source_tables.opened import open_table
 from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot
-from headrace.lake.told_errors import own_error
+from headrace.lake.spark.errors import own_error
 from headrace.storage import StoreError, StoreRefused
 
 _LOG = logging.getLogger("headrace.lake")

@@ -11,8 +11,8 @@ from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.handed_on import handed_on
 from headrace.lake.ingest.load_history import LoadHistory
+from headrace.lake.spark.scratch import handed_on
 from headrace.stage import Context
 from headrace.storage import Location, StoreRefused, is_uri
 from headrace.workspace import Workspace

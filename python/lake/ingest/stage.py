@@ -23,7 +23,7 @@ from headrace.lake.ingest.table_look import TableLook, look
 from headrace.lake.ingest.table_result import table_result, why_gone
 from headrace.lake.ingest.tables import check_columns, create_tables
 from headrace.lake.ingest.take_table import TableCheck
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, Stage
 

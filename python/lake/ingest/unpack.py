@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace.lake.blocks.bzip2 import Checksums, check, decompressed
 from headrace.lake.blocks.lines import Part, UnreadableError
-from headrace.lake.tasks import run_tasks
+from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location, StoreAway
 
 #: Smaller files are read by one task; larger ones by tasks of about so many bytes, at most of so many.

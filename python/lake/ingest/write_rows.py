@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE, DataFileWriter, WrittenFile
 from headrace.lake.sources.frame import BAD, GOOD
-from headrace.lake.tasks import run_tasks
+from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
 
 Mask = npt.NDArray[np.bool_]

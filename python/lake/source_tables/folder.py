@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 
 from headrace.config import TableSource
 from headrace.errors import UserError
-from headrace.lake.session import spark_settings
 from headrace.lake.source_tables.days import Bounds, days_of_file, path_day, path_day_column
 from headrace.lake.source_tables.mixed_files import mixed_rows, partition_values
 from headrace.lake.source_tables.parquet_files import escaped, footer
@@ -32,6 +31,7 @@ from headrace.lake.source_tables.snapshot import (
     relative_file,
     relative_name,
 )
+from headrace.lake.spark.session import spark_settings
 from headrace.manifest import fingerprint
 from headrace.storage import Location, StoreError
 from headrace.storage.store import Info

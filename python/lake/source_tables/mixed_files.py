@@ -32,7 +32,7 @@ from headrace.lake.source_tables.parquet_schema import (
 )
 from headrace.lake.source_tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
 from headrace.lake.sources.frame import quoted
-from headrace.lake.tasks import cores_of, grouped, prepare_worker
+from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
 from headrace.storage import Location
 
 #: Spark has no type for Parquet's times in nanoseconds; `restored_columns` makes times of these numbers.

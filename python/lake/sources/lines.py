@@ -19,7 +19,7 @@ from headrace.errors import UserError
 from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.landing import LandingDay, LandingFile, following, midnight
 from headrace.lake.sources.text_lines import DAMAGED, UNREADABLE, ReadLines
-from headrace.lake.told_errors import own_error
+from headrace.lake.spark.errors import own_error
 from headrace.storage import Location
 
 _DAMAGED = re.compile(rf"({DAMAGED}|{UNREADABLE}) (\d+) ([^\n]*)")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.identifiers import quoted
-from headrace.lake.session import session
+from headrace.lake.spark.session import session
 from headrace.publish.columns import SCORES
 from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg_erasure import IcebergErasure

@@ -11,7 +11,7 @@ from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.identifiers import quoted
-from headrace.lake.session import spark_settings
+from headrace.lake.spark.session import spark_settings
 from headrace.publish.tables.iceberg_expiry import SnapshotExpiry, load_table
 from headrace.publish.tables.spark_sql import literal
 from headrace.publish.target import Key

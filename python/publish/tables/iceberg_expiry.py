@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 
-from headrace.lake.told_errors import store_away
+from headrace.lake.spark.errors import store_away
 from headrace.redaction import redact
 from headrace.storage import Location
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark import Accumulator, SparkContext
 
-from headrace.lake.partition_counts import ByPartition, this_partition
+from headrace.lake.spark.tasks import ByPartition, this_partition
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from headrace.features.functions.arrays import one_batch
 from headrace.jagged import JaggedArray
-from headrace.lake.tasks import run_tasks
+from headrace.lake.spark.tasks import run_tasks
 from headrace.score.items import ItemTable
 from headrace.score.rank.loaded import loaded_workflow
 from headrace.score.rank.pair_features import Columns, PairFeatures

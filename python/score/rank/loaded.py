@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.lake.assigned_gpu import gpu_addresses, show_assigned_gpu
+from headrace.lake.spark.gpus import gpu_addresses, show_assigned_gpu
 from headrace.models.predictor import Predictor, load_predictor, maps_of
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace, on_this_host

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyspark import Accumulator, SparkContext
 
-from headrace.lake.partition_counts import ByPartition, this_partition
+from headrace.lake.spark.tasks import ByPartition, this_partition
 from headrace.score.rerank.unmet import IMPOSSIBLE, LISTS
 
 Counts = dict[int, dict[tuple[str, str], int]]

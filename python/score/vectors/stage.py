@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from headrace.config import Entity, Score, Spec
 from headrace.errors import UserError
 from headrace.features.build.events import pinned_table
-from headrace.lake.arrow_batches import bounded_batches
-from headrace.lake.session import session
-from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
+from headrace.lake.spark.exchange import bounded_batches
+from headrace.lake.spark.session import session
+from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.score.day_table import check_columns as check_table_columns

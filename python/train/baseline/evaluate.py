@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from headrace import config
 from headrace.dataset.parquet.layout import open_split
-from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
+from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.models.predictor import Predictor
 from headrace.schema import DatasetSchema
 from headrace.storage import Location

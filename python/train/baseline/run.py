@@ -13,7 +13,7 @@ from headrace.config import Trees
 from headrace.dataset.parquet.layout import TEST, open_split
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
-from headrace.lake.session import session, with_slots
+from headrace.lake.spark.session import session, with_slots
 from headrace.manifest import Output
 from headrace.models import xgboost_model
 from headrace.registry.versions import preload, registered_name

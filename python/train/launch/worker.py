@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace import logs
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.lake.told_errors import own_error, store_away
+from headrace.lake.spark.errors import own_error, store_away
 from headrace.redaction import redact
 from headrace.storage import LeaseLost
 from headrace.storage.file_faults import free_in, is_full, told_of_file
@@ -40,7 +40,7 @@ def rank_main(job_json: str) -> str:
     if job.train.device == "cuda":
         from horovod.spark.task import get_available_devices
 
-        from headrace.lake.assigned_gpu import show_assigned_gpu
+        from headrace.lake.spark.gpus import show_assigned_gpu
 
         show_assigned_gpu(get_available_devices())
 

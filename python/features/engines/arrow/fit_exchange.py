@@ -31,8 +31,8 @@ from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, counts
 from headrace.features.ops.categories import Categorify
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.lake.exchange import Block, exchange, small_batches
-from headrace.lake.tasks import cores_of, executors_of
+from headrace.lake.spark.exchange import Block, exchange, small_batches
+from headrace.lake.spark.tasks import cores_of, executors_of
 from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 

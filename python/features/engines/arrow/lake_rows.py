@@ -36,7 +36,7 @@ from headrace.features.layout.split_rule import Rule, TimeRule, columns_of
 from headrace.features.table_ops.row_preparation import RowPreparation
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.tasks import cores_of, grouped, run_tasks
+from headrace.lake.spark.tasks import cores_of, grouped, run_tasks
 from headrace.storage import Location
 from headrace.storage.host_scratch import RUN, HostScratch
 
@@ -109,7 +109,7 @@ class LakeRows:
     #: Of this run: for what tasks hand to each other, where they see one folder; else for what the driver writes here.
     scratch: Location
     counts: SplitCounts = field(default_factory=lambda: SplitCounts({}))
-    #: Who has decoded a file, by its key, where hosts have folders of their own (`headrace.lake.tasks.numbered`).
+    #: Who has decoded a file, by its key, where hosts have folders of their own (`headrace.lake.spark.tasks.numbered`).
     hosts: dict[str, str] = field(default_factory=dict)
 
     def tasks(self, spark: SparkSession | None) -> FileTasks:

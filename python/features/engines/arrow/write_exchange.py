@@ -29,7 +29,7 @@ from headrace.features.engines.blocks import Sender, unpacked
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import stored_schema
-from headrace.lake.exchange import Block, exchange, small_batches
+from headrace.lake.spark.exchange import Block, exchange, small_batches
 from headrace.storage import Location
 
 #: Instead of a table's number: rows that lack a value, of each of `source_sets`.

@@ -28,7 +28,7 @@ from headrace.features.layout.files import (
 from headrace.features.layout.placement import identity, placed
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import stored_schema
-from headrace.lake.arrow_batches import bounded_batches
+from headrace.lake.spark.exchange import bounded_batches
 from headrace.schema import OOV_CODE, DatasetSchema, Kind
 from headrace.storage import Location
 from headrace.storage.host_scratch import RunFolder

@@ -31,7 +31,7 @@ from headrace.features.engines.arrow.write_frame import write_part, written_data
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import stored_schema
-from headrace.lake.tasks import run_tasks
+from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location
 
 Array = npt.NDArray[Any]

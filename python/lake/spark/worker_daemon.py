@@ -8,7 +8,7 @@ modules. Where the very same pyspark lies beside its archives, as pip installs i
 The libraries that nearly every task imports (Arrow looks for pandas at its first array) are imported here, once for all
 workers: in each of them it took 0.3 s of processor time.
 
-A name for `spark.python.daemon.module` (headrace.lake.session).
+A name for `spark.python.daemon.module` (headrace.lake.spark.session).
 """
 
 from __future__ import annotations

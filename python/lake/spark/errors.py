@@ -2,8 +2,8 @@
 it, by its trace.
 
 Spark wraps the errors of its Python tasks and of its file systems in its own. They are made headrace's own again in one
-place, `own_error`, for all who ask: stages, by `headrace.lake.session.session`, in which each of them uses Spark; what
-ends a program (`told`); ranks of a training.
+place, `own_error`, for all who ask: stages, by `headrace.lake.spark.session.session`, in which each of them uses Spark;
+what ends a program (`told`); ranks of a training.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _unwrapped(error: BaseException) -> BaseException:
     """What an error of Spark's says; else the error."""
     if not _is_of_spark(error):
         return error
-    from headrace.lake.spark_errors import error_in_spark
+    from headrace.lake.spark.messages import error_in_spark
 
     return error_in_spark(error) or error
 

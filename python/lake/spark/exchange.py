@@ -1,24 +1,24 @@
-"""Arrow data that tasks send each other through Spark's shuffle.
+"""Arrow data on its way between the driver and tasks, and between tasks through Spark's shuffle.
 
-A task that sees its data itself (headrace.lake.tasks) gives blocks of a few MiB, each to a partition; Spark moves them
-between hosts, spills them, and has them made again where an executor was lost with what it held. What a partition gets
-comes in one order, whichever way it came.
+A task that reads its data itself (headrace.lake.spark.tasks) yields blocks of a few MiB, each for a partition. Spark
+moves them between hosts, spills them, and computes them again where an executor was lost. A partition receives its
+blocks in one order, whichever way they came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from headrace.lake.partition_keys import partition_keys
-from headrace.lake.session import spark_settings
-from headrace.lake.tasks import numbered, prepare_worker
+from headrace.lake.spark.session import spark_settings
+from headrace.lake.spark.tasks import numbered, prepare_worker
 
 #: Senders are to cut what they send into blocks of at most about so many bytes.
 BLOCK_BYTES = 4 << 20
@@ -28,6 +28,10 @@ _BLOCKS_A_BATCH, _BATCH_BYTES = 16, 8 << 20
 Payload: TypeAlias = bytes | pa.Buffer
 _COLUMNS = "key int, source int, number int, payload binary"
 _SCHEMA = pa.schema([("key", pa.int32()), ("source", pa.int32()), ("number", pa.int32()), ("payload", pa.binary())])
+#: Rows of fewer bytes travel in the plan. Of more than 1,000 KiB in a task Spark warns.
+LOCAL_BYTES = 256 << 10
+_FRAME_BATCH_ROWS = 65_536
+_BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def exchange(
         partitions: to which they go: 0 .. partitions-1, each a task of its own.
         receive: is given all blocks of a partition, in order of source and number; not called where there is none.
         schema: of the batches, as Spark spells it.
-        hosts: where each task is best run: see `headrace.lake.tasks.numbered`.
+        hosts: where each task is best run: see `headrace.lake.spark.tasks.numbered`.
     """
     numbers = spark.createDataFrame(numbered(spark.sparkContext, tasks, hosts).map(_row), "n int", verifySchema=False)
     keys = tuple(partition_keys(partitions))
@@ -76,7 +80,7 @@ def gathered(
         spark: the session.
         count: of tasks.
         work: gives tables that are small enough for the driver, all together.
-        hosts: see `headrace.lake.tasks.numbered`.
+        hosts: see `headrace.lake.spark.tasks.numbered`.
     """
     streams = numbered(spark.sparkContext, count, hosts).mapPartitions(_Gather(work)).collect()
     return [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in streams]
@@ -166,3 +170,83 @@ class _Receive:
                 blocks.append(Block(self.keys.index(key), source, number, payload.as_buffer()))
         if blocks:
             yield from self.receive(sorted(blocks, key=attrgetter("source", "number")))
+
+
+def partition_keys(partitions: int) -> list[int]:
+    """For each partition an int that Spark's hash partitioning puts there: so that each part has a task of its own.
+
+    Without it parts share tasks at random, and the longest task decides. The result is the same either way.
+    """
+    keys: dict[int, int] = {}
+    candidate = 0
+    while len(keys) < partitions:
+        keys.setdefault(_murmur3(candidate) % partitions, candidate)
+        candidate += 1
+    return [keys[i] for i in range(partitions)]
+
+
+def _murmur3(x: int) -> int:
+    """Spark's `hash` of an int: Murmur3 x86 32 (Appleby), seed 42; a signed number."""
+    mask = 0xFFFFFFFF
+
+    def rotl(v: int, r: int) -> int:
+        return ((v << r) | (v >> (32 - r))) & mask
+
+    k = rotl(x * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+    h = (rotl(42 ^ k, 13) * 5 + 0xE6546B64) & mask
+    h ^= 4
+    h = (h ^ (h >> 16)) * 0x85EBCA6B & mask
+    h = (h ^ (h >> 13)) * 0xC2B2AE35 & mask
+    h ^= h >> 16
+    return h - (1 << 32) if h >> 31 else h
+
+
+@contextmanager
+def arrow_frame(spark: SparkSession, table: pa.Table, partitions: int = 1) -> Iterator[DataFrame]:
+    """A frame of a table's rows, in order, for as long as the context: large tables reach the tasks by a broadcast.
+
+    Args:
+        spark: the session.
+        table: of types that Spark knows.
+        partitions: how many, each of about as many rows.
+    """
+    if table.nbytes <= LOCAL_BYTES:
+        yield spark.createDataFrame(table).coalesce(partitions)
+        return
+    shared = spark.sparkContext.broadcast(_stream_bytes(table))
+    starts = [i * table.num_rows // partitions for i in range(partitions + 1)]
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        whole = pa.ipc.open_stream(shared.value).read_all()
+        for batch in batches:
+            for i in batch.column(0).to_pylist():
+                yield from whole.slice(starts[i], starts[i + 1] - starts[i]).to_batches(_FRAME_BATCH_ROWS)
+
+    try:
+        yield spark.range(0, partitions, 1, partitions).mapInArrow(rows, from_arrow_schema(table.schema))
+    finally:
+        shared.destroy()
+
+
+def _stream_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+@contextmanager
+def bounded_batches(spark: SparkSession, most: str = "64m") -> Iterator[None]:
+    """Arrow batches of what is computed within the block end with the row that makes them this large.
+
+    For rows of long lists: by default a batch has 65,536 rows, however large. Not for all frames: Spark sums up the
+    sizes of all columns at each row. What a user has set stays.
+    """
+    if spark.conf.get(_BYTES_PER_BATCH, None) is not None:
+        yield
+        return
+    spark.conf.set(_BYTES_PER_BATCH, most)
+    try:
+        yield
+    finally:
+        spark.conf.unset(_BYTES_PER_BATCH)

@@ -20,12 +20,10 @@ from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
-from headrace.lake import archives, driver_memory
-from headrace.lake.java import require_java
-from headrace.lake.object_stores import ACCESSED, store_jars, store_properties
-from headrace.lake.told_errors import own_errors
+from headrace.lake.spark.errors import own_errors
+from headrace.lake.spark.requirements import ACCESSED, require_java, store_jars, store_properties
 from headrace.resources import REMOTE, Spent
-from headrace.storage import Location
+from headrace.storage import Location, location_of
 from headrace.storage.file_faults import require_room
 from headrace.storage.flock import HeldFolder
 from headrace.storage.objects import copies
@@ -55,20 +53,23 @@ _LOCAL = {
     # A handful of cores: 200 shuffle partitions of nothing are what makes small days slow.
     "spark.sql.shuffle.partitions": "4",
 }
-
 #: Properties with commas between values, to which users add theirs.
 _LISTS = {ACCESSED, "spark.jars"}
 _CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 #: This process's folders for temporary files, by the folder above.
 _held: dict[Path, HeldFolder] = {}
 #: What Python workers are forked from. (A cluster's executors may have this package only once a task has brought it.)
-_DAEMON = "headrace.lake.worker_daemon"
+_DAEMON = "headrace.lake.spark.worker_daemon"
 #: On a small day the JIT's second compiler takes a quarter of all processor time for code that runs a few seconds. It
 #: begins at 40 times its usual counts of calls and loops, which code that looks at each of a million rows soon reaches.
 _LATE_C2 = (
     "-XX:Tier4InvocationThreshold=200000 -XX:Tier4MinInvocationThreshold=24000 "
     "-XX:Tier4CompileThreshold=600000 -XX:Tier4BackEdgeThreshold=1600000"
 )
+_ARCHIVES = "spark.archives"
+_FETCHED_SCHEME = "s3://"
+#: Of the session: the spec's number.
+_DRIVER_PYTHON_MIB = "spark.headrace.driverPythonMib"
 
 
 def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
@@ -83,7 +84,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     props |= {
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
-        driver_memory.PROPERTY: str(conf.driver_python_mib),
+        _DRIVER_PYTHON_MIB: str(conf.driver_python_mib),
         # Executors get them from the driver: this host's paths need not be on theirs.
         # Iceberg's is on no class path of the class archive's: it is far larger than all of the others together.
         "spark.jars": ",".join([*jars, *stores, *map(str, [*udf_jars(rapids), *_iceberg_jars(conf.properties)])]),
@@ -119,8 +120,8 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     # Others besides: of a table that is read in place, say.
     for key in (_LISTS & given.keys()) & props.keys():
         given[key] = ",".join(dict.fromkeys([*props[key].split(","), *given[key].split(",")]))
-    if archives.PROPERTY in given:
-        given[archives.PROPERTY] = archives.at_hand(given[archives.PROPERTY], conf.master)
+    if _ARCHIVES in given:
+        given[_ARCHIVES] = archives_at_hand(given[_ARCHIVES], conf.master)
     # A class path of the user's goes behind ours, which Delta and the stores are on.
     given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
     props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | given
@@ -246,7 +247,7 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     """A session for one stage, stopped at the end; within `shared_session` that one, and where one is already active,
     that: used and left running, in UTC and with no file passed over until the stage is done.
 
-    An error that ends the block is one of headrace's own where Spark has wrapped one (headrace.lake.told_errors).
+    An error that ends the block is one of headrace's own where Spark has wrapped one (headrace.lake.spark.errors).
 
     Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
     file); started from Python, they take effect here.
@@ -364,6 +365,8 @@ class _Shared:
 
 
 _shared: _Shared | None = None
+
+
 _worker: Thread | None = None
 
 
@@ -418,3 +421,38 @@ def spark_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[N
                 spark.conf.unset(key)
             else:
                 spark.conf.set(key, old)
+
+
+def archives_at_hand(archives: str, master: str) -> str:
+    """Return the value of `spark.archives` for Spark, with archives of `s3://` as files of this host.
+
+    An executor fetches archives (`headrace pack`) before the jars that the driver has for it, so it has no file system
+    for S3 by then. The driver therefore fetches an archive of `s3://`, and Spark sends it on. YARN is the exception:
+    its nodes fetch by their own Hadoop. An archive of `s3a://` is left to executors whose hosts have S3A themselves.
+
+    Args:
+        archives: as the user gave it: URIs with commas between, each with `#FOLDER` where its place has another name.
+        master: Spark's.
+
+    Raises:
+        UserError: one is not there.
+    """
+    if master == "yarn":
+        return archives
+    return ",".join(_local_archive(one.strip()) for one in archives.split(","))
+
+
+def _local_archive(archive: str) -> str:
+    uri, mark, folder = archive.partition("#")
+    if not uri.startswith(_FETCHED_SCHEME):
+        return archive
+    try:
+        return f"{location_of(uri, _ARCHIVES).as_plain().local_path()}{mark}{folder}"
+    except FileNotFoundError as e:
+        raise UserError(f"spark.properties: {_ARCHIVES}: there is no {uri}: make it by `headrace pack`") from e
+
+
+def driver_python_bytes(spark: SparkSession) -> int:
+    """The bytes that `spark.driver_python_mib` allows; in a session that nobody gave it, its default."""
+    default = Spark.model_fields["driver_python_mib"].default
+    return int(spark.conf.get(_DRIVER_PYTHON_MIB, str(default)) or default) << 20

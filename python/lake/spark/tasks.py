@@ -1,17 +1,18 @@
-"""Work that Spark only schedules: numbered tasks in Python, which see the data themselves, on a shared disk."""
+"""Tasks that Spark only schedules: numbered work in Python, what it answers by partition, and its peak memory."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import json
+import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark import RDD, SparkContext
+from pyspark import RDD, Accumulator, AccumulatorParam, SparkContext, TaskContext
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
@@ -147,3 +148,40 @@ def _keep_pages() -> None:
     # Only glibc has it. Larger arrays are mapped as ever, and so much may stay at the heap's end.
     if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES):
         pa.set_memory_pool(pa.system_memory_pool())
+
+
+class _Maximum(AccumulatorParam[float]):
+    """Keeps the highest value."""
+
+    def zero(self, value: float) -> float:
+        return 0.0
+
+    def addInPlace(self, value1: float, value2: float) -> float:
+        return max(value1, value2)
+
+
+def worker_peak_memory(context: SparkContext) -> Accumulator[float]:
+    """MiB of the largest Python worker that has called `report_peak_memory` in a finished task; 0 before any has."""
+    return context.accumulator(0.0, _Maximum())
+
+
+def report_peak_memory(peak: Accumulator[float]) -> None:
+    """Call at the end of a task: the peak resident size of this process since it was started."""
+    peak.add(round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1))
+
+
+class ByPartition(AccumulatorParam[dict[int, Any]]):
+    """One answer for each partition: a task that is run twice says the same twice."""
+
+    def zero(self, value: dict[int, Any]) -> dict[int, Any]:
+        return {}
+
+    def addInPlace(self, value1: dict[int, Any], value2: dict[int, Any]) -> dict[int, Any]:
+        return value1 | value2
+
+
+def this_partition() -> int:
+    """In a task: the number of its partition."""
+    task = TaskContext.get()
+    assert task is not None
+    return task.partitionId()

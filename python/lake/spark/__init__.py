@@ -1,0 +1,1 @@
+"""Spark: sessions, tasks, exchanges of Arrow data, and what its errors say."""
