@@ -45,16 +45,13 @@ from headrace.models.layers import pairwise_dots
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
-from headrace.train.callbacks.collective import InstrumentedCollective
 from headrace.train.callbacks.metrics_log import MetricsLog
-from headrace.train.callbacks.profile import collect_profile
-from headrace.train.callbacks.progress import ProgressEvent, ProgressReporter
-from headrace.train.callbacks.tracing import NoOpTracer, Tracer
+from headrace.train.callbacks.progress import Progress, ProgressEvent, ProgressReporter
+from headrace.train.callbacks.tracing import InstrumentedCollective, NoOpTracer, Tracer, collect_profile
 from headrace.train.callbacks.watchdog import Watchdog
-from headrace.train.checkpoint.progress import Progress
 from headrace.train.job import Job
 from headrace.train.loop.trainer import Trainer
-from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.optim import DenseOptimizer
 from headrace.train.setup.state import TrainState
 from headrace.workspace import checkout
 

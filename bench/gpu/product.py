@@ -23,10 +23,9 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     from headrace.models.categorical import CategoricalBatch
     from headrace.models.sharded_model import ShardedModel
     from headrace.schema import DatasetSchema, Feature, Kind
-    from headrace.train.loop.cuda_graph import GraphedForward
-    from headrace.train.loop.forward_backward import EagerForward
+    from headrace.train.loop.forward_backward import EagerForward, GraphedForward
     from headrace.train.micro_batch import MicroBatch
-    from headrace.train.optim.dense import DenseOptimizer
+    from headrace.train.optim import DenseOptimizer
 
     numbers = [Feature(name=f"i{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(DENSE)]
     ids = [Feature(name=f"c{i}", kind=Kind.CATEGORICAL, dtype="int32", cardinality=n) for i, n in enumerate(sizes)]

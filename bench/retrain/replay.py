@@ -18,7 +18,7 @@ from bench.retrain.run import PIPELINE, Run, TrainHere
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.monitor.facts import ceiling_share
 from headrace.stage import run_stage
-from headrace.train.replay_days import replay_days
+from headrace.train.setup.earlier_days import replay_days
 from headrace.workspace import checkout
 
 #: What the two runs read alike.

@@ -116,7 +116,7 @@ ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
 class Schedule(Section):
-    """The learning rate by step (headrace.train.optim.schedule): a linear rise over `warmup_steps`, then a curve."""
+    """The learning rate by step (headrace.train.optim): a linear rise over `warmup_steps`, then a curve."""
 
     #: The curve behind the rise.
     kind: Literal["constant", "linear", "cosine", "step"] = "constant"

@@ -16,7 +16,7 @@ from headrace.registry.promotion import JUDGED_AGAINST, Promotion, champion_of_d
 from headrace.registry.store import missing_version
 from headrace.registry.versions import by_key, registered_name
 from headrace.stage import Context, Result, Stage
-from headrace.train.checkpoint.progress import spec_monitor
+from headrace.train.callbacks.progress import spec_monitor
 
 log = logging.getLogger("headrace.gate")
 

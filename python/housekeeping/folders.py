@@ -34,7 +34,7 @@ from headrace.storage.flock import HeldFolder
 from headrace.storage.host_scratch import OF_WORKSPACE
 from headrace.storage.objects.copies import abandoned, remove_abandoned
 from headrace.storage.store import Unfinished
-from headrace.train.replay_days import replay_days
+from headrace.train.setup.earlier_days import replay_days
 from headrace.workspace import Workspace
 
 #: Suffixes of registered models' names, after the pipeline's name.

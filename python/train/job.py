@@ -14,7 +14,7 @@ from headrace.config.effects import OF_CHECKPOINTS, keys_with
 from headrace.manifest import Manifest, fingerprint
 from headrace.storage import Location
 from headrace.storage.objects.copies import SCRATCH
-from headrace.train.day_decay import DayDecay
+from headrace.train.carried_columns import DayDecay
 from headrace.workspace import Workspace
 
 
@@ -129,7 +129,7 @@ class Job(BaseModel):
 
     @property
     def trace(self) -> Location:
-        """Profile mode's trace (headrace.train.callbacks.profile)."""
+        """Profile mode's trace (headrace.train.callbacks.tracing)."""
         return self.folder / "trace.json"
 
     @property

@@ -24,19 +24,21 @@ from headrace.registry.store import missing_version
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
-from headrace.train.day_decay import DayDecay
+from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.lineage import lineage_of
 from headrace.train.result import Report, show_metrics
-from headrace.train.setup.forgetting_day import find_forgetting_dataset, forgetting_day
-from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.pretrained import PRETRAINED, find_pretrained
-from headrace.train.setup.replay import REPLAY, find_replay
-from headrace.train.setup.sample_weight import SampleWeights
-from headrace.train.setup.task_labels import TaskLabels
-from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.setup.earlier_days import (
+    PRETRAINED,
+    REPLAY,
+    find_forgetting_dataset,
+    find_pretrained,
+    find_replay,
+    find_warm_start,
+    forgetting_day,
+)
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
@@ -210,7 +212,7 @@ def check_dataset(job: Job) -> None:
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     if job.pretrained:
         # Imports torch: not for the driver of every training.
-        from headrace.train.setup.start_from_pretrained import check_pretrained
+        from headrace.train.setup.initial_weights import check_pretrained
 
         check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
     NegativeSampler.of(schema, job.train.negatives)

@@ -18,10 +18,9 @@ from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.sharded_model import ShardedModel
-from headrace.train.loop.cuda_graph import GraphedForward
-from headrace.train.loop.forward_backward import EagerForward
+from headrace.train.loop.forward_backward import EagerForward, GraphedForward
 from headrace.train.micro_batch import MicroBatch
-from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.optim import DenseOptimizer
 from tests.gpu.conftest import HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, pretend
 from tests.gpu.test_model import SCHEMA, again

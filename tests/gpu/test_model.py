@@ -16,11 +16,10 @@ from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.loop.cuda_graph import GraphedForward
-from headrace.train.loop.forward_backward import EagerForward
+from headrace.train.loop.forward_backward import EagerForward, GraphedForward
 from headrace.train.micro_batch import MicroBatch
-from headrace.train.optim.dense import DenseOptimizer
-from headrace.train.setup.device import place
+from headrace.train.optim import DenseOptimizer
+from headrace.train.setup.state import place
 from headrace.world import World
 from tests.gpu.conftest import HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend

@@ -26,7 +26,7 @@ from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.evaluation.ranks import Ranks
-from headrace.train.loop.item_shares import ItemShares
+from headrace.train.loop.training_rows import ItemShares
 from headrace.workspace import Workspace
 from headrace.world import World
 

@@ -18,8 +18,7 @@ from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table, blocks_for
 from headrace.models.dlrm import dot_interaction
-from headrace.train.callbacks.collective import InstrumentedCollective
-from headrace.train.callbacks.tracing import NoOpTracer
+from headrace.train.callbacks.tracing import InstrumentedCollective, NoOpTracer
 from headrace.train.callbacks.watchdog import Watchdog
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from headrace.gate.rules import BEHIND, PASSED, REFUSED, better_rule, judge, jud
 from headrace.gate.stage import JudgedModel, JudgeModel, challenger_to_evaluate
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, run_stage
-from headrace.train.checkpoint.progress import spec_monitor
+from headrace.train.callbacks.progress import spec_monitor
 from headrace.workspace import Workspace
 
 

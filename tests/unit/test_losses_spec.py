@@ -21,8 +21,8 @@ from headrace.models.objective import hardest, spec_loss
 from headrace.models.predictor import load_predictor
 from headrace.models.sharded_model import all_gather_rows
 from headrace.schema import DatasetSchema
+from headrace.train.carried_columns import ListColumn
 from headrace.train.loop.run import train, train_local
-from headrace.train.setup.list_column import ListColumn
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.train_support import TRAIN, job_of

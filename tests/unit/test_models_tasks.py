@@ -19,7 +19,7 @@ from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.multitask import MMoE
 from headrace.models.objective import Tasks, product_logits
 from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind
-from headrace.train.setup.task_labels import TaskLabels
+from headrace.train.carried_columns import TaskLabels
 from headrace.train.stage import Train as TrainStage
 
 NAN = math.nan

@@ -16,9 +16,8 @@ from headrace.config import Retrain, Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind
-from headrace.train.day_decay import DayDecay
+from headrace.train.carried_columns import DayDecay, SampleWeights
 from headrace.train.loop.run import train
-from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.stage import Train
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, job_of

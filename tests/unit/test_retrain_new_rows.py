@@ -30,8 +30,8 @@ from headrace.models.saved import load_model
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.loop.run import train, train_local
-from headrace.train.setup import new_rows as reading
-from headrace.train.setup.new_rows import segments_of
+from headrace.train.setup import initial_weights
+from headrace.train.setup.initial_weights import segments_of
 from headrace.workspace import Workspace
 from tests.plans_support import KINDS, TABLES, full_tables, planned
 from tests.train_support import TRAIN, first_of, job_of
@@ -154,7 +154,7 @@ def most_common(rows: pd.DataFrame) -> dict[int, int]:
 def test_an_id_is_of_the_segment_of_most_of_its_rows(
     home: Workspace, tomorrow: Manifest, monkeypatch: pytest.MonkeyPatch, ranks: int, codes: int
 ) -> None:
-    monkeypatch.setattr(reading, "_CODES", codes)
+    monkeypatch.setattr(initial_weights, "_CODES", codes)
     schema = tomorrow.dataset_schema
     assert schema is not None
     user = next(f for f in schema.features if f.name == "user")

@@ -24,11 +24,9 @@ from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
 from headrace.stage import plan_run
 from headrace.storage import local
-from headrace.train.day_decay import DayDecay
+from headrace.train.carried_columns import DayDecay
 from headrace.train.loop.run import train
-from headrace.train.replay_days import replay_days
-from headrace.train.setup.older_dataset import misfit
-from headrace.train.setup.replay import find_replay
+from headrace.train.setup.earlier_days import dataset_misfit, find_replay, replay_days
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
 from headrace.world import World
@@ -302,7 +300,7 @@ def test_a_dataset_without_a_carried_column_of_the_day_is_not_drawn_from(
     older[0].save(file)
     assert [i.name for i in found] == [m.output("dataset").name for m in older[1:]]
     assert f"no rows of {DAYS[0]} are replayed: it carries no column 'query'" in caplog.text
-    assert misfit(home, older[0].model_copy(update={"dataset_schema": fewer}), schema) is None
+    assert dataset_misfit(home, older[0].model_copy(update={"dataset_schema": fewer}), schema) is None
 
 
 _REPLAY = {"replay": {"share": 0.1}}

@@ -25,7 +25,7 @@ from headrace.train.search import tuner as module
 from headrace.train.search.sample import sample_dataset, sizes
 from headrace.train.search.space import overlay_of, overrides_of
 from headrace.train.search.tuner import SearchResult, Trial, Tuner
-from headrace.train.setup.pretrained import PRETRAINED
+from headrace.train.setup.earlier_days import PRETRAINED
 from headrace.workspace import Workspace, checkout
 from tests.dataset_support import read_padded
 

@@ -19,8 +19,7 @@ from headrace.schema import DatasetSchema
 from headrace.stage import plan_run, run_stage
 from headrace.train.challenger import TrainChallenger, due, how_far_behind, newest_from_nothing
 from headrace.train.loop.run import train
-from headrace.train.setup.forgetting_day import find_forgetting_dataset
-from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.setup.earlier_days import find_forgetting_dataset, find_warm_start
 from headrace.train.stage import Train
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded

@@ -21,7 +21,7 @@ from headrace.stage import Context
 from headrace.train.job import Job
 from headrace.train.loop.run import train
 from headrace.train.result import Report
-from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.setup.earlier_days import find_warm_start
 from headrace.train.stage import Train
 from headrace.workspace import Workspace
 from tests.train_support import MODEL, TRAIN, assert_same_weights, job_of

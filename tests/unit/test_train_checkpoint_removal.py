@@ -10,10 +10,8 @@ import pytest
 
 from headrace.comm.base import LocalCollective
 from headrace.storage import LeaseLost, local
-from headrace.train.checkpoint.folders import list_steps, step_name
-from headrace.train.checkpoint.progress import Progress
-from headrace.train.checkpoint.read import restore
-from headrace.train.checkpoint.record import RECORD
+from headrace.train.callbacks.progress import Progress
+from headrace.train.checkpoint.read import RECORD, list_steps, restore, step_name
 from headrace.train.checkpoint.write import CheckpointWriter
 
 

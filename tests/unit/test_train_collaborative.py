@@ -17,8 +17,8 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.setup.pretrained import find_pretrained
-from headrace.train.setup.start_from_pretrained import check_pretrained
+from headrace.train.setup.earlier_days import find_pretrained
+from headrace.train.setup.initial_weights import check_pretrained
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded

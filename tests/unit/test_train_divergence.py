@@ -20,7 +20,7 @@ from headrace.manifest import Manifest
 from headrace.models import dlrm
 from headrace.models import objective as losses
 from headrace.models.saved import load_model
-from headrace.train.checkpoint.folders import list_steps
+from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Diverged

@@ -28,7 +28,7 @@ from headrace.storage import local
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Report
-from headrace.train.setup.warm_start import misfit
+from headrace.train.setup.earlier_days import model_misfit
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.train_support import Stopped, stop_at
@@ -266,8 +266,8 @@ def test_a_model_of_codes_is_no_start(coded: Manifest) -> None:
     assert schema is not None
     meta = {"model": MODEL.model_dump(mode="json"), "schema": schema.model_dump(mode="json")}
     spec = Spec.model_construct(model=MODEL)
-    assert misfit(meta, spec, schema) is None
-    assert misfit(meta, spec, raw(schema, ("item",))) == "its feature 'item' has another form"
+    assert model_misfit(meta, spec, schema) is None
+    assert model_misfit(meta, spec, raw(schema, ("item",))) == "its feature 'item' has another form"
 
 
 def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:

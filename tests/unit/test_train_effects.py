@@ -17,7 +17,7 @@ from headrace.gate.day_evaluation import evaluation_settings
 from headrace.manifest import Manifest, fingerprint
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.job import Job
-from headrace.train.setup.warm_start import misfit
+from headrace.train.setup.earlier_days import model_misfit
 from headrace.train.stage import Train as TrainStage
 
 OTHER = 12345
@@ -108,7 +108,7 @@ def test_a_day_starts_from_no_model_of_other_settings(path: str, base: Spec, oth
     saved = {"model": base.model.model_dump(mode="json", by_alias=True)}
     key = path.split(".")[1].replace("kind", "class")
     schema: Any = None  # looked at after the settings
-    assert str(misfit(saved, other, schema)).startswith(f"its model.{key} is ")
+    assert str(model_misfit(saved, other, schema)).startswith(f"its model.{key} is ")
 
 
 def test_sections_of_one_model_say_nothing_of_what_is_measured() -> None:

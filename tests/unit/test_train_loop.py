@@ -24,7 +24,7 @@ from headrace.models.saved import load_model, read_card, restore
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import Kind
 from headrace.storage import local
-from headrace.train.checkpoint.folders import list_steps
+from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Diverged, Report

@@ -12,7 +12,7 @@ from headrace.comm.base import LocalCollective
 from headrace.config import Model, Sharding, Train
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.setup.memory import reserved_gib, tables_gib
+from headrace.train.setup.state import reserved_gib, tables_gib
 from headrace.world import World
 
 SCHEMA = DatasetSchema(

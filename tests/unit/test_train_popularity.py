@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from headrace.embeddings.sharding_plan import tables_of
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
-from headrace.train.setup.popularity import sampled_popularity
+from headrace.train.setup.state import sampled_popularity
 
 
 def test_codes_of_all_features_of_a_table_are_counted_and_padding_is_not(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from headrace.dataset.loader.batch import Batch
 from headrace.jagged import JaggedArray
-from headrace.train.loop.prefetch import prefetch_to_device
-from headrace.train.micro_batch import MicroBatch
+from headrace.train.micro_batch import MicroBatch, prefetch_to_device
 
 
 def batches(n: int, log: list[str]) -> Iterator[Batch]:

@@ -22,7 +22,7 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.checkpoint import write as checkpoint
-from headrace.train.checkpoint.folders import list_steps
+from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Report

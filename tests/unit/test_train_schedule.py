@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from headrace.config import Schedule, build_spec
 from headrace.errors import UserError
-from headrace.train.optim.schedule import CURVES, schedule_factor
+from headrace.train.optim import CURVES, schedule_factor
 
 BASE = 0.4
 

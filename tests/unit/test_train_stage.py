@@ -22,7 +22,7 @@ from headrace.schema import DatasetSchema
 from headrace.storage import Location, local
 from headrace.storage.objects.calls import StoreError
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
-from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.setup.earlier_days import find_warm_start
 from headrace.workspace import Workspace
 
 

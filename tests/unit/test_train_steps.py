@@ -20,15 +20,14 @@ from headrace.models import objective as losses
 from headrace.models.saved import load_model
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsFile, lines_before, read_metrics
-from headrace.train.callbacks.progress import ProgressEvent
+from headrace.train.callbacks.progress import Progress, ProgressEvent
 from headrace.train.callbacks.tracing import PARTS
 from headrace.train.callbacks.watchdog import Watchdog
-from headrace.train.checkpoint.folders import list_steps
-from headrace.train.checkpoint.progress import Progress
+from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as launching
 from headrace.train.loop.run import train, train_local
-from headrace.train.optim.schedule import schedule_factor
+from headrace.train.optim import schedule_factor
 from headrace.train.result import Diverged, Report, Stopped
 from headrace.workspace import Workspace
 from tests.train_support import job_of

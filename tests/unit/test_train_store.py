@@ -19,7 +19,7 @@ from headrace.storage.objects import calls
 from headrace.storage.objects.store import ObjectStore
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.checkpoint import write as checkpoint
-from headrace.train.checkpoint.folders import list_steps
+from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
 from headrace.workspace import Workspace

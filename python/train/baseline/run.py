@@ -25,10 +25,10 @@ from headrace.train.baseline.inputs import TreeInputs
 from headrace.train.baseline.rows import check_lists, sample_row_groups
 from headrace.train.baseline.stage_parts import is_weighted
 from headrace.train.baseline.xgboost_spark import Fitted, TrainingRows
+from headrace.train.carried_columns import carried_weight
 from headrace.train.evaluation.paired import write_replicates
 from headrace.train.job import REPLICATES
 from headrace.train.lineage import lineage_of
-from headrace.train.setup.sample_weight import carried_weight
 
 log = logging.getLogger("headrace.train")
 

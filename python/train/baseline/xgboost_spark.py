@@ -25,8 +25,8 @@ from headrace.models.xgboost_model import matrix_features
 from headrace.schema import Kind
 from headrace.train.baseline.inputs import TreeInputs
 from headrace.train.baseline.rows import RowGroupSample, Rows, read_rows
+from headrace.train.carried_columns import checked_weights
 from headrace.train.evaluation.slices import hash_ids
-from headrace.train.setup.sample_weight import checked_weights
 
 log = logging.getLogger("headrace.train")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
-from headrace.train.checkpoint.progress import Progress
+from headrace.train.callbacks.progress import Progress
 
 #: Points of the learning curve.
 _CURVE_POINTS = 100

@@ -6,17 +6,32 @@ of `PARTS`; `step` is the outermost, and its own time is the loop's bookkeeping.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from headrace.comm.base import (
+    AllToAll,
+    Collective,
+    Message,
+    MessageChannel,
+    ReceivedMessage,
+    channel_of,
+    subgroup_all_to_all,
+)
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
+from headrace.storage import Location
 from headrace.train.callbacks.base import Callback
+from headrace.train.callbacks.watchdog import Watchdog
+from headrace.train.job import Job
+from headrace.world import World
 
 T = TypeVar("T")
 
@@ -155,3 +170,150 @@ class NoOpTracer(Tracer):
 
     def attach(self, embeddings: nn.Module) -> None:
         return None
+
+
+def collect_profile(job: Job, tracer: Tracer, collective: Collective) -> dict[str, float]:
+    """Milliseconds of a step by part, mean over steps and ranks, and `step`; write the trace. Collective.
+
+    The trace's parts travel by the run's folder, which all ranks share.
+    """
+    steps = max(1, tracer.counted)
+    mine = torch.tensor([[1e3 * tracer.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
+    by_rank = collective.all_gather(mine)
+    part = job.folder / f".trace-{collective.world.rank}.partial"
+    part.put_text(json.dumps(_events(tracer, collective.world.rank)))
+    collective.barrier()
+    if collective.world.is_chief:
+        parts = [job.folder / f".trace-{r}.partial" for r in range(collective.world.size)]
+        events = [e for p in parts for e in json.loads(p.read_text())]
+        job.trace.put_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        for p in parts:
+            p.remove()
+    means = {p: round(float(ms), 3) for p, ms in zip(PARTS, by_rank.mean(0), strict=True)}
+    return {**means, "step": round(float(by_rank.sum(1).mean()), 3)}
+
+
+def _events(tracer: Tracer, rank: int) -> list[dict[str, Any]]:
+    threads = ["loop", *sorted({e.thread for e in tracer.events} - {"loop"})]
+    about = [{"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}]
+    about += [
+        {"ph": "M", "pid": rank, "tid": i, "name": "thread_name", "args": {"name": name}}
+        for i, name in enumerate(threads)
+    ]
+    return [
+        *about,
+        *(
+            {
+                "ph": "X",
+                "pid": rank,
+                "tid": threads.index(e.thread),
+                "name": e.name,
+                "cat": "train",
+                "ts": round((tracer.epoch + e.start) * 1e6, 1),
+                "dur": round((e.end - e.start) * 1e6, 1),
+                "args": {"step": e.step},
+            }
+            for e in tracer.events
+        ),
+    ]
+
+
+def show_profile(profile: dict[str, float], trace: Location) -> str:
+    """The table as people read it."""
+    step = profile["step"] or 1.0
+    lines = [f"{name:<15} {ms:9.2f} ms {100 * ms / step:6.1f} %" for name, ms in profile.items() if name != "step"]
+    return "\n".join(["a step, mean over ranks:", *lines, f"{'step':<15} {step:9.2f} ms  100.0 %", f"trace: {trace}"])
+
+
+class InstrumentedCollective:
+    """A Collective whose waiting is noted: for the watchdog's deadline, and as spans `exchange`."""
+
+    def __init__(self, inner: Collective, watchdog: Watchdog, tracer: Tracer) -> None:
+        self._inner, self._watchdog, self._tracer = inner, watchdog, tracer
+
+    @property
+    def world(self) -> World:
+        return self._inner.world
+
+    @contextmanager
+    def _waits(self, message: str) -> Iterator[None]:
+        with self._tracer.span("exchange"), self._watchdog.waiting(message):
+            yield
+
+    def subgroup_all_to_all(self, ranks: Sequence[int]) -> AllToAll | None:
+        """See headrace.comm.base.subgroup_all_to_all."""
+        found = subgroup_all_to_all(self._inner, ranks)
+        return None if found is None else _InstrumentedAllToAll(found, self._waits)
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        with self._waits("all_to_all"):
+            return self._inner.all_to_all(x, send_rows)
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        return _InstrumentedAllToAll(self._inner, self._waits).start_all_to_all(x, send_rows)
+
+    @property
+    def channel(self) -> MessageChannel | None:
+        """See headrace.comm.base.channel_of."""
+        return None if channel_of(self._inner) is None else self
+
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Message:
+        """See headrace.comm.base.MessageChannel."""
+        channel = channel_of(self._inner)
+        assert channel is not None
+        with self._waits("all_to_all"):
+            return _InstrumentedMessage(channel.reserve(send_rows, shape, dtype), self._waits)
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        with self._waits("all_reduce_sum"):
+            self._inner.all_reduce_sum(tensors)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        with self._waits("all_gather"):
+            return self._inner.all_gather(x)
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        with self._waits("broadcast"):
+            self._inner.broadcast(tensors, root)
+
+    def barrier(self) -> None:
+        with self._waits("barrier"):
+            self._inner.barrier()
+
+
+class _InstrumentedAllToAll:
+    """See InstrumentedCollective."""
+
+    def __init__(self, inner: AllToAll, waits: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._inner, self._waits = inner, waits
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        with self._waits("all_to_all"):
+            finish = self._inner.start_all_to_all(x, send_rows)
+
+        def wait() -> tuple[Tensor, list[int]]:
+            with self._waits("all_to_all"):
+                return finish()
+
+        return wait
+
+
+class _InstrumentedMessage:
+    """A message whose waiting is noted."""
+
+    def __init__(self, inner: Message, waits: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._inner, self._waits = inner, waits
+
+    @property
+    def parts(self) -> Sequence[Tensor | None]:
+        return self._inner.parts
+
+    def send(self) -> Callable[[], ReceivedMessage]:
+        with self._waits("all_to_all"):
+            finish = self._inner.send()
+
+        def wait() -> ReceivedMessage:
+            with self._waits("all_to_all"):
+                return finish()
+
+        return wait

@@ -1,25 +1,83 @@
-"""Checkpoints are read: the newest one that is whole on all ranks, or that of one step."""
+"""Checkpoints: all that a run needs to go on as if it had never stopped, on any number of ranks.
+
+    checkpoints/step-00000200/
+        embeddings/...        rows and optimizer states by table and range (headrace.embeddings.checkpoint.shards)
+        dynamic/...           tables of raw ids, where there are any (headrace.embeddings.checkpoint.dynamic)
+        dense.safetensors     `model/<name>` and `optimizer/<number>/<state>`
+        checkpoint.json       the loop's position and history, the dense file's checksum; written last
+
+The folder appears by one rename when all ranks have written. A kill at any moment leaves the checkpoints there were.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import load_dynamic
 from headrace.embeddings.checkpoint.shards import load_shards
-from headrace.embeddings.checkpoint.tensors import load_tensors
+from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.errors import UserError
 from headrace.storage import Location
 from headrace.storage.objects.calls import ChangedInPlace
-from headrace.train.checkpoint.folders import list_steps, step_name
-from headrace.train.checkpoint.progress import Progress
-from headrace.train.checkpoint.record import DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
-from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.callbacks.progress import Progress
+from headrace.train.optim import DenseOptimizer
+
+RECORD = "checkpoint.json"
+DENSE = "dense.safetensors"
+EMBEDDINGS = "embeddings"
+DYNAMIC = "dynamic"
+
+
+class Model(Protocol):
+    """What a checkpoint needs of a model: its sharded tables, and the rest as a state dict."""
+
+    @property
+    def embeddings(self) -> ShardedEmbeddings: ...
+
+    #: Tables of raw ids.
+    @property
+    def dynamic(self) -> DynamicEmbeddings | None: ...
+
+    def dense_state(self) -> dict[str, Any]: ...
+
+    def load_dense_state(self, state: Mapping[str, Any]) -> Any: ...
+
+
+class CheckpointRecord(BaseModel):
+    """checkpoint.json. `sha256` is of this record with an empty one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    #: Fingerprint of what must not change between a run and its continuation.
+    config: str
+    progress: Progress
+    dense: FileRecord
+    sha256: str = ""
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.model_copy(update={"sha256": ""}).model_dump_json().encode()).hexdigest()
+
+
+def step_name(step: int) -> str:
+    """The folder of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def list_steps(folder: Location) -> list[int]:
+    """Steps of the committed checkpoints, newest first; whether they are whole is found out by loading."""
+    found = [p.name.removeprefix("step-") for p in folder.entries() if p.name.startswith("step-") and p.is_dir()]
+    return sorted((int(n) for n in found if n.isdigit()), reverse=True)
+
 
 log = logging.getLogger("headrace.train")
 

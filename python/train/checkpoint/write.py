@@ -27,10 +27,18 @@ from headrace.storage import Location, local
 from headrace.storage.file_faults import free_in, is_full
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
-from headrace.train.checkpoint.folders import list_steps, step_name
-from headrace.train.checkpoint.progress import Progress
-from headrace.train.checkpoint.record import DENSE, DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
-from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.callbacks.progress import Progress
+from headrace.train.checkpoint.read import (
+    DENSE,
+    DYNAMIC,
+    EMBEDDINGS,
+    RECORD,
+    CheckpointRecord,
+    Model,
+    list_steps,
+    step_name,
+)
+from headrace.train.optim import DenseOptimizer
 from headrace.train.result import Diverged
 
 T = TypeVar("T")

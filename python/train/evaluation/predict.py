@@ -15,12 +15,12 @@ from headrace.dataset.loader.loaders import EvalLoader
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.models.categorical import CategoricalBatch
 from headrace.schema import DatasetSchema, Kind
+from headrace.train.carried_columns import TaskLabels
 from headrace.train.evaluation.growing_column import GrowingColumn
 from headrace.train.evaluation.policy import Choices, Policy, ScoreAction
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.rows import F32
 from headrace.train.micro_batch import MicroBatch
-from headrace.train.setup.task_labels import TaskLabels
 
 
 class Model(Protocol):

@@ -6,7 +6,7 @@ from headrace import config
 from headrace.errors import UserError
 from headrace.features.table_ops.row_expression import RowExpression
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.carried_expressions import carried_types, columns_of, parse_carried
+from headrace.train.carried_columns import carried_types, columns_of, parse_carried
 
 
 class Request:

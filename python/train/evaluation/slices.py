@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from headrace.errors import UserError
 from headrace.features.table_ops.row_expression import RowExpression
 from headrace.schema import CARRIED_SUFFIX, DatasetSchema, Kind
-from headrace.train.carried_expressions import evaluate
+from headrace.train.carried_columns import evaluate_expression
 from headrace.train.evaluation.partition import by_id
 from headrace.train.evaluation.ranks import I64, Ranks
 from headrace.train.evaluation.rows import Dimension
@@ -32,7 +32,7 @@ def slice_values(
     Raises:
         UserError: an overflow or a division by zero.
     """
-    texts = evaluate(expression, carried, schema, "train.evaluation.slices")
+    texts = evaluate_expression(expression, carried, schema, "train.evaluation.slices")
     found: npt.NDArray[np.object_] = pc.fill_null(texts, NULL).to_numpy(zero_copy_only=False)
     return found
 

@@ -34,7 +34,7 @@ from headrace.storage import Location, StoreAway
 from headrace.storage.file_faults import DiskFull, full_message, is_full
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
-from headrace.train.checkpoint.folders import list_steps
+from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.launch.addresses import reached_by_others, without_loopback
 from headrace.train.launch.lost_hosts import notice_lost_hosts, silence

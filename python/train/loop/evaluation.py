@@ -16,6 +16,7 @@ from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split, store
 from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location, StoreAway
+from headrace.train.carried_columns import TaskLabels
 from headrace.train.evaluation.click import BASIC
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator, evaluate_basic, evaluate_errors
 from headrace.train.evaluation.full_ranker import FullRanker
@@ -27,7 +28,6 @@ from headrace.train.evaluation.regression import METRICS as ERRORS
 from headrace.train.evaluation.request import Request
 from headrace.train.evaluation.tasks import evaluate_tasks
 from headrace.train.job import Job
-from headrace.train.setup.task_labels import TaskLabels
 
 log = logging.getLogger("headrace.train")
 

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import logging
+import resource
 from typing import Any
 
 from headrace.comm.base import Collective, LocalCollective
 from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split
+from headrace.embeddings.lookup.local_tables import cache_use
 from headrace.models import saved
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema
-from headrace.train.callbacks.collective import InstrumentedCollective
 from headrace.train.callbacks.metrics_log import MetricsLog
-from headrace.train.callbacks.profile import collect_profile, show_profile
-from headrace.train.callbacks.progress import OnProgress, ProgressEvent, ProgressReporter
-from headrace.train.callbacks.tracing import NoOpTracer, Tracer
+from headrace.train.callbacks.progress import OnProgress, Progress, ProgressEvent, ProgressReporter, monitor_of
+from headrace.train.callbacks.tracing import InstrumentedCollective, NoOpTracer, Tracer, collect_profile, show_profile
 from headrace.train.callbacks.watchdog import Watchdog
-from headrace.train.checkpoint.folders import list_steps
-from headrace.train.checkpoint.progress import Progress, monitor_of
-from headrace.train.checkpoint.read import restore, restore_step
+from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels
+from headrace.train.checkpoint.read import list_steps, restore, restore_step
 from headrace.train.evaluation.paired import write_replicates
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.job import Job
 from headrace.train.loop.evaluation import Evaluations
-from headrace.train.loop.item_shares import ItemShares
-from headrace.train.loop.observe import observe_training_rows
-from headrace.train.loop.report import cache_report, core_seconds, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
+from headrace.train.loop.training_rows import ItemShares, observe_training_rows, training_rows
 from headrace.train.result import Report
-from headrace.train.setup.changes import changes_of, saved_bytes
-from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.new_rows import start_new_rows
-from headrace.train.setup.replay import training_rows
-from headrace.train.setup.sample_weight import SampleWeights
-from headrace.train.setup.start_from_pretrained import start_from_pretrained
+from headrace.train.setup.initial_weights import changes_of, saved_bytes, start_from_pretrained, start_new_rows
 from headrace.train.setup.state import TrainState, build_state
-from headrace.train.setup.task_labels import TaskLabels
 
 log = logging.getLogger("headrace.train")
 
@@ -216,3 +208,70 @@ def _restore_or_build(
     elif job.pretrained:
         start_from_pretrained(state.model, {part: job.ws.locate(name) for part, name in job.pretrained.items()})
     return state, Progress()
+
+
+def dynamic_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
+    """The report on tables of raw ids; `oov_share` is of the split `valid`. Collective."""
+    if model.dynamic is None:
+        return {}
+    found = model.dynamic.report()
+    if collective.world.is_chief:
+        for name, table in found.items():
+            log.info(
+                "raw ids of %s: %s rows, %s admitted and %s evicted so far, %s wait; %s of the lookups of valid "
+                "found no row",
+                name,
+                f"{table.rows:,}",
+                f"{table.admitted:,}",
+                f"{table.evicted:,}",
+                f"{table.waiting:,}",
+                f"{table.oov_share or 0:.1%}",
+            )
+    return {
+        name: {
+            "rows": t.rows,
+            "waiting": t.waiting,
+            "load": round(t.load, 4),
+            "admitted": t.admitted,
+            "evicted": t.evicted,
+            "hit_share": round(t.hits / t.lookups, 6) if t.lookups else None,
+            "oov_share": None if t.oov_share is None else round(t.oov_share, 6),
+            "mib": round(t.nbytes / 2**20, 3),
+        }
+        for name, t in found.items()
+    }
+
+
+def cache_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
+    """The report on tables in host memory with hot rows on GPUs. Collective."""
+    found = cache_use(model.embeddings)
+    if collective.world.is_chief:
+        for name, use in found.items():
+            log.info(
+                "table %s: %s rows in host memory, %.1f%% of them on the GPU too, where %.1f%% of the lookups "
+                "found theirs",
+                name,
+                f"{use.rows:,}",
+                100 * use.share,
+                100 * (use.hit_rate or 0),
+            )
+    return {
+        name: {
+            "rows": u.rows,
+            "share": u.share,
+            "lookups": u.lookups,
+            "hit_share": None if u.hit_rate is None else round(u.hit_rate, 6),
+        }
+        for name, u in found.items()
+    }
+
+
+def peak_mib() -> float:
+    """Peak resident size of this process, MiB."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def core_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round(sum(r.ru_utime + r.ru_stime for r in both), 3)

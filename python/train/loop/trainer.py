@@ -11,30 +11,123 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 
 from headrace.comm.base import Collective
+from headrace.config import Train
 from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.loader.replay import WithReplay
 from headrace.embeddings.fused_optimizer import NonFiniteGradient
+from headrace.embeddings.lookup.local_tables import bad_gradients
+from headrace.models.sharded_model import PendingLookups, ShardedModel
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
-from headrace.train.checkpoint.progress import Progress, monitor_of
+from headrace.train.callbacks.progress import Progress, monitor_of
+from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels
 from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.evaluation.evaluate import Evaluation
 from headrace.train.job import Job
-from headrace.train.loop.cuda_graph import GraphedForward
-from headrace.train.loop.divergence import bad_step
-from headrace.train.loop.forward_backward import EagerForward, ForwardBackward
-from headrace.train.loop.lookups import LookupPipeline, micro_batches
-from headrace.train.loop.prefetch import prefetch_to_device
-from headrace.train.optim.schedule import learning_rate
-from headrace.train.result import Stopped, show_metrics
-from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.sample_weight import SampleWeights
+from headrace.train.loop.forward_backward import EagerForward, ForwardBackward, GraphedForward
+from headrace.train.micro_batch import MicroBatch, prefetch_to_device
+from headrace.train.optim import learning_rate
+from headrace.train.result import Diverged, Stopped, show_metrics
 from headrace.train.setup.state import TrainState
-from headrace.train.setup.task_labels import TaskLabels
+
+
+def micro_batches(batches: Iterable[MicroBatch], parts: int) -> Iterator[MicroBatch]:
+    """Each batch in `parts` consecutive slices of (nearly) as many rows."""
+    for whole in batches:
+        rows = len(whole.labels)
+        for start, end in pairwise([rows * i // parts for i in range(parts + 1)]):
+            yield whole.rows(start, end)
+
+
+class LookupPipeline:
+    """Micro-batches with their lookups begun, one ahead. Its methods are collective.
+
+    Args:
+        model: whose tables are looked up.
+        batches: the micro-batches in order.
+        callbacks: the phases `data` and `lookup`.
+        spans_machines: whether the ranks are on several machines.
+    """
+
+    def __init__(
+        self, model: ShardedModel, batches: Iterator[MicroBatch], callbacks: CallbackList, spans_machines: bool
+    ) -> None:
+        self._model, self._batches, self._callbacks, self._spans_machines = model, batches, callbacks, spans_machines
+        self._ahead: tuple[MicroBatch, PendingLookups] | None = None
+
+    def next(self, *, has_following: bool) -> tuple[MicroBatch, PendingLookups]:
+        """The next micro-batch; the ids of the one after it are sent, where there is one."""
+        current = self._ahead or self._begin()
+        self._ahead = self._begin() if has_following else None
+        return current
+
+    def _begin(self) -> tuple[MicroBatch, PendingLookups]:
+        """Take a micro-batch and send its ids to the owners of their rows, who answer while this rank computes."""
+        with self._callbacks.phase("data"):
+            batch = next(self._batches)
+        with self._callbacks.phase("lookup"):
+            return batch, self._model.prepare(batch.categorical)
+
+    def fetch_rows(self, *, of_next_step: bool) -> None:
+        """Ask for the rows of the micro-batch ahead: those of the next step only where this step leaves them alone.
+
+        The latter only where a network's time can be hidden so: inside one machine, sorting rows into early and late
+        ones takes more of the cores that compute than it saves.
+        """
+        if self._ahead is not None:
+            if not of_next_step:
+                self._ahead[1].start()
+            elif self._spans_machines:
+                self._ahead[1].prefetch()
+
+    def drop(self) -> None:
+        """Receive what was asked for and is not wanted any more: no message may be under way when ranks part."""
+        if self._ahead is not None:
+            self._ahead[1].drop()
+            self._ahead = None
+
+
+def bad_step(
+    step: int, local_loss: float, state: TrainState, collective: Collective, train: Train, tables: Sequence[str] = ()
+) -> Diverged:
+    """The error of a step whose loss or gradient is NaN or infinite on some rank. Collective: the same on all ranks.
+
+    Args:
+        step: its number.
+        local_loss: this rank's part of the loss.
+        state: with the gradients of the step, the dense ones reduced.
+        collective: the ranks.
+        train: the settings that the message names.
+        tables: those that are known to be to blame, on this rank.
+    """
+    loss = float(collective.all_gather(torch.tensor([local_loss], dtype=torch.float64)).sum())
+    parameters = [
+        n for n, p in state.model.named_dense_parameters() if p.grad is not None and not p.grad.isfinite().all()
+    ]
+    of_tables = sorted({*tables, *bad_gradients(state.model.embeddings)})
+    named = [f"table '{t}'" for t in _of_all_ranks(of_tables, collective)] + [f"'{n}'" for n in parameters]
+    if not torch.tensor(loss).isfinite():
+        what = f"the loss is {loss}"
+    else:
+        what = f"the gradient of {', '.join(named) or 'the interaction'} is not finite"
+    return Diverged(
+        f"training diverged: {what} at step {step}. Lower train.embeddings.learning_rate "
+        f"({train.embeddings.learning_rate}) or train.dense.learning_rate ({train.dense.learning_rate}), or tame "
+        f"extreme values of continuous features with clip, log and normalize in features.workflow",
+        step,
+    )
+
+
+def _of_all_ranks(names: Sequence[str], collective: Collective) -> list[str]:
+    text = "".join(f"{name}\n" for name in names).encode()
+    gathered = collective.all_gather(torch.tensor(list(text), dtype=torch.int64))
+    return sorted(set(bytes(gathered.tolist()).decode().splitlines()))
+
 
 log = logging.getLogger("headrace.train")
 

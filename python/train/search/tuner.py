@@ -35,8 +35,7 @@ from headrace.train.loop.run import train_local
 from headrace.train.result import Diverged
 from headrace.train.search.sample import sample_dataset
 from headrace.train.search.space import check_values, distributions, draw, keys_of, model_of, overlay_of, values_of
-from headrace.train.setup.pretrained import find_pretrained
-from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.setup.earlier_days import find_pretrained, find_warm_start
 from headrace.train.stage import check_dataset
 from headrace.workspace import Workspace
 

@@ -1,26 +1,206 @@
-"""What is trained: the model, its sharded tables and its optimizers, as the run's settings ask for them."""
+"""The model of a training run, its sharded tables and its optimizers, on the device of a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from headrace import config
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import some_may_share
+from headrace.dataset.parquet.layout import open_split
 from headrace.embeddings.dynamic.rows import dynamic_table_bytes
 from headrace.embeddings.planner.cost import OtherMemory
+from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table
+from headrace.errors import UserError
 from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures
+from headrace.models.lookups import ModelTables, lookups_of, model_tables, table_name
 from headrace.models.sharded_model import ShardedModel
-from headrace.schema import DatasetSchema
+from headrace.schema import DatasetSchema, Kind
+from headrace.storage import Location
 from headrace.train.job import Job
-from headrace.train.optim.dense import DenseOptimizer
-from headrace.train.setup.device import place
-from headrace.train.setup.memory import reserved_gib, tables_gib
-from headrace.train.setup.popularity import sampled_popularity
-from headrace.train.setup.tables import trained_tables
+from headrace.train.optim import DenseOptimizer
+from headrace.world import World
+
+
+def place(kind: str, world: World) -> torch.device:
+    """The device of this rank, made the thread's current one: `cpu`, or a GPU.
+
+    The one GPU that this process sees: the one that Spark assigned to its task (headrace.train.launch.worker), or that
+    the cluster's CUDA_VISIBLE_DEVICES names. Where it sees several, that of its number on its machine.
+
+    Raises:
+        UserError: there is no GPU, or fewer than there are ranks on this machine.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not count:
+        raise UserError(
+            "train.device is cuda and torch sees no GPU on this machine: see `nvidia-smi`, or set it to cpu"
+        )
+    if 1 < count < world.local_size:
+        raise UserError(
+            f"train.device is cuda: {world.local_size} ranks on a machine with {count} GPUs. Set train.ranks so that "
+            f"each has one"
+        )
+    device = torch.device("cuda", world.local_rank if count > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def trained_tables(
+    schema: DatasetSchema, model: config.Model, network: nn.Module, train: config.Train, ranks: int
+) -> ModelTables:
+    """The tables of a model, whose lookups say how many ids a row has.
+
+    Args:
+        schema: the dataset's.
+        model: the model's settings.
+        network: made of them.
+        train: the run's settings.
+        ranks: over which a step's rows are spread.
+
+    Raises:
+        UserError: lookups or settings that do not fit the dataset, or drawn items that nobody draws.
+    """
+    rows = max(1, train.batch_size // (ranks * train.accumulate))
+    drawn = train.negatives
+    of_row = 1
+    if drawn is not None:
+        of_row = -(-drawn.per_positive // rows) if drawn.shared else drawn.per_positive
+    tables = model_tables(schema, model, network, train.embeddings, negatives=of_row, rows=rows)
+    features = {f.name: f for f in schema.of(Kind.CATEGORICAL)}
+    for w in lookups_of(network) or ():
+        if w.ids != "negatives":
+            continue
+        if drawn is None or drawn.form != "candidates":
+            raise UserError(
+                f"the model compares '{w.feature}' with items that are drawn for each row: set train.negatives, such "
+                f"as {{column: {w.feature}, as: candidates, per_positive: 4}}"
+            )
+        of, column = features[w.feature], features.get(drawn.column)
+        if column is not None and table_name(w, of) != table_name(w, column):
+            raise UserError(
+                f"the model compares '{w.feature}' with items that are drawn, but train.negatives.column is "
+                f"'{drawn.column}', whose codes are others'"
+            )
+    return tables
+
+
+#: GiB: cuBLAS's workspaces, kernels that are loaded at their first launch.
+_LIBRARIES_GIB = 0.5
+#: Share of what is left that may be in pieces.
+_FRAGMENTED = 0.1
+
+
+def tables_gib(device: torch.device, collective: Collective, reserved_gib: float) -> float:
+    """GiB that tables may take on the GPU of every rank: where there is least. Collective.
+
+    What communication takes is measured: a message of each kind is sent before, so that NCCL's buffers exist. What the
+    dense part, its activations and CUDA graphs will take is reserved.
+
+    Args:
+        device: this rank's GPU.
+        collective: the ranks.
+        reserved_gib: see `reserved_gib`.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    torch.cuda.empty_cache()  # of a model that was here before
+    size = collective.world.size
+    collective.all_to_all(torch.zeros(size, 1, device=device), [1] * size)
+    collective.all_reduce_sum([torch.zeros(1, device=device)])
+    free = torch.tensor([torch.cuda.mem_get_info(device)[0] / 2**30], device=device)
+    least = float(collective.all_gather(free).min())
+    found = (1 - _FRAGMENTED) * (least - reserved_gib)
+    if found <= 0:
+        raise UserError(
+            f"of {least:.1f} GiB that are free on a GPU, {reserved_gib:.1f} are reserved for the dense part and its "
+            f"activations (train.sharding.reserve_gib), so there is no room for tables: lower train.batch_size, take "
+            f"its rows in parts (train.accumulate), or set train.sharding.reserve_gib"
+        )
+    return found
+
+
+def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train, world: World) -> float:
+    """GiB of a rank's GPU for the dense part: `train.sharding.reserve_gib`, else an estimate from its linear layers.
+
+    Of a micro-batch the values and gradients of all layers and of the vectors, twice with CUDA graphs, whose memory is
+    their own; of the parameters the weights, gradients, two states and the message that sums gradients.
+    """
+    if train.sharding.reserve_gib is not None:
+        return train.sharding.reserve_gib
+    features = InputFeatures.from_schema(schema, model.embedding_dim, train.tasks)
+    network = make_network(model, features, seed=0)
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
+    # What a layer of a stack takes is what the one before gave.
+    stacks = [[m for m in s if isinstance(m, nn.Linear)] for s in network.modules() if isinstance(s, nn.Sequential)]
+    given = {id(m) for stack in stacks for m in stack[1:]}
+    widths = sum(m.out_features for m in layers) + sum(m.in_features for m in layers if id(m) not in given)
+    rows = -(-train.batch_size // (world.size * train.accumulate))
+    vectors = len(features.categorical) * model.embedding_dim
+    if lookups_of(network) is not None:
+        tables = trained_tables(schema, model, network, train, world.size)
+        dims = {t.name: t.dim for t in tables.tables}
+        vectors = sum(x.length * dims[x.table] for x in tables.lookups)
+        vectors += sum(n * t.dim for t, n in zip(tables.dynamic, tables.raw_ids, strict=True))
+    of_row = widths + vectors + model.embedding_dim
+    parameters = sum(p.numel() for p in network.parameters())
+    floats = rows * of_row * 2 * (1 + train.cuda_graphs) + 5 * parameters
+    return _LIBRARIES_GIB + 4 * floats / 2**30
+
+
+#: Rows that are looked at, at most, and row groups that they are from.
+_ROWS, _ROW_GROUPS = 200_000, 8
+
+
+def sampled_popularity(
+    dataset: Location, schema: DatasetSchema, tables: Sequence[Table], lookups: Sequence[Lookup]
+) -> dict[str, Popularity]:
+    """By table, popularity in row groups spread over the split `train`. The same files, the same answer.
+
+    Args:
+        dataset: its folder.
+        schema: its schema.
+        tables: of the model.
+        lookups: of them, those whose codes are the rows' own.
+
+    Raises:
+        UserError: there is no such split, or a file is damaged.
+    """
+    groups = open_split(dataset, "train", schema).row_groups
+    chosen = groups[:: max(1, -(-len(groups) // _ROW_GROUPS))]
+    each = max(1, _ROWS // max(1, len(chosen)))
+    counts = {t.name: np.zeros(0, dtype=np.int64) for t in tables}
+    for group in chosen:
+        with pq.ParquetFile(group.path) as file:
+            read = file.read_row_group(group.index, sorted({x.feature for x in lookups})).slice(0, each)
+        for x in lookups:
+            column = read.column(x.feature)
+            found = np.bincount((pc.list_flatten(column) if x.is_list else column).to_numpy())
+            if x.is_list and len(found):
+                found[0] = 0  # a null's code is not looked up
+            counts[x.table] = _add(counts[x.table], found)
+    return {t.name: Popularity.sampled(counts[t.name], t.rows) for t in tables if counts[t.name].any()}
+
+
+def _add(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+    total = longer.astype(np.int64)
+    total[: len(shorter)] += shorter
+    return total
 
 
 @dataclass

@@ -1,21 +1,76 @@
-"""Rows of ids that the model of the warm start did not know (`retrain.new_rows`)."""
+"""Initial weights of a run: pretrained models, rows of new ids, and the rows that a saved model need not repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.dataset.parquet.layout import SplitLayout
+from headrace.embeddings.checkpoint.index import read_chain
 from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
-from headrace.embeddings.checkpoint.shards import Loaded
+from headrace.embeddings.checkpoint.shards import Loaded, load_shards
+from headrace.embeddings.checkpoint.tensors import load_tensors, record_of
 from headrace.errors import UserError, nearest
+from headrace.features.workflow.saved import vocabulary_file
+from headrace.models.mapped import storages
+from headrace.models.predictor import read_meta
+from headrace.models.saved import DENSE, EMBEDDINGS, Changes, has_state_of, read_card
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
+from headrace.storage import Location
+from headrace.train.job import Job
+
+log = logging.getLogger("headrace.train")
+
+
+def check_pretrained(models: Mapping[str, Location], dataset: Location, schema: DatasetSchema) -> None:
+    """Raise UserError where a model's codes do not mean what the dataset's mean: they are of other vocabularies."""
+    for part, folder in models.items():
+        read_meta(folder)
+        saved = {r.name: r.sha256 for r in read_card(folder).files}
+        for name in sorted({f.vocabulary or f.name for f in schema.of(Kind.CATEGORICAL) if not f.dynamic}):
+            path = vocabulary_file(dataset / "workflow", name)
+            if not path.is_file():
+                continue
+            file = path.below(dataset)
+            if saved.get(file) != record_of(dataset, file).sha256:
+                raise UserError(
+                    f"train.pretrained.{part}: {folder} has another vocabulary of '{name}' than the dataset, so its "
+                    f"rows are of other values: train it on the same source and days"
+                )
+
+
+def start_from_pretrained(model: ShardedModel, models: Mapping[str, Location]) -> None:
+    """Take over the models' tables and dense parts. Speaks to no other rank.
+
+    Raises:
+        UserError: the network starts from no models, from others, or they are of other shapes.
+    """
+    take = getattr(model.network, "start_from", None)
+    if take is None:
+        raise UserError(f"train.pretrained: {type(model.network).__name__} does not start from other models")
+    states: dict[str, Mapping[str, Tensor]] = {}
+    missing = {t.name for t in model.embeddings.plan.tables}
+    for part, folder in sorted(models.items()):
+        card = read_card(folder)
+        states[part] = load_tensors(folder, next(r for r in card.files if r.name == DENSE))
+        missing -= load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer=False).tables.keys()
+    if missing:
+        raise UserError(f"train.pretrained: none of the models has table {', '.join(sorted(missing))}")
+    try:
+        take(states)
+    except (KeyError, RuntimeError, AttributeError) as e:
+        raise UserError(f"train.pretrained: the models do not fit the network: {e}") from None
+    log.info("starting from %s", ", ".join(f"{part} {folder}" for part, folder in sorted(models.items())))
+
 
 #: In the metadata of a categorical feature: another one, which says of what segment its id is.
 SEGMENT = "segment"
@@ -134,3 +189,34 @@ def _reaching(segments: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
     """For all rows of a table that several features share."""
     found: NDArray[np.int32] = np.concatenate([segments, np.full(max(0, rows - len(segments)), -1, np.int32)])
     return found[:rows]
+
+
+def changes_of(job: Job, model: ShardedModel) -> Changes | None:
+    """What the saved model lies upon; None: it holds all rows.
+
+    All rows on one of `full_copy_days` days; without a warm start, or after one that left the optimizer's states
+    behind; where rows are stored in another way than there.
+
+    Raises:
+        UserError: the model of the warm start is damaged.
+    """
+    if job.full_copy_days is None or job.warm_start is None:
+        return None
+    start = job.ws.locate(job.warm_start)
+    before = start / EMBEDDINGS
+    if len(read_chain(before)) >= job.full_copy_days or not has_state_of(start, job.train.embeddings.kind):
+        return None
+    stored = storages(before)
+    if any(stored.get(t.name, t.storage) != t.storage for t in model.embeddings.plan.tables):
+        return None
+    return Changes(start, job.train.warm_decay)
+
+
+def saved_bytes(job: Job) -> dict[str, Any]:
+    """Bytes of the saved embeddings and of the whole copy that they lie upon; empty where every model is whole."""
+    if job.full_copy_days is None:
+        return {}
+    chain = read_chain(job.saved_model / EMBEDDINGS)
+    mine, whole = (sum(f.bytes for f in index.files) for _, index in (chain[-1], chain[0]))
+    base = None if len(chain) == 1 else job.ws.name_of(chain[-2][0].parent)
+    return {"embeddings_bytes": mine, "whole_copy_bytes": whole, "base": base, "saves": len(chain)}

@@ -1,0 +1,424 @@
+"""Carried columns as labels of tasks, lists and weights of training rows, and expressions over them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import date, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from headrace import config
+from headrace.config import Spec, Task, Train
+from headrace.errors import UserError
+from headrace.features.layout.day_ranges import split_ranges
+from headrace.features.layout.split_rule import day_number
+from headrace.features.table_ops.row_expression import RowExpression, parse
+from headrace.features.types import ValueType
+from headrace.schema import DatasetSchema
+
+_ELEMENTS: dict[str, Any] = {
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+    "string": "string",
+    "bool": "boolean",
+}
+_ARROW = {
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.bool_(),
+}
+
+
+def parse_carried(text: str, schema: DatasetSchema, result: str) -> RowExpression | None:
+    """An expression over carried columns, its values of type `result` (`string`, `boolean`); None where it is none."""
+    return parse(text, carried_types(schema), ValueType(result))  # type: ignore[arg-type]
+
+
+def parse_condition(text: str, schema: DatasetSchema, where: str) -> RowExpression:
+    """A condition over carried columns.
+
+    Args:
+        where: the key of the spec that it stands at.
+
+    Raises:
+        UserError: a column that is not carried, or an expression that is not known here, or is no condition.
+    """
+    found = parse_carried(text, schema, "boolean")
+    if found is None:
+        known = ", ".join(carried_types(schema)) or "there are none"
+        raise UserError(
+            f"{where}: '{text}' is no condition over the carried columns ({known}); "
+            f"write one over columns of features.carried such as `age < 30` (headrace reference: lambda)"
+        )
+    return found
+
+
+def carried_types(schema: DatasetSchema) -> dict[str, ValueType]:
+    """The columns that an expression may look at, by their names in the lake's table."""
+    carried = schema.carried_columns.items()
+    return {name: ValueType(_ELEMENTS[f.dtype]) for name, f in carried if f.dtype in _ELEMENTS}
+
+
+def columns_of(expressions: Collection[RowExpression]) -> tuple[str, ...]:
+    """The columns of the lake's table that expressions look at."""
+    return tuple(dict.fromkeys(c for e in expressions for c in e.columns))
+
+
+def evaluate_expression(
+    expression: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema, where: str
+) -> pa.Array | pa.ChunkedArray:
+    """An expression's value of each row, [n].
+
+    Args:
+        carried: the columns by their names in the dataset, [n].
+        where: the key of the spec that it stands at.
+
+    Raises:
+        UserError: an overflow or a division by zero.
+    """
+    features = schema.carried_columns
+
+    def column(name: str) -> pa.Array:
+        # NumPy has integers with nulls as floats, whose NaN is null here.
+        return pa.array(carried[features[name].name], from_pandas=True).cast(_ARROW[features[name].dtype])
+
+    try:
+        found = expression.arrow(column)
+    except pa.ArrowInvalid as e:
+        raise UserError(f"{where}: {e}") from None
+    if isinstance(found, pa.Scalar):
+        return pa.array([found.as_py()] * len(next(iter(carried.values()))), found.type)
+    return found
+
+
+F32 = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+_DAY_MICROS = 86_400 * 1_000_000
+
+
+class TaskLabels:
+    """Which label each row has for each task.
+
+    Args:
+        train: with `tasks`.
+        schema: the dataset's.
+        ds: the day of the run: labels are known as of its end (UTC).
+
+    Raises:
+        UserError: a label is text or no carried column, or a feature is made of it; a condition or a time is no such.
+    """
+
+    def __init__(self, train: Train, schema: DatasetSchema, ds: str) -> None:
+        self._tasks, self._schema = train.tasks, schema
+        self._first = next(iter(train.tasks), None)
+        self._labels = {
+            name: _label_column(name, task, schema) for name, task in train.tasks.items() if task.label is not None
+        }
+        self._conditions = {
+            name: parse_condition(task.where, schema, f"train.tasks.{name}.where")
+            for name, task in train.tasks.items()
+            if task.where is not None and task.where not in train.tasks
+        }
+        end = (date.fromisoformat(ds) + timedelta(days=1) - date(1970, 1, 1)).days * _DAY_MICROS
+        #: By task: the column of its rows' times, and the last time of which the label is known.
+        self._known_until: dict[str, tuple[str, int]] = {
+            name: (_time_column(name, task, schema), end - round(task.known_after.days * _DAY_MICROS))
+            for name, task in train.tasks.items()
+            if task.known_after is not None
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks besides the first, whose labels are the dataset's."""
+        return tuple(name for name in self._tasks if name != self._first)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The carried columns that labels are made of, by the dataset's names; empty without tasks."""
+        conditions = [self._schema.carried_name(c) for c in columns_of(self._conditions.values())]
+        times = [column for column, _ in self._known_until.values()]
+        return tuple(dict.fromkeys([*self._labels.values(), *conditions, *times]))
+
+    def beside(self, columns: Iterable[str]) -> list[str]:
+        """Carried columns and those that labels are made of, each once."""
+        return list(dict.fromkeys([*columns, *self.carried]))
+
+    def of(self, labels: F32, carried: Mapping[str, npt.NDArray[Any]]) -> dict[str, F32]:
+        """The labels of rows for each task but the first: float32 [B], NaN where a row is none of the task's.
+
+        Args:
+            labels: of the first task, float32 [B].
+            carried: the columns `carried`, [B].
+
+        Raises:
+            UserError: a label that is none.
+        """
+        if not len(labels):  # carried columns have no type
+            return {name: np.empty(0, np.float32) for name in self.names}
+        found: dict[str, F32] = {} if self._first is None else {self._first: labels}
+        # Which rows a task could have, whatever earlier tasks say of them.
+        spaces = {name: self._space(name, len(labels), carried) for name in self._tasks}
+        for name, task in self._tasks.items():
+            if name == self._first:
+                continue
+            if task.product:
+                target = _product([found[other] for other in task.product])
+                space = np.logical_and.reduce([spaces[name], *(spaces[other] for other in task.product)])
+            else:
+                target, space = self._checked(name, task, carried[self._labels[name]]), spaces[name]
+            if task.where in self._tasks:
+                space = space & (found[str(task.where)] == 1)
+            found[name] = np.where(space, target, np.float32(np.nan))
+        return {name: found[name] for name in self.names}
+
+    def _space(self, name: str, rows: int, carried: Mapping[str, npt.NDArray[Any]]) -> Bools:
+        space = np.ones(rows, bool)
+        if name in self._conditions:
+            space &= _is_true(self._conditions[name], carried, self._schema, f"train.tasks.{name}.where")
+        if name in self._known_until:
+            column, until = self._known_until[name]
+            # Null is NaN where the column has nulls, and no such row is old enough.
+            space &= carried[column] <= until
+        return space
+
+    def _checked(self, name: str, task: Task, values: npt.NDArray[Any]) -> F32:
+        found = np.asarray([np.nan if v is None else v for v in values] if values.dtype == object else values)
+        target = found.astype(np.float32)
+        bad = np.isinf(target)
+        if task.is_probability:
+            bad |= (target < 0) | (target > 1)
+        if bad.any():
+            allowed = "in [0, 1], or null" if task.is_probability else "finite, or null"
+            raise UserError(
+                f"train.tasks.{name}: the label '{task.label}' is {target[bad][0]} in {int(bad.sum())} of "
+                f"{len(target)} rows of a batch; labels with loss: {task.loss.kind} are {allowed}"
+            )
+        return target
+
+
+def _product(targets: list[F32]) -> F32:
+    """The product of labels: 0 where one is 0, NaN where one of the others is not known."""
+    stacked = np.stack(targets)
+    known: F32 = np.where((stacked == 0).any(0), np.float32(0), stacked.prod(0))
+    return known
+
+
+def _is_true(
+    condition: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema, where: str
+) -> Bools:
+    values = evaluate_expression(condition, carried, schema, where)
+    found: Bools = values.fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    return found
+
+
+def _label_column(name: str, task: Task, schema: DatasetSchema) -> str:
+    assert task.label is not None
+    where = f"train.tasks.{name}.label: the column '{task.label}'"
+    feature = schema.carried_columns.get(task.label)
+    if feature is None:
+        raise UserError(f"{where} is not carried by the dataset; name it in features.carried")
+    if feature.dtype == "string":
+        raise UserError(f"{where} is text; labels are numbers or booleans")
+    leaks = [f.name for f in schema.features if task.label in f.sources]
+    if leaks:
+        raise UserError(f"{where} is what the feature '{leaks[0]}' is made of, which would leak the label")
+    return feature.name
+
+
+def _time_column(name: str, task: Task, schema: DatasetSchema) -> str:
+    assert task.known_after is not None
+    column = task.known_after.event_time
+    feature = schema.carried_columns.get(column)
+    if feature is None or not feature.is_timestamp:
+        raise UserError(
+            f"train.tasks.{name}.known_after.event_time: '{column}' is no carried column of timestamps; name such a "
+            f"one in features.carried"
+        )
+    return feature.name
+
+
+class ListColumn:
+    """A carried column whose values are lists' names; see config.Loss.group.
+
+    Args:
+        column: its name in the dataset.
+        rows_each: rows of a stream in a step: lists do not reach beyond, so that they are the same on any ranks.
+    """
+
+    def __init__(self, column: str, rows_each: int) -> None:
+        self.column, self._rows_each = column, rows_each
+
+    @staticmethod
+    def asked(model: config.Model, train: config.Train, schema: DatasetSchema) -> ListColumn | None:
+        """What `model.loss.group` asks for; None: it asks for nothing.
+
+        Raises:
+            UserError: the dataset does not carry the column.
+        """
+        group = None if model.loss is None else model.loss.group
+        if group is None:
+            return None
+        if group not in schema.carried_columns:
+            known = ", ".join(schema.carried_columns) or "none"
+            raise UserError(
+                f"model.loss.group: the dataset does not carry '{group}' (there are: {known}); name it in "
+                f"features.carried"
+            )
+        return ListColumn(schema.carried_name(group), train.batch_size // train.streams)
+
+    def of(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+        """Which list each row is of: int64 [B]; null is a value like any other."""
+        values = carried[self.column]
+        if values.dtype == object:
+            values = np.array(["" if v is None else f"_{v}" for v in values])
+        _, which = np.unique(values, return_inverse=True)
+        first = np.arange(len(values), dtype=np.int64) // self._rows_each * len(values)
+        found: npt.NDArray[np.int64] = first + which
+        return found
+
+
+class DayDecay(BaseModel):
+    """The weights of a day's training rows (`retrain.half_life_days`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: The event's time, a column of the events table.
+    column: str
+    half_life_days: float
+    #: The last training day, in UTC.
+    last_day: str
+    #: Days of the training range.
+    days: int
+    #: Whether rows before the range are replayed, and count 1: their share says how much they are.
+    replayed: bool = False
+
+    @staticmethod
+    def of(spec: Spec, ds: str) -> DayDecay | None:
+        """What a spec asks for of the training of `ds`; None: all rows count alike."""
+        if spec.retrain is None or spec.retrain.half_life_days is None:
+            return None
+        assert spec.table.event_time is not None  # config.Spec sees to it
+        return DayDecay(
+            column=spec.table.event_time,
+            half_life_days=spec.retrain.half_life_days,
+            last_day=split_ranges(spec, ds)[0][1],
+            days=spec.features.window_days,
+            replayed=spec.retrain.replay is not None,
+        )
+
+    def carried_name(self, schema: DatasetSchema) -> str:
+        """The dataset's name of the column.
+
+        Raises:
+            UserError: it is no carried timestamp.
+        """
+        feature = schema.carried_columns.get(self.column)
+        if feature is None or not feature.is_timestamp:
+            raise UserError(
+                f"retrain.half_life_days: the event_time '{self.column}' is no carried column of timestamps; name it "
+                f"in features.carried"
+            )
+        return feature.name
+
+    def weights(self, times: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """The weights of rows by their events' times, int64 microseconds since 1970 [B] -> float32 [B].
+
+        Of rows spread evenly over the days the mean is 1. Rows before the range have the weight of its first day; where
+        they are replayed, 1.
+        """
+        days = day_number(self.last_day) - times // _DAY_MICROS
+        age = np.clip(days, 0, self.days - 1)
+        mean = np.mean(0.5 ** (np.arange(self.days) / self.half_life_days))
+        found: npt.NDArray[np.float32] = (0.5 ** (age / self.half_life_days) / mean).astype(np.float32)
+        if self.replayed:
+            found[days >= self.days] = 1.0
+        return found
+
+
+def decay_of(carried: Mapping[str, npt.NDArray[Any]], decay: DayDecay, column: str) -> npt.NDArray[np.float32]:
+    """The weights of a batch's rows by its carried columns.
+
+    Raises:
+        UserError: a row has no time.
+    """
+    times = carried[column]
+    if times.dtype.kind != "i":
+        raise UserError(f"retrain.half_life_days: rows of a batch have no {decay.column}: declare it required")
+    return decay.weights(times)
+
+
+class SampleWeights:
+    """What each row's loss is multiplied by.
+
+    Args:
+        train: with `sample_weight`, or without.
+        schema: the dataset's.
+        decay: of the days; None: they count alike.
+
+    Raises:
+        UserError: a column is of another type, or not carried.
+    """
+
+    def __init__(self, train: Train, schema: DatasetSchema, decay: DayDecay | None = None) -> None:
+        self._column = next(iter(carried_weight(train, schema)), None)
+        self._decay, self._time = decay, None if decay is None else decay.carried_name(schema)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The carried columns that weights are made of, by the dataset's names; empty: all rows count alike."""
+        return tuple(dict.fromkeys(c for c in (self._column, self._time) if c is not None))
+
+    def of(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32] | None:
+        """The weights of a batch: float32 [B]; None: all rows count alike.
+
+        Args:
+            carried: the columns `carried`, [B].
+
+        Raises:
+            UserError: a weight is no number of at least 0, or a row has no time.
+        """
+        found = None if self._column is None else checked_weights(carried[self._column], self._column)
+        if self._decay is None or self._time is None:
+            return found
+        of_day = decay_of(carried, self._decay, self._time)
+        return of_day if found is None else found * of_day
+
+
+def carried_weight(train: Train, schema: DatasetSchema) -> tuple[str, ...]:
+    """The carried column that holds the weights, in the dataset's name; empty without one.
+
+    Raises:
+        UserError: it is text.
+    """
+    if train.sample_weight is None:
+        return ()
+    feature = schema.carried_columns.get(train.sample_weight)
+    if feature is not None and feature.dtype == "string":
+        raise UserError(f"train.sample_weight: the column '{train.sample_weight}' is text; weights are numbers")
+    return (schema.carried_name(train.sample_weight),)
+
+
+def checked_weights(values: npt.NDArray[Any], column: str) -> npt.NDArray[np.float32]:
+    """A batch's weights: [B] -> float32 [B].
+
+    Raises:
+        UserError: one is null, not finite or below 0.
+    """
+    found = values.astype(np.float32)
+    bad = ~(np.isfinite(found) & (found >= 0))
+    if bad.any():
+        raise UserError(
+            f"train.sample_weight: '{column}' is {found[bad][0]} in {int(bad.sum())} of {len(found)} rows of a batch; "
+            f"weights are numbers of at least 0: let ingest quarantine such rows (required: true, "
+            f"table.expectations.ranges)"
+        )
+    return found

@@ -1,0 +1,173 @@
+"""The training rows of a run: their loader, rows of older days, the shares of items, and networks that observe them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace import config
+from headrace.dataset.loader.candidates import CandidateSampler
+from headrace.dataset.loader.loaders import EvalLoader, ReplayLoader, TrainLoader
+from headrace.dataset.loader.negatives import drawn_column
+from headrace.dataset.loader.replay import ReplayRows, WithReplay
+from headrace.dataset.parquet.layout import SplitLayout, open_split
+from headrace.errors import UserError
+from headrace.models.categorical import CategoricalBatch
+from headrace.models.inputs import ShareOf
+from headrace.models.sharded_model import ShardedModel
+from headrace.schema import DatasetSchema
+from headrace.train.evaluation.catalogue import Occurrences, count_occurrences
+from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.request import coded_feature
+from headrace.train.job import Job
+from headrace.train.micro_batch import MicroBatch
+from headrace.world import World
+
+log = logging.getLogger("headrace.train")
+
+
+def training_rows(
+    job: Job,
+    layout: SplitLayout,
+    schema: DatasetSchema,
+    world: World,
+    *,
+    start_step: int,
+    carried: Sequence[str],
+    timed: Callable[[str, Iterator[int]], Iterator[int]],
+    candidates: CandidateSampler | None,
+) -> TrainLoader | WithReplay:
+    """The loader of a run: of the split train, with rows of older days in each step where the job replays some.
+
+    Raises:
+        UserError: as TrainLoader; an older dataset is gone or damaged.
+    """
+    planned = None if job.replay is None else _older_days(job, schema, carried)
+    batch_rows = 0 if job.replay is None else job.replay.rows(job.train.batch_size, job.train.streams)
+    own = job.train if not planned else job.train.model_copy(update={"batch_size": job.train.batch_size - batch_rows})
+    rows = TrainLoader(
+        layout, schema, own, world, start_step=start_step, carried=carried, timed=timed, candidates=candidates
+    )
+    if job.replay is None or not planned:
+        return rows
+    steps = rows.steps_per_epoch * job.train.epochs
+    wanted = batch_rows * min(steps, job.train.max_steps or steps)
+    streams, seed = job.train.streams, int.from_bytes(hashlib.sha256(job.key.encode()).digest()[:8])
+    plan = ReplayRows.of(planned, wanted, batch_rows, job.replay.by, streams, seed)
+    if world.is_chief:
+        log.info("%s rows of %d older days in each step of %s", batch_rows, len(planned), job.train.batch_size)
+    replayed = ReplayLoader(
+        plan.layout,
+        schema,
+        job.train,
+        world,
+        batch_rows=batch_rows,
+        taken=plan.taken,
+        seed=plan.seed,
+        start_step=start_step,
+        carried=carried,
+    )
+    return WithReplay(rows, replayed)
+
+
+def _older_days(job: Job, schema: DatasetSchema, carried: Sequence[str]) -> list[SplitLayout]:
+    """A split of each day; none where they have fewer row groups than there are streams."""
+    days = [open_split(job.ws.locate(name), "valid", schema, carried) for name in job.replayed]
+    groups = sum(len(day.row_groups) for day in days)
+    if groups < job.train.streams:
+        if days:
+            log.info("no rows are replayed: older days have %d row groups, fewer than train.streams", groups)
+        return []
+    return days
+
+
+class ItemShares:
+    """The shares of codes in the split train. Its methods are collective where a feature is asked for the first time.
+
+    Args:
+        ranks: each counts its part of the row groups.
+        layout: the split train.
+        schema: the dataset's.
+        train: its `negatives` and `seed`.
+    """
+
+    def __init__(self, ranks: Ranks, layout: SplitLayout, schema: DatasetSchema, train: config.Train) -> None:
+        self._ranks, self._layout, self._schema, self._train = ranks, layout, schema, train
+        self._counts: dict[str, Occurrences] = {}
+        self._logs: dict[tuple[str, ShareOf], Tensor] = {}
+
+    def sampler(self) -> CandidateSampler | None:
+        """What draws the candidates of `train.negatives`; None: it asks for none.
+
+        Raises:
+            UserError: see CandidateSampler.of.
+        """
+        asked = self._train.negatives
+        if asked is None or asked.form != "candidates":
+            return None
+        counts = self._occurrences(asked.column).positives if asked.method == "popularity" else None
+        return CandidateSampler.of(self._schema, asked, self._train.seed, counts)
+
+    def log_share(self, feature: str, of: ShareOf) -> Tensor:
+        """See `Inputs.log_q`; of all codes: float32 [cardinality].
+
+        Raises:
+            UserError: the feature has no codes, one a row; or no candidates are drawn of it.
+        """
+        if (feature, of) not in self._logs:
+            counts = self._occurrences(feature)
+            if of == "negatives":
+                weights = self._weights_of_draws(feature, counts)
+            else:
+                weights = (counts.rows if of == "rows" else counts.positives).astype(np.float64)
+            # What is never there is as likely as what is there once: it has a place in the loss all the same.
+            shares = np.maximum(weights, 1.0) / max(weights.sum(), 1.0)
+            self._logs[feature, of] = torch.from_numpy(np.log(shares).astype(np.float32))
+        return self._logs[feature, of]
+
+    def _weights_of_draws(self, feature: str, counts: Occurrences) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        asked = self._train.negatives
+        if asked is None or asked.form != "candidates" or asked.column != feature:
+            raise UserError(
+                f"the model asks how likely a draw of '{feature}' is: set train.negatives to candidates of it"
+            )
+        known, _ = drawn_column(self._schema, asked)
+        weights = counts.positives.astype(np.float64)
+        if asked.method == "uniform":
+            weights[:] = 1.0
+        elif asked.method == "popularity":
+            weights **= asked.exponent
+        weights[: known.first_code] = 0.0
+        return weights
+
+    def _occurrences(self, feature: str) -> Occurrences:
+        if feature not in self._counts:
+            name = coded_feature(self._schema, feature, "the share of an item").name
+            self._counts |= count_occurrences(self._ranks, self._layout, self._schema, [name])
+        return self._counts[feature]
+
+
+#: Rows that a network sees at a time.
+_OBSERVED_ROWS = 65_536
+
+
+def observe_training_rows(model: ShardedModel, train: SplitLayout) -> None:
+    """Show a network that has `observe` all rows of the split, each once, in one order on all ranks.
+
+    Each rank reads the whole split, so that nothing travels.
+    """
+    if not hasattr(model.network, "observe"):
+        return
+
+    def rows() -> Iterator[tuple[Tensor, CategoricalBatch, Tensor]]:
+        with EvalLoader(train, model.schema, World(), batch_size=_OBSERVED_ROWS, streams=1) as source:
+            for batch in source:
+                found = MicroBatch.of(batch)
+                yield found.continuous, found.categorical, found.labels
+
+    model.observe(rows())
