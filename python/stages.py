@@ -134,13 +134,13 @@ _ENTRIES = (
     StageEntry(
         "second_stage",
         "Train XGBoost behind the neural model: over the features and its predictions of rows that it has not learned.",
-        "headrace.train.baseline.second_stage:TrainSecondStage",
+        "headrace.train.baseline.stage:TrainSecondStage",
         dag="retrain",
         section="second_stage",
         slots="second_stage.workers",
         counts=("valid", "test"),
         writes=("models/{pipeline}/{ds}/{key}",),
-        imports=("headrace.train.baseline.second_stage", "headrace.train.baseline.run", "xgboost.spark"),
+        imports=("headrace.train.baseline.stage", "headrace.train.baseline.run", "xgboost.spark"),
     ),
     StageEntry(
         "evaluate",
@@ -214,7 +214,7 @@ _ENTRIES = (
     StageEntry(
         "compare",
         "Train the models of the section compare over the day's dataset, and test them against each other.",
-        "headrace.train.comparison.stage:Compare",
+        "headrace.train.comparison:Compare",
         dag=None,
         section="compare",
         slots="compare_slots",

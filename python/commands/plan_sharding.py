@@ -24,8 +24,7 @@ from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
-from headrace.train.setup.state import sampled_popularity
-from headrace.train.setup.state import trained_tables
+from headrace.train.setup.state import sampled_popularity, trained_tables
 from headrace.workspace import Workspace
 
 #: Ranks and tables that are shown one by one.

@@ -50,8 +50,8 @@ def tune(
     ws = ws.of(spec)
     # Late: Optuna and torch; a misspelt key should be told at once.
     from headrace.train.callbacks.progress import ProgressBar, ProgressEvent
-    from headrace.train.search.space import overrides_of
-    from headrace.train.search.tuner import Trial, Tuner, show_value
+    from headrace.train.search_space import overrides_of
+    from headrace.train.tuner import Trial, Tuner, show_value
 
     log_to_screen()
     bar = ProgressBar() if sys.stderr.isatty() else None
@@ -104,7 +104,7 @@ def tune(
 
 
 def _shown(trials: Sequence[Any], best: Any, search: Search) -> Table:
-    from headrace.train.search.tuner import show_value
+    from headrace.train.tuner import show_value
 
     paths = dict.fromkeys([*search.parameters, *(p for m in search.models.values() for p in m.parameters)])
     model = ["model"] if search.models else []

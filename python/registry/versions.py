@@ -17,6 +17,7 @@ from headrace.errors import UserError
 from headrace.registry.artifact import log_model
 from headrace.registry.client import Client, alias_holder, quietly_import, quoted
 from headrace.registry.store import is_there
+from headrace.stage import Context
 from headrace.storage import Location, location_of
 from headrace.workspace import Workspace
 
@@ -254,3 +255,11 @@ def _finished_run(
         client.log_batch(run.info.run_id, metrics=points[start : start + _BATCH])
     client.set_terminated(run.info.run_id)
     return str(run.info.run_id)
+
+
+def lineage_of(ctx: Context) -> dict[str, str | None]:
+    """Return the dataset's key, its place, and the days that it trains on (first/last, UTC; None without days)."""
+    features = ctx.upstream["features"]
+    dataset = features.output("dataset")
+    days = features.facts.get("train_range")
+    return {"dataset": dataset.version, "dataset_name": dataset.name, "train_days": "/".join(days) if days else None}

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from headrace import config
-from headrace.config import Spec, Task, Train
+from headrace.config import Spec, Task, Train, Trees
 from headrace.errors import UserError
 from headrace.features.layout.day_ranges import split_ranges
 from headrace.features.layout.split_rule import day_number
@@ -422,3 +422,9 @@ def checked_weights(values: npt.NDArray[Any], column: str) -> npt.NDArray[np.flo
             f"table.expectations.ranges)"
         )
     return found
+
+
+def is_weighted(spec: Spec, conf: Trees | None) -> bool:
+    """Whether rows have weights. For ranking XGBoost takes one for a list, not for a row."""
+    is_ranking = conf is not None and conf.objective == "ranking"
+    return spec.train.sample_weight is not None and not is_ranking

@@ -17,9 +17,9 @@ from headrace.config import Challenger, Spec
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import damaged_model
 from headrace.registry.promotion import set_alias
+from headrace.registry.versions import lineage_of
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import spec_monitor
-from headrace.train.lineage import lineage_of
 from headrace.train.stage import Train, run_parameters
 from headrace.workspace import Workspace
 

@@ -21,15 +21,13 @@ from headrace.lake.spark.session import session, with_slots
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.models.predictor import damaged_model
 from headrace.registry.store import missing_version
-from headrace.registry.versions import preload
+from headrace.registry.versions import lineage_of, preload
 from headrace.stage import Context, Result, Stage, identity
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
-from headrace.train.launch.startup import driver_phase_ends, end_phase
-from headrace.train.lineage import lineage_of
-from headrace.train.result import Report, show_metrics
+from headrace.train.result import Report, driver_phase_ends, end_phase, show_metrics
 from headrace.train.setup.earlier_days import (
     PRETRAINED,
     REPLAY,

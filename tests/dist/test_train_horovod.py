@@ -28,7 +28,7 @@ from headrace.storage import local
 from headrace.train import stage as module
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.challenger import TrainChallenger
-from headrace.train.comparison.stage import Compare
+from headrace.train.comparison import Compare
 from headrace.train.job import Job
 from headrace.train.loop.run import train
 from headrace.workspace import Workspace

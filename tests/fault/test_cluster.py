@@ -20,8 +20,8 @@ from headrace.comm.base import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_model
 from headrace.storage import local
-from headrace.train.launch.startup import PHASES
 from headrace.train.loop.run import train
+from headrace.train.result import PHASES
 from headrace.workspace import Workspace, checkout
 from tests.fault.cluster_side import CHECKPOINT_STEPS, RANKS, STEPS, job_of
 

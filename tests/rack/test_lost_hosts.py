@@ -29,7 +29,7 @@ time.sleep(1000)
 CLIENT = """
 import sys
 from contextlib import nullcontext
-from headrace.train.launch.lost_hosts import notice_lost_hosts
+from headrace.train.launch.hosts import notice_lost_hosts
 from horovod.runner.common.util.network import BasicClient
 address, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with notice_lost_hosts(seconds) if seconds else nullcontext():

@@ -27,9 +27,8 @@ from headrace.registry.versions import versions
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.stage import run_stage
 from headrace.storage import local
-from headrace.train.baseline.rows import sample_row_groups
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.train.baseline.xgboost_spark import check_slots
+from headrace.train.baseline.xgboost_spark import check_slots, sample_row_groups
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 

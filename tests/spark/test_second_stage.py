@@ -25,7 +25,7 @@ from headrace.registry.versions import versions
 from headrace.score.scoring_model import scoring_model
 from headrace.stage import Context, identity, run_stage
 from headrace.storage import local
-from headrace.train.baseline.second_stage import TrainSecondStage
+from headrace.train.baseline.stage import TrainSecondStage
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 

@@ -15,10 +15,14 @@ from headrace.config import Baseline, load_spec
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
-from headrace.train.baseline.inputs import TreeInputs
-from headrace.train.baseline.rows import RowGroupSample, check_lists
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.train.baseline.xgboost_spark import _number_lists, estimator_parameters
+from headrace.train.baseline.xgboost_spark import (
+    RowGroupSample,
+    TreeInputs,
+    _number_lists,
+    check_lists,
+    estimator_parameters,
+)
 
 SCHEMA = DatasetSchema(
     features=(

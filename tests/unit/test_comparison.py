@@ -28,7 +28,7 @@ from headrace.monitor.report import page
 from headrace.stage import check_stage, execute, identity, plan_run, run_stage
 from headrace.storage import local
 from headrace.train import stage as train_stage
-from headrace.train.comparison.stage import Compare, _differences
+from headrace.train.comparison import Compare, _differences
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.click import click_metrics
 from headrace.train.evaluation.paired import Replicates, difference, read_replicates, write_replicates

@@ -19,13 +19,12 @@ from headrace.config.load import flow
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.storage import local
+from headrace.train import tuner as module
 from headrace.train.job import Job
 from headrace.train.result import Diverged
-from headrace.train.search import tuner as module
-from headrace.train.search.sample import sample_dataset, sizes
-from headrace.train.search.space import overlay_of, overrides_of
-from headrace.train.search.tuner import SearchResult, Trial, Tuner
+from headrace.train.search_space import overlay_of, overrides_of
 from headrace.train.setup.earlier_days import PRETRAINED
+from headrace.train.tuner import SearchResult, Trial, Tuner, sample_dataset, sizes
 from headrace.workspace import Workspace, checkout
 from tests.dataset_support import read_padded
 

@@ -8,7 +8,7 @@ from collections import namedtuple
 import pytest
 from horovod.runner.common.util import network
 
-from headrace.train.launch.addresses import beyond_loopback, reached_by_others, without_loopback
+from headrace.train.launch.hosts import beyond_loopback, reached_by_others, without_loopback
 
 _Address = namedtuple("_Address", ("family", "address"))
 

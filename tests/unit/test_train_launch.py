@@ -33,13 +33,23 @@ from headrace.storage.objects.calls import StoreAway, StoreError
 from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
-from headrace.train.launch import slots as slots_module
-from headrace.train.launch import worker
+from headrace.train.launch import hosts, worker
 from headrace.train.launch.horovod_spark import launch
-from headrace.train.launch.slots import count_slots, watch_slots
-from headrace.train.launch.startup import PHASES, driver_phase_ends, end_phase, phase_seconds, show
-from headrace.train.launch.task_lifetime import count_from_start, counting_from_start
-from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, StoreFailed, StoreWasAway
+from headrace.train.launch.hosts import count_from_start, count_slots, counting_from_start, watch_slots
+from headrace.train.result import (
+    PHASES,
+    DiskFull,
+    Diverged,
+    RankError,
+    RankResult,
+    Report,
+    StoreFailed,
+    StoreWasAway,
+    driver_phase_ends,
+    end_phase,
+    phase_seconds,
+    show_startup,
+)
 from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(
@@ -231,8 +241,8 @@ def test_a_start_without_enough_slots_is_explained(job: Job, run: Callable[..., 
 
 def test_waiting_for_slots_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, "headrace")
-    monkeypatch.setattr(slots_module, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(slots_module, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(hosts, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(hosts, "_PATIENCE_SECONDS", 0.05)
     asked: list[int] = []
 
     def count() -> int:
@@ -259,7 +269,9 @@ def test_the_parts_of_a_start_add_up() -> None:
     phase_ends = {"begin": 100.0, "jvm": 103.0, "driver": 105.5, "session": 114.0, "ranks": 120.0, "first_step": 131.25}
     parts = phase_seconds(phase_ends)
     assert parts == {"jvm": 3.0, "driver": 2.5, "session": 8.5, "ranks": 6.0, "first_step": 11.25, "total": 31.25}
-    assert show(parts) == "first step after 31.2 s: jvm 3.0, driver 2.5, session 8.5, ranks 6.0, first step 11.2"
+    assert (
+        show_startup(parts) == "first step after 31.2 s: jvm 3.0, driver 2.5, session 8.5, ranks 6.0, first step 11.2"
+    )
     assert phase_seconds({"jvm": 1.0}) == {}
     own = driver_phase_ends()
     assert "jvm" not in own  # no spark-submit above a test

@@ -7,7 +7,7 @@ import socket
 import pytest
 from horovod.runner.common.util import network
 
-from headrace.train.launch.lost_hosts import notice_lost_hosts, silence
+from headrace.train.launch.hosts import notice_lost_hosts, silence
 
 
 @pytest.mark.parametrize(("deadline", "seconds"), [(0.5, 2.0), (20.0, 20.0), (600.0, 60.0)])

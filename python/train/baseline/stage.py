@@ -1,14 +1,53 @@
-"""The baseline stage: XGBoost on Spark over the dataset that the neural model is trained on."""
+"""The stages of trees: `baseline` over the dataset of the neural model, `second_stage` over its predictions, too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.config import Spec
+from headrace.config import Spec, Trees
+from headrace.config.effects import Effect, keys_with
+from headrace.dataset.parquet.layout import TEST
+from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
-from headrace.stage import Context, Result, Stage
-from headrace.train.baseline.stage_parts import refuse_drawn_negatives, trees_part, verify_trees
+from headrace.models.predictor import ONLY_TASK, damaged_model, file_digest, read_meta
+from headrace.registry.store import missing_version
+from headrace.stage import Context, Result, Stage, identity
+from headrace.train.carried_columns import is_weighted
+
+
+def trees_part(spec: Spec, name: str, conf: Trees | None) -> dict[str, Any]:
+    """Return the section, the seed, the weights of rows and what is measured.
+
+    `workers` is part of it: each sketches its own rows, so others cut elsewhere. The device is not: the trees that
+    grow on it differ by rounding alone.
+    """
+    return {
+        name: conf.model_dump(mode="json") if conf else None,
+        "seed": spec.train.seed,
+        "sample_weight": spec.train.sample_weight if is_weighted(spec, conf) else None,
+        **keys_with(spec.train, {Effect.METRICS}),
+    }
+
+
+def refuse_drawn_negatives(spec: Spec, name: str) -> None:
+    """See that the dataset has negatives.
+
+    Raises:
+        UserError: they are drawn while the neural model trains.
+    """
+    if spec.train.negatives is not None:
+        raise UserError(
+            f"{name}: pipeline '{spec.pipeline}' draws its negatives batch by batch while the neural model trains "
+            f"(train.negatives), so its dataset has nothing for XGBoost to tell clicks from; remove the section "
+            f"`{name}`"
+        )
+
+
+def verify_trees(ctx: Context, manifest: Manifest) -> str | None:
+    """Why the saved model or the registry is not there any more, or None."""
+    damaged = damaged_model(ctx.ws.locate(manifest.output("model").name))
+    return damaged or missing_version(ctx.ws, manifest.facts.get("registered"))
 
 
 class TrainBaseline(Stage):
@@ -38,3 +77,77 @@ class TrainBaseline(Stage):
 
         assert ctx.spec.baseline is not None
         return train_trees(ctx, ctx.spec.baseline, self.name)
+
+
+class TrainSecondStage(Stage):
+    """Trees behind the neural model (stacking: Wolpert, 1992): a model's predictions of rows that it was trained on
+    are better than those of others, so the trees learn from the split `valid`, and the split `test` measures them.
+    """
+
+    name = "second_stage"
+    version = 1
+    needs: tuple[str, ...] = ("features", "train")
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """See `trees_part`."""
+        return trees_part(spec, self.name, spec.second_stage)
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """None besides the dataset and the neural model.
+
+        Raises:
+            UserError: the model may have been trained on rows that the trees would learn from, or there are no
+                negatives.
+        """
+        refuse_drawn_negatives(ctx.spec, self.name)
+        _check_unseen(ctx)
+        return ()
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """The saved model, the first one, and the registry are there."""
+        return verify_trees(ctx, manifest)
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError for what the dataset, the first model or the master lack."""
+        # Imports XGBoost and scikit-learn (2 s): not for those who only ask whether there is something to do.
+        from headrace.train.baseline.run import FirstModel, train_trees
+
+        conf, train = ctx.spec.second_stage, ctx.upstream["train"]
+        assert conf is not None
+        output = train.output("model")
+        folder = ctx.ws.locate(output.name)
+        outputs = tuple(read_meta(folder).get("tasks", {})) or (ONLY_TASK,)
+        card = {"key": output.version, "sha256": file_digest(folder / "model.json"), "outputs": list(outputs)}
+        result = train_trees(ctx, conf, self.name, FirstModel(folder, card, outputs))
+        # Of the same rows, by the same evaluation.
+        alone = train.facts.get("evaluation", {}).get(TEST, {}).get("metrics", {})
+        first = {"stage": "train", "name": output.name, "version": output.version, "metrics": alone}
+        return Result(
+            outputs=result.outputs,
+            rows=result.rows,
+            facts={**result.facts, "first_model": first},
+            peak_memory_mib=result.peak_memory_mib,
+        )
+
+
+def _check_unseen(ctx: Context) -> None:
+    """See that the neural model learned nothing of the split valid.
+
+    Raises:
+        UserError: it was trained on an earlier dataset, whose splits may be others, or it started from another day's
+            model, whose train may have had rows of this day's valid: by time it has not, as days move on.
+    """
+    train = ctx.upstream["train"]
+    made_of = {i.name: i.version for i in train.inputs if i.kind == "stage"}
+    again = f"headrace run {ctx.spec.argument} --ds {ctx.ds} --from train --to second_stage"
+    if made_of.get("features") != identity(ctx.upstream["features"]):
+        raise UserError(
+            f"second_stage: the neural model was trained on another dataset than that of {ctx.ds} now, perhaps on rows "
+            f"that the trees would learn from; run: {again}"
+        )
+    if train.facts.get("pretrained") or (train.facts.get("warm_start") and ctx.spec.features.split.by != "time"):
+        raise UserError(
+            f"second_stage: the neural model started from another one, which may have been trained on rows of the "
+            f"split valid, that the trees learn from: set train.warm_start=false, leave train.pretrained out, or split "
+            f"by time; then run: {again}"
+        )

@@ -2,7 +2,7 @@
 
 Where the seconds of a launch go, and what is done about them: Horovod probes all pairs of network interfaces (10 s on
 a machine with a second one), so where all ranks are on this machine it is told to use loopback; and it asks whether
-Gloo was built (2-3 s; see `_gloo_is_built`); and it ended each launch 3 s late (headrace.train.launch.task_lifetime).
+Gloo was built (2-3 s; see `_gloo_is_built`); and it ended each launch 3 s late (headrace.train.launch.hosts).
 What stays, about 7 s: Spark's tasks 1-2, Horovod's own processes 2-3, importing torch in each rank 3.
 """
 
@@ -36,13 +36,27 @@ from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, Progre
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
-from headrace.train.launch.addresses import reached_by_others, without_loopback
-from headrace.train.launch.lost_hosts import notice_lost_hosts, silence
-from headrace.train.launch.slots import count_slots, watch_slots
-from headrace.train.launch.startup import BEGIN, phase_seconds, show
-from headrace.train.launch.task_lifetime import counting_from_start
+from headrace.train.launch.hosts import (
+    count_slots,
+    counting_from_start,
+    notice_lost_hosts,
+    reached_by_others,
+    silence,
+    watch_slots,
+    without_loopback,
+)
 from headrace.train.launch.worker import rank_main
-from headrace.train.result import Diverged, RankError, RankResult, Report, Stopped, StoreFailed
+from headrace.train.result import (
+    BEGIN,
+    Diverged,
+    RankError,
+    RankResult,
+    Report,
+    Stopped,
+    StoreFailed,
+    phase_seconds,
+    show_startup,
+)
 
 log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
@@ -78,7 +92,7 @@ def launch(
         ranks: how many; each takes a task slot.
         retries: attempts after the first.
         on_progress: called with the chief's progress.
-        phase_ends: when each phase of the start ended (headrace.train.launch.startup).
+        phase_ends: when each phase of the start ended (headrace.train.result).
         check_lease: called before each attempt, whose ranks end those of any other launch of the run; raises LeaseLost.
 
     Raises:
@@ -223,7 +237,7 @@ def _launch(
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
     cores = {name: seconds for r in reports for name, seconds in r.core_seconds.items()}
     startup = phase_seconds({**phase_ends, **results[0].phase_ends})
-    log.info("%s", show(startup))
+    log.info("%s", show_startup(startup))
     update = {"peak_memory_mib": peaks, "core_seconds": cores, "startup_seconds": startup}
     return reports[0].model_copy(update=update)
 
@@ -327,7 +341,7 @@ def _gloo_is_built() -> Iterator[None]:
 
 @contextmanager
 def _prepared_tasks() -> Iterator[None]:
-    """Spark's tasks of Horovod as headrace.train.launch.task_lifetime and headrace.train.launch.addresses want them."""
+    """Spark's tasks of Horovod as headrace.train.launch.hosts and headrace.train.launch.hosts want them."""
     before = horovod.spark.runner._make_mapper
     horovod.spark.runner._make_mapper = lambda *args: reached_by_others(counting_from_start(before(*args)))
     try:

@@ -24,8 +24,7 @@ from headrace.storage.objects import copies
 from headrace.storage.objects.calls import ChangedInPlace, StoreError
 from headrace.train.checkpoint.write import CheckpointUnwritten
 from headrace.train.job import Job
-from headrace.train.launch.startup import end_phase, process_began
-from headrace.train.result import Diverged, RankError, RankResult, Stopped
+from headrace.train.result import Diverged, RankError, RankResult, Stopped, end_phase, process_began
 
 
 def rank_main(job_json: str) -> str:

@@ -1,7 +1,7 @@
 """A search of hyper-parameters: short runs in this process, on a sample of the day's dataset, one after the other.
 
     search/<pipeline>/<ds>/<key>/
-        dataset/      the sample (headrace.train.search.sample)
+        dataset/      the sample (headrace.train.tuner)
         study.db      Optuna's study, SQLite: every trial with its parameters and its value
         models/       the run of the trial at work; gone when the trial is over
         best.yaml     the best settings as an overlay of the spec
@@ -14,30 +14,91 @@ finished trials: a search that was stopped and went on draws what one that was n
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import optuna
+import pyarrow.parquet as pq
 from optuna.trial import TrialState
 
 from headrace.config import Evaluation, Search, Spec
 from headrace.config.effects import OF_CHECKPOINTS, keys_with
 from headrace.config.evaluation import ClickMetric, RankingMetric, UserMetric
+from headrace.dataset.parquet.layout import SplitLayout, open_split
 from headrace.errors import UserError
-from headrace.manifest import Manifest, fingerprint
+from headrace.manifest import Manifest, Output, fingerprint
+from headrace.schema import DatasetSchema
 from headrace.stage import run_lock
-from headrace.storage import Location
+from headrace.storage import Location, local
 from headrace.train.callbacks.progress import OnProgress, ProgressEvent
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
 from headrace.train.result import Diverged
-from headrace.train.search.sample import sample_dataset
-from headrace.train.search.space import check_values, distributions, draw, keys_of, model_of, overlay_of, values_of
+from headrace.train.search_space import check_values, distributions, draw, keys_of, model_of, overlay_of, values_of
 from headrace.train.setup.earlier_days import find_pretrained, find_warm_start
 from headrace.train.stage import check_dataset
 from headrace.workspace import Workspace
+
+#: Row groups that a sample is spread over, where the split has them.
+_SPREAD = 64
+
+
+def sample_dataset(
+    features: Manifest, ws: Workspace, target: Location, rows: dict[str, int], *, streams: int, seed: int
+) -> Manifest:
+    """Make `target`, unless it is there, and the manifest of it: that of `features` but for where the dataset is.
+
+    Args:
+        features: the manifest of the whole dataset.
+        ws: where that is.
+        target: a new folder; it appears when it is whole.
+        rows: split -> rows at most. A split that has no more, or is not named, is the whole one.
+        streams: the sample has at least as many row groups, where the split has them.
+        seed: of the rows that are drawn inside a row group.
+
+    Raises:
+        UserError: the dataset is gone or damaged.
+    """
+    dataset, schema = ws.locate(features.output("dataset").name), features.dataset_schema
+    assert schema is not None
+    if not target.is_dir():
+        with target.new_folder() as made:
+            for part in [p for p in dataset.entries() if p.is_dir()]:
+                layout = open_split(dataset, part.name, schema) if part.name in rows else None
+                if layout is None or layout.rows <= rows[part.name]:
+                    (made / part.name).copy_from(part, share=True)
+                else:
+                    _write_sample(layout, made / part.name, rows[part.name], streams, seed)
+    output = Output(kind="dataset", name=str(target), version=features.output("dataset").version)
+    return features.model_copy(update={"outputs": (output,)})
+
+
+def sizes(manifest: Manifest, splits: tuple[str, ...] = ("train", "valid")) -> dict[str, int]:
+    """Rows of the splits of a sampled dataset."""
+    schema: DatasetSchema | None = manifest.dataset_schema
+    assert schema is not None
+    return {s: open_split(local(manifest.output("dataset").name), s, schema).rows for s in splits}
+
+
+def _write_sample(layout: SplitLayout, folder: Location, rows: int, streams: int, seed: int) -> None:
+    groups = layout.row_groups
+    mean = layout.rows / len(groups)
+    wanted = min(len(groups), max(streams, _SPREAD, math.ceil(rows / mean)))
+    chosen = [groups[i * len(groups) // wanted] for i in range(wanted)]
+    share = min(1.0, rows / sum(g.rows for g in chosen))
+    for number, group in enumerate(chosen):
+        table = pq.ParquetFile(group.path).read_row_group(group.index)
+        keep = max(1, math.floor(share * group.rows))
+        drawn = np.random.default_rng((seed, number)).choice(group.rows, keep, replace=False)
+        table = table.take(np.sort(drawn))
+        # As the features stage writes them: a row group a file, plain.
+        with (folder / f"part-{number:05d}.parquet").new_file() as path:
+            pq.write_table(table, path, row_group_size=keep, compression="none", use_dictionary=False)
+
 
 log = logging.getLogger("headrace.train")
 _OVER = (TrialState.COMPLETE, TrialState.PRUNED)

@@ -1,0 +1,221 @@
+"""Hosts of ranks: task slots of a Spark cluster, addresses of services, lost hosts, the end of a task of a rank."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from types import ModuleType
+from typing import Any
+
+import horovod.runner.common.util.network
+from pyspark.sql import SparkSession
+
+from headrace.errors import UserError
+
+log = logging.getLogger("headrace.train")
+_POLL_SECONDS = 0.5
+#: Seconds until the first message about waiting, and between two of them.
+_PATIENCE_SECONDS = 5.0
+_EVERY_SECONDS = 15.0
+
+
+def count_slots(spark: SparkSession) -> int:
+    """Tasks that the executors there now can run at once, by their cores, GPUs and what a task wants of both.
+
+    It is Spark's own count, which a barrier stage is checked against; the two that PySpark offers are set by the user
+    (`defaultParallelism`), or know no GPUs.
+    """
+    context = spark.sparkContext._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+
+
+class Slots:
+    """What is known of the slots while a launch waits for them."""
+
+    def __init__(self, wanted: int, seconds: float) -> None:
+        self.wanted, self.seconds = wanted, seconds
+        self.found = 0
+
+    def check(self, master: str) -> None:
+        """Explain a start that took too long.
+
+        Raises:
+            UserError: there never were enough slots.
+        """
+        if self.found < self.wanted:
+            raise UserError(
+                f"train.ranks is {self.wanted}, but after {self.seconds:g} s (train.start_seconds) Spark ({master}) "
+                f"has {self.found} task slots for them, and all ranks run at once: ask for more executors or cores "
+                f"(spark.executor.instances, spark.executor.cores, spark.cores.max; with GPUs a task's share of one), "
+                f"lower train.ranks, or wait longer"
+            )
+
+
+@contextmanager
+def watch_slots(count: Callable[[], int], wanted: int, seconds: float, started: Callable[[], bool]) -> Iterator[Slots]:
+    """Count slots in a thread for the length of the block, and say so where they are late.
+
+    Args:
+        count: how many there are now.
+        wanted: one for each rank.
+        seconds: that the launch waits; for the messages.
+        started: whether the ranks are at work, so that nobody waits any more.
+    """
+    slots, end = Slots(wanted, seconds), threading.Event()
+
+    def run() -> None:
+        began, said = time.monotonic(), 0.0
+        while not started():
+            slots.found = max(slots.found, count())
+            waited = time.monotonic() - began
+            if slots.found >= wanted:
+                if said:
+                    log.info("%d task slots are there after %.0f s", slots.found, waited)
+                return
+            if waited >= (said + _EVERY_SECONDS if said else _PATIENCE_SECONDS):
+                said = waited
+                log.info(
+                    "waiting for task slots: %d of %d after %.0f s, at most %.0f s (train.start_seconds)",
+                    slots.found,
+                    wanted,
+                    waited,
+                    seconds,
+                )
+            if end.wait(_POLL_SECONDS):
+                return
+
+    thread = threading.Thread(target=run, name="slots", daemon=True)
+    thread.start()
+    try:
+        yield slots
+    finally:
+        end.set()
+        thread.join()
+
+
+#: By interface, its addresses: each with the service's port.
+Addresses = dict[str, list[tuple[str, int]]]
+
+
+@contextmanager
+def without_loopback() -> Iterator[None]:
+    """Within, services that this process makes name no address of loopback."""
+    from horovod.runner.common.util.network import BasicService
+
+    before = BasicService._get_local_addresses
+    BasicService._get_local_addresses = lambda service: beyond_loopback(before(service))
+    try:
+        yield
+    finally:
+        BasicService._get_local_addresses = before
+
+
+def reached_by_others(mapper: Mapper) -> Mapper:
+    """A mapper of Horovod's, in a task whose service names no address of loopback."""
+
+    def mapped(index: int, rows: Any) -> Iterator[Any]:
+        with without_loopback():
+            yield from mapper(index, rows)
+
+    return mapped
+
+
+def beyond_loopback(addresses: Addresses) -> Addresses:
+    """Addresses that other hosts reach; all of them where there are none."""
+    found = {
+        interface: [a for a in those if not ip_address(a[0]).is_loopback] for interface, those in addresses.items()
+    }
+    return {interface: those for interface, those in found.items() if those} or addresses
+
+
+#: Most seconds without an answer, however long ranks may wait for each other.
+_SECONDS = 60.0
+#: Questions without an answer, after half of the time, until a host is taken as gone.
+_QUESTIONS = 5
+#: Attempts to connect, each after twice the time of the one before, from 1 s: 15 s in all. (The kernel's own: 127 s.)
+_CONNECTS = 3
+
+
+def silence(deadline: float) -> float:
+    """Seconds without an answer after which a host is taken as gone.
+
+    Args:
+        deadline: seconds that ranks may wait for each other.
+    """
+    return max(2.0, min(deadline, _SECONDS))
+
+
+@contextmanager
+def notice_lost_hosts(seconds: float) -> Iterator[None]:
+    """Within, a connection that Horovod makes from this process fails when the other end's host is gone.
+
+    Args:
+        seconds: without an answer.
+    """
+    network = horovod.runner.common.util.network
+    before = network.socket
+
+    class Socket(socket.socket):
+        def __init__(self, *args: object, **more: object) -> None:
+            super().__init__(*args, **more)  # type: ignore[arg-type]
+            keep_asking(self, seconds)
+
+    shown = ModuleType("socket", socket.__doc__)
+    shown.__dict__.update(socket.__dict__)
+    shown.__dict__["socket"] = Socket
+    network.socket = shown
+    try:
+        yield
+    finally:
+        network.socket = before
+
+
+def keep_asking(connection: socket.socket, seconds: float) -> None:
+    """Let the kernel end a connection, or an attempt at one, whose other end has not answered for so long."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    wanted = {
+        "TCP_KEEPIDLE": round(seconds / 2),
+        "TCP_KEEPINTVL": round(seconds / 2 / _QUESTIONS),
+        "TCP_KEEPCNT": _QUESTIONS,
+        # Of what was sent and is not acknowledged: then nothing is asked. In milliseconds.
+        "TCP_USER_TIMEOUT": round(1000 * seconds),
+        "TCP_SYNCNT": _CONNECTS,
+    }
+    for name, value in wanted.items():
+        option = getattr(socket, name, None)  # not every system has them all
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, max(1, value))
+
+
+#: What a Spark task runs: its number and its rows, to its results.
+Mapper = Callable[[int, Any], Iterator[Any]]
+
+
+def counting_from_start(mapper: Mapper) -> Mapper:
+    """A mapper of Horovod's, in a task that counts its least lifetime from the start of its rank."""
+
+    def mapped(index: int, rows: Any) -> Iterator[Any]:
+        count_from_start()
+        yield from mapper(index, rows)
+
+    return mapped
+
+
+def count_from_start() -> None:
+    """For this process: Horovod's task services count from the start of their commands."""
+    from horovod.runner.common.service.task_service import BasicTaskService
+    from horovod.runner.common.util.timeout import Timeout
+    from horovod.spark.task.task_service import SparkTaskService
+
+    def run_command(service: Any, *args: Any, **more: Any) -> None:
+        seconds = service._minimum_command_lifetime_s
+        if seconds is not None:
+            service._minimum_command_lifetime = Timeout(seconds, message="the least lifetime of a task")
+        BasicTaskService._run_command(service, *args, **more)
+
+    SparkTaskService._run_command = run_command
