@@ -28,12 +28,9 @@ from headrace.jagged import JaggedArray
 from headrace.train.evaluation.auc import SortedRows, curve_areas
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap
 from headrace.train.evaluation.click import click_metrics
-from headrace.train.evaluation.full_ranking import rank_all_items
-from headrace.train.evaluation.partition import by_range
-from headrace.train.evaluation.predictions import Predictions
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.relevant_rows import RelevantRows
-from headrace.train.evaluation.rows import ScoredRows, sigmoid, sort_keys, unpacked
+from headrace.train.evaluation.evaluate import Predictions
+from headrace.train.evaluation.full_ranking import RelevantRows, rank_all_items
+from headrace.train.evaluation.ranks import Ranks, ScoredRows, by_range, sigmoid, sort_keys, unpacked
 
 _TURNS = 3
 _REPLICATES = 10

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.comm.base import run_ranks
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.rows import ScoredRows
+from headrace.train.evaluation.ranks import Ranks, ScoredRows
 
 Evaluate = Callable[[Ranks, ScoredRows], Any]
 

@@ -23,7 +23,7 @@ from headrace.workspace import Workspace, pipeline_file
 _STYLES = {"better": "green", "worse": "red"}
 #: The stage that measures models as policies; no part of a day.
 _ESTIMATE = "estimate_policies"
-#: Of what it measures (headrace.train.evaluation.off_policy), as columns.
+#: Of what it measures (headrace.train.evaluation.policy), as columns.
 _VALUES = ("logged_value", "ips", "snips", "dr", "effective_sample_size")
 
 

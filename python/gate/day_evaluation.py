@@ -34,9 +34,9 @@ from headrace.models.predictor import needed_models
 from headrace.psi import psi
 from headrace.stage import Context
 from headrace.storage import Location
+from headrace.train.evaluation.bootstrap import difference
 from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES
 from headrace.train.evaluation.evaluate import OF_LISTS
-from headrace.train.evaluation.paired import difference
 
 #: Metrics of predicted numbers (evaluation.regression).
 _OF_NUMBERS = ("rmse", "mae", "r2")

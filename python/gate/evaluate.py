@@ -22,12 +22,9 @@ from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
-from headrace.train.evaluation.evaluate import Evaluation, Evaluator
-from headrace.train.evaluation.predictions import Predictions
-from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.evaluate import Evaluation, Evaluator, Predictions
+from headrace.train.evaluation.ranks import Bools, Ranks, as_they_are, ranks_of_tasks
 from headrace.train.evaluation.request import Request
-from headrace.train.evaluation.rows import Bools, as_they_are
-from headrace.train.evaluation.spark_tasks import ranks_of_tasks
 
 #: The split of candidate lists.
 RANK = "rank"

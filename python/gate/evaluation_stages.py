@@ -36,7 +36,7 @@ from headrace.models.predictor import needed_models, read_meta
 from headrace.registry.versions import champion, numbered, registered_name
 from headrace.score.scoring_model import ScoringModel, scoring_model
 from headrace.stage import Context, Result, Stage
-from headrace.train.evaluation.off_policy import METRICS
+from headrace.train.evaluation.policy import POLICY_METRICS
 
 log = logging.getLogger("headrace.gate")
 
@@ -304,8 +304,8 @@ class EstimatePolicies(Stage):
                     "stage": model.stage,
                     "key": model.output.version,
                     "version": (model.facts.get("registered") or {}).get("version"),
-                    "values": {m: facts["metrics"].get(m) for m in METRICS},
-                    "intervals": {m: facts["intervals"][m] for m in METRICS if m in facts["intervals"]},
+                    "values": {m: facts["metrics"].get(m) for m in POLICY_METRICS},
+                    "intervals": {m: facts["intervals"][m] for m in POLICY_METRICS if m in facts["intervals"]},
                 }
             )
         for record in arm_records:
@@ -315,7 +315,7 @@ class EstimatePolicies(Stage):
                 "differences"
             ]
             record["minus_control"] = (
-                {m: differences.get(m) for m in METRICS[1:]} if result is not control_result else {}
+                {m: differences.get(m) for m in POLICY_METRICS[1:]} if result is not control_result else {}
             )
         return Result(
             rows={"rows": evaluation.rows, "models": len(models), "actions": len(actions.rows)},

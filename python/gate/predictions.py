@@ -28,7 +28,7 @@ from headrace.score.rank.pair_features import BLOCK_PAIRS, Columns, PairFeatures
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace, on_this_host
 from headrace.train.evaluation.policy import Actions, Choices, Policy
-from headrace.train.evaluation.rows import Bools
+from headrace.train.evaluation.ranks import Bools
 
 _WHERE = "train.evaluation.off_policy"
 #: Each row is predicted once for each of them.

@@ -29,12 +29,10 @@ from headrace.features.types import declared
 from headrace.lake.delta.frame import read_version
 from headrace.outcomes.served import ServedDay, section, sources
 from headrace.stage import Context
-from headrace.train.evaluation.bootstrap import F64, NO_REPLICATES, Bootstrap
+from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap, sum_by_cell
 from headrace.train.evaluation.click import OF_PROBABILITIES, click_metrics
-from headrace.train.evaluation.ranks import I64, Ranks
-from headrace.train.evaluation.rows import OVERALL, Dimension, ScoredRows
-from headrace.train.evaluation.slices import NULL, hash_ids, make_dimension
-from headrace.train.evaluation.sums import sum_by_cell
+from headrace.train.evaluation.ranks import F64, I64, OVERALL, Dimension, Ranks, ScoredRows
+from headrace.train.evaluation.request import NULL, hash_ids, make_dimension
 
 #: Columns of a list that a table of scores may lack.
 _OPTIONAL = {"arms": "string", "propensity": "double"}

@@ -17,7 +17,7 @@ from headrace.models.predictor import read_meta
 from headrace.stage import Context, Result, RunPlan, Stage, execute, plan_run
 from headrace.storage import Location
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.train.evaluation.paired import Difference, Replicates, difference, read_replicates
+from headrace.train.evaluation.bootstrap import Difference, Replicates, difference, read_replicates
 from headrace.train.job import REPLICATES
 from headrace.train.stage import Train
 from headrace.workspace import Workspace

@@ -124,7 +124,7 @@ class Job(BaseModel):
 
     @property
     def replicates_file(self) -> Location:
-        """The metrics in each replicate of the bootstrap (headrace.train.evaluation.paired)."""
+        """The metrics in each replicate of the bootstrap (headrace.train.evaluation.bootstrap)."""
         return self.folder / REPLICATES
 
     @property

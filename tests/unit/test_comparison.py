@@ -29,9 +29,8 @@ from headrace.stage import check_stage, execute, identity, plan_run, run_stage
 from headrace.storage import local
 from headrace.train import stage as train_stage
 from headrace.train.comparison import Compare, _differences
-from headrace.train.evaluation.bootstrap import Bootstrap
+from headrace.train.evaluation.bootstrap import Bootstrap, Replicates, difference, read_replicates, write_replicates
 from headrace.train.evaluation.click import click_metrics
-from headrace.train.evaluation.paired import Replicates, difference, read_replicates, write_replicates
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark
 from headrace.train.loop.run import train_local

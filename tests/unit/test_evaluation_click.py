@@ -16,11 +16,10 @@ from sklearn import metrics as reference
 
 from headrace.comm.base import run_ranks
 from headrace.errors import UserError
-from headrace.train.evaluation import auc, sums
+from headrace.train.evaluation import auc, bootstrap
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.click import BASIC, FURTHER, Bin, click_metrics, value_of
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.rows import Dimension, ScoredRows, scores_of, sigmoid, sort_keys, unpacked
+from headrace.train.evaluation.ranks import Dimension, Ranks, ScoredRows, scores_of, sigmoid, sort_keys, unpacked
 from tests.evaluation_support import on_any_ranks, part_of, rows_of
 
 #: Scores with ties, of both signs, both zeros, the smallest and the largest.
@@ -80,7 +79,7 @@ def calibration_error(y: np.ndarray, scores: np.ndarray, bins: int = 15) -> floa
 @contextmanager
 def at_once(rows: int) -> Iterator[None]:
     """Go through the rows in ranges of so many."""
-    with patch.object(auc, "ROWS_AT_ONCE", rows), patch.object(sums, "ROWS_AT_ONCE", rows):
+    with patch.object(auc, "ROWS_AT_ONCE", rows), patch.object(bootstrap, "ROWS_AT_ONCE", rows):
         yield
 
 
@@ -118,7 +117,7 @@ def test_many_rows_and_ties(decimals: int, rate: float) -> None:
 
 
 def test_one_score_for_all_is_a_coin_and_lies_evenly_on_the_ranks() -> None:
-    from headrace.train.evaluation.partition import by_range
+    from headrace.train.evaluation.ranks import by_range
 
     rows = rows_of(np.zeros(1_000), np.arange(1_000) % 4 == 0)
     ((values, _, _),) = on_any_ranks(rows, evaluated)
@@ -133,7 +132,7 @@ def test_one_score_for_all_is_a_coin_and_lies_evenly_on_the_ranks() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(-5, 5), max_size=60), st.integers(1, 4))
 def test_ranges_hold_all_rows_in_order(drawn: list[int], size: int) -> None:
-    from headrace.train.evaluation.partition import by_range
+    from headrace.train.evaluation.ranks import by_range
 
     keys = np.array(drawn, np.int64)
     payload = np.arange(len(keys)) * 10

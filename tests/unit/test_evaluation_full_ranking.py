@@ -23,12 +23,10 @@ from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.schema import DatasetSchema
 from headrace.train.evaluation import full_ranking
-from headrace.train.evaluation.full_ranking import rank_all_items
-from headrace.train.evaluation.predictions import Predictions
-from headrace.train.evaluation.ranking import METRICS, metrics_of_places, ranking_metrics
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.relevant_rows import RelevantRows, RowsOfUsers
-from headrace.train.evaluation.rows import Dimension
+from headrace.train.evaluation.evaluate import Predictions
+from headrace.train.evaluation.full_ranking import RelevantRows, RowsOfUsers, rank_all_items
+from headrace.train.evaluation.ranking import LIST_METRICS, metrics_of_places, ranking_metrics
+from headrace.train.evaluation.ranks import Dimension, Ranks
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Report
@@ -98,7 +96,7 @@ def test_full_rankings_equal_sorting_all_items(
             owner = rng.integers(0, size, len(drawn))
             told = run_ranks(size, lambda c, owner=owner: evaluate(Ranks(c), owner))
             for table, expected in zip(told[0][0], alone[0], strict=True):
-                for name in METRICS:
+                for name in LIST_METRICS:
                     np.testing.assert_array_equal(table[name], expected[name])
             for i in (1, 2):
                 assert {u: x for t in told for u, x in t[i].items()} == alone[i]
@@ -124,7 +122,7 @@ def test_full_rankings_equal_sorting_all_items(
     assert alone[1].keys() == expected.keys()
     for table, at, chosen in ((alone[0][0], 0, {0, 1}), (alone[0][1], 0, {0}), (alone[0][1], 1, {1})):
         values = [m for user, m in expected.items() if user % 2 in chosen]
-        for name in METRICS:
+        for name in LIST_METRICS:
             mean = np.mean([v[name] for v in values]) if values else math.nan
             assert table[name][0, at] == pytest.approx(mean, rel=1e-12, nan_ok=True), name
 
@@ -134,7 +132,7 @@ def test_rows_that_stand_for_users_do_not_depend_on_when_others_are_dropped(monk
     user, order, position = rng.integers(0, 9, 500), rng.integers(0, 3, 500).astype(float), rng.permutation(500)
     found = []
     for waiting in (3, 10_000):
-        monkeypatch.setattr("headrace.train.evaluation.relevant_rows._WAITING", waiting)
+        monkeypatch.setattr("headrace.train.evaluation.full_ranking._WAITING", waiting)
         rows = RowsOfUsers()
         for at in range(0, 500, 7):
             part = slice(at, at + 7)
@@ -240,7 +238,7 @@ def test_a_trained_model_is_ranked_by_its_own_logits(evaluated: tuple[Job, Repor
     tables = {"all": found["metrics"]} | {s["value"]: s["metrics"] for s in found["slices"]}
     for which, lists in told.items():
         for k in (3, 10):
-            for name in METRICS:
+            for name in LIST_METRICS:
                 expected = np.mean([x[k][name] for x in lists])
                 assert tables[which][full_ranking_name(name, k)] == pytest.approx(expected, abs=1e-9), (which, name)
     assert found["metrics"]["coverage_at_3_full"] == len(shown) / 38
@@ -276,7 +274,7 @@ def test_rows_are_lists_of_their_own_without_what_their_list_excludes(home: Work
         told.append(list_metrics(kept, 4))
     known = [x for x in told if x is not None]
     assert 0 < len(known) < len(told)  # some rows' items are in their own lists
-    for name in METRICS:
+    for name in LIST_METRICS:
         expected = np.mean([x[name] for x in known])
         assert report.metrics[full_ranking_name(name, 4)] == pytest.approx(expected, abs=1e-9), name
     other = conf.model_copy(update={"evaluation": Evaluation.model_validate({"full_ranking": {"exclude": "item"}})})

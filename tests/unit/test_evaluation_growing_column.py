@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.train.evaluation.growing_column import GrowingColumn
+from headrace.train.evaluation.predict import GrowingColumn
 
 BATCHES = st.lists(
     st.tuples(st.sampled_from(["f4", "i8", "U3", "U9", "O"]), st.integers(0, 50_000)), min_size=1, max_size=6

@@ -17,10 +17,8 @@ from headrace.errors import UserError
 from headrace.schema import Feature, Kind
 from headrace.storage import local
 from headrace.train.evaluation.bootstrap import Bootstrap
-from headrace.train.evaluation.off_policy import off_policy_metrics
-from headrace.train.evaluation.policy import Actions, Choices, Policy, find_actions
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.rows import Dimension, ScoredRows, sigmoid
+from headrace.train.evaluation.policy import Actions, Choices, Policy, find_actions, off_policy_metrics
+from headrace.train.evaluation.ranks import Dimension, Ranks, ScoredRows, sigmoid
 from tests.evaluation_support import on_any_ranks, rows_of
 
 ACTIONS = Actions("item", np.array([2, 3, 5, 9]))

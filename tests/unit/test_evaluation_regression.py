@@ -10,9 +10,8 @@ from sklearn import metrics as reference
 
 from headrace.errors import UserError
 from headrace.train.evaluation.bootstrap import Bootstrap
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.regression import regression_metrics
-from headrace.train.evaluation.rows import Dimension, ScoredRows
+from headrace.train.evaluation.click import regression_metrics
+from headrace.train.evaluation.ranks import Dimension, Ranks, ScoredRows
 from tests.evaluation_support import on_any_ranks, rows_of
 
 BOOTSTRAP = Bootstrap(replicates=20, seed=5)

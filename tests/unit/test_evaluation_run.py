@@ -22,8 +22,7 @@ from headrace.manifest import Manifest, fingerprint
 from headrace.models.predictor import load_predictor
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.request import Request
-from headrace.train.evaluation.slices import OTHERS, carried_ids, make_dimension, slice_values
+from headrace.train.evaluation.request import OTHERS, Request, carried_ids, make_dimension, slice_values
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Report

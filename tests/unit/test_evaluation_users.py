@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
+from headrace.train.evaluation.auc import user_metrics
 from headrace.train.evaluation.bootstrap import Bootstrap
-from headrace.train.evaluation.catalogue import catalogue_metrics
-from headrace.train.evaluation.ranking import METRICS, ranked_lists, ranking_metrics
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.rows import Dimension, ScoredRows
-from headrace.train.evaluation.users import user_metrics
+from headrace.train.evaluation.ranking import LIST_METRICS, catalogue_metrics, ranked_lists, ranking_metrics
+from headrace.train.evaluation.ranks import Dimension, Ranks, ScoredRows
 from tests.evaluation_support import list_metrics, on_any_ranks, part_of, rows_of
 
 ROWS = st.lists(
@@ -66,7 +64,7 @@ def test_ranked_lists_equal_a_loop(drawn: list[Any], k: int) -> None:
         by_list[row[2]].append(row)
     for table, at, chosen in ((found[0], 0, {0, 1}), (found[1], 0, {0}), (found[1], 1, {1})):
         told = [m for key, r in by_list.items() if key % 2 in chosen and (m := list_metrics(r, k)) is not None]
-        for name in METRICS:
+        for name in LIST_METRICS:
             expected = pytest.approx(np.mean([m[name] for m in told]), rel=1e-12) if told else None
             value = table[name][0, at]
             assert (None if math.isnan(value) else value) == expected, name

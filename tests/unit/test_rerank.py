@@ -18,10 +18,8 @@ from headrace.config.score import Rerank
 from headrace.score.rerank.lists import RankedLists, Rule
 from headrace.score.rerank.reasons import reasons
 from headrace.score.rerank.rerank import rerank
-from headrace.train.evaluation.off_policy import off_policy_metrics
-from headrace.train.evaluation.policy import Actions, Policy
-from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.rows import sigmoid
+from headrace.train.evaluation.policy import Actions, Policy, off_policy_metrics
+from headrace.train.evaluation.ranks import Ranks, sigmoid
 from tests.rerank_support import DS, caps, lambdas, make_rules, of_user, only, shares, some_lists
 
 

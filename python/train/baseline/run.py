@@ -43,15 +43,11 @@ from headrace.train.baseline.xgboost_spark import (
     sample_row_groups,
 )
 from headrace.train.carried_columns import carried_weight, is_weighted
-from headrace.train.evaluation.bootstrap import F64
-from headrace.train.evaluation.evaluate import Evaluation, Evaluator
-from headrace.train.evaluation.paired import write_replicates
+from headrace.train.evaluation.bootstrap import write_replicates
+from headrace.train.evaluation.evaluate import Evaluation, Evaluator, Predictions
 from headrace.train.evaluation.policy import Choices, Policy, ScoreAction
-from headrace.train.evaluation.predictions import Predictions
-from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.ranks import F64, Ranks, as_they_are, ranks_of_tasks
 from headrace.train.evaluation.request import Request
-from headrace.train.evaluation.rows import as_they_are
-from headrace.train.evaluation.spark_tasks import ranks_of_tasks
 from headrace.train.job import REPLICATES
 
 #: The split of candidate lists.

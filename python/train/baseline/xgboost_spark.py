@@ -34,7 +34,7 @@ from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_colum
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location
 from headrace.train.carried_columns import checked_weights
-from headrace.train.evaluation.slices import hash_ids
+from headrace.train.evaluation.request import hash_ids
 
 
 @dataclass(frozen=True)

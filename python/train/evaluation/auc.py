@@ -8,7 +8,7 @@ are whole numbers, weighted by the counts of a bootstrap's replicate: exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.features.learn import exact_sums
-from headrace.train.evaluation.bootstrap import F64, Bootstrap
-from headrace.train.evaluation.ranks import I64, Ranks
-from headrace.train.evaluation.rows import Bools
-from headrace.train.evaluation.sums import ROWS_AT_ONCE
+from headrace.train.evaluation.bootstrap import NO_REPLICATES, ROWS_AT_ONCE, Bootstrap, sum_by_cell
+from headrace.train.evaluation.ranks import (
+    F64,
+    I64,
+    OVERALL,
+    Bools,
+    Dimension,
+    Ranks,
+    ScoredRows,
+    by_id,
+    check_scores,
+    sort_keys,
+    unpacked,
+)
 
 #: Columns of a segment's summary: rows; positives, negatives; twice the pairs in order, ties half; the order of the
 #: scores of the first and of the last run, and their positives and negatives.
@@ -225,3 +235,59 @@ def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> F64:
     """Quotients of Python's whole numbers, each rounded once; NaN over 0."""
     found = [a / b if b else np.nan for a, b in zip(above.reshape(-1), below.reshape(-1), strict=True)]
     return np.array(found, np.float64).reshape(above.shape)
+
+
+def user_metrics(
+    ranks: Ranks, rows: ScoredRows, *, dimensions: Sequence[Dimension] = (), bootstrap: Bootstrap = NO_REPLICATES
+) -> list[dict[str, F64]]:
+    """Means of the AUC of users who have rows of both classes: of all rows, then by dimension.
+
+    gauc: weighted by the user's rows (Zhu et al., 2017; Zhou et al., 2018). user_auc: each user counts once.
+
+    Returns:
+        For all rows and for each dimension, by metric: float64 [1 + replicates, slices], NaN without such a user.
+
+    Raises:
+        UserError: a score is NaN.
+    """
+    check_scores(ranks, rows.scores)
+    assert rows.users is not None
+    ids, (keys, *codes) = by_id(ranks, rows.users, [sort_keys(rows), *rows.slices])
+    distinct, index = np.unique(ids, return_inverse=True)
+    found = []
+    for dimension, code in zip((OVERALL, *dimensions), (np.zeros(len(keys), np.int64), *codes), strict=True):
+        order = np.lexsort((keys, index, code))
+        order = order[np.searchsorted(code[order], 0) :]
+        found.append(
+            _of_slices(ranks, len(dimension.values), code[order], index[order], distinct, keys[order], bootstrap)
+        )
+    return found
+
+
+def _of_slices(
+    ranks: Ranks, slices: int, code: I64, index: I64, distinct: I64, keys: I64, bootstrap: Bootstrap
+) -> dict[str, F64]:
+    """Rows by slice, user (a position in `distinct`) and score."""
+    order, labels = unpacked(keys)
+    begins = np.ones(len(code), bool)
+    begins[1:] = (code[1:] != code[:-1]) | (index[1:] != index[:-1])
+    first = np.flatnonzero(begins)
+    group = np.cumsum(begins) - 1
+    runs = Runs(SortedRows(len(first), group, order, labels))
+    positives, negatives = runs.counts(None)
+    in_order = runs.per_segment(positives * (2 * runs.before(negatives) + negatives))
+    positives, negatives = runs.per_segment(positives), runs.per_segment(negatives)
+    both = (positives > 0) & (negatives > 0)
+    auc = in_order[both] / (2 * positives[both] * negatives[both])
+    rows = (positives + negatives)[both]
+    sums = sum_by_cell(
+        ranks,
+        slices,
+        code[first][both],
+        distinct[index[first]][both],
+        {"users": np.ones(len(rows), np.int64), "rows": rows},
+        {"auc": auc, "weighted": auc * rows},
+        bootstrap,
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return {"gauc": sums["weighted"] / sums["rows"], "user_auc": sums["auc"] / sums["users"]}

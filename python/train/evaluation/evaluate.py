@@ -4,27 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.schema import Feature
-from headrace.train.evaluation.bootstrap import F64, Bootstrap
-from headrace.train.evaluation.catalogue import COVERAGE, Occurrences, catalogue_metrics, count_occurrences
-from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES, Probability, click_metrics, value_of
-from headrace.train.evaluation.off_policy import off_policy_metrics
-from headrace.train.evaluation.policy import Policy, find_actions
-from headrace.train.evaluation.predictions import Predictions
-from headrace.train.evaluation.ranking import RankedLists, full_name, ranked_lists, ranking_metrics
-from headrace.train.evaluation.ranks import I64, Ranks
-from headrace.train.evaluation.regression import regression_metrics
-from headrace.train.evaluation.request import Request
-from headrace.train.evaluation.rows import Dimension, ScoredRows, sigmoid
-from headrace.train.evaluation.slices import SEEN, carried_ids, make_dimension, slice_values
-from headrace.train.evaluation.users import user_metrics
+from headrace.train.evaluation.auc import user_metrics
+from headrace.train.evaluation.bootstrap import Bootstrap
+from headrace.train.evaluation.click import (
+    BASIC,
+    OF_PROBABILITIES,
+    Probability,
+    click_metrics,
+    regression_metrics,
+    value_of,
+)
+from headrace.train.evaluation.policy import Choices, Policy, find_actions, off_policy_metrics
+from headrace.train.evaluation.ranking import (
+    COVERAGE,
+    Occurrences,
+    RankedLists,
+    catalogue_metrics,
+    count_occurrences,
+    full_name,
+    ranked_lists,
+    ranking_metrics,
+)
+from headrace.train.evaluation.ranks import F32, F64, I64, Dimension, Ranks, ScoredRows, sigmoid
+from headrace.train.evaluation.request import SEEN, Request, carried_ids, make_dimension, slice_values
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of this rank's rows of a split: logits and labels float32 [n]; carried columns [n]; codes int64 [n].
+
+    Of further tasks (`train.tasks`) outputs and targets float32 [n], NaN where a row is none of the task's.
+
+    In place of logits there may be any scores of which the evaluation's `probability` makes probabilities.
+    choices: what the model as a policy would choose, where `train.evaluation.off_policy` asks for it.
+    """
+
+    logits: F32
+    labels: F32
+    carried: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    codes: Mapping[str, I64] = field(default_factory=dict)
+    outputs: Mapping[str, F32] = field(default_factory=dict)
+    targets: Mapping[str, F32] = field(default_factory=dict)
+    choices: Choices | None = None
+
+    def of_task(self, task: str) -> Predictions:
+        """A further task's rows, with its outputs in place of the logits and its labels."""
+        target = self.targets[task]
+        known = ~np.isnan(target)
+        return Predictions(
+            self.outputs[task][known],
+            target[known],
+            {name: x[known] for name, x in self.carried.items()},
+            {name: x[known] for name, x in self.codes.items()},
+        )
+
 
 #: Of the lists of the split `rank`, whatever is asked for besides.
 OF_LISTS = ("hr_at_k", "ndcg_at_k")
@@ -326,3 +368,26 @@ def _count_rows(ranks: Ranks, rows: int, dimensions: Sequence[Dimension], slices
         mine = np.bincount(codes[codes >= 0], minlength=len(dimension.values))
         counts.append(ranks.add_up(mine).tolist())
     return counts
+
+
+def evaluate_tasks(evaluator: Evaluator, request: Request, ranks: Ranks, predictions: Predictions) -> Evaluation:
+    """The first task's evaluation, with the others' in `tasks`, and their metrics as `<metric>.<task>`. Collective.
+
+    A task without rows has metrics without values.
+
+    Raises:
+        UserError: a prediction is NaN, or a slice's expression cannot be evaluated.
+    """
+    found = evaluator.evaluate(ranks, predictions)
+    metrics, replicates, tasks = dict(found.metrics), dict(found.replicates), dict[str, dict[str, Any]]()
+    for name, task in request.tasks.items():
+        rows = predictions.of_task(name)
+        if task.is_probability:
+            wanted = request.settings.metrics if task.metrics is None else task.metrics
+            of_task = evaluator.with_metrics(wanted).evaluate(ranks, rows)
+        else:
+            of_task = evaluator.evaluate_regression(ranks, rows)
+        metrics |= {f"{metric}.{name}": value for metric, value in of_task.metrics.items()}
+        replicates |= {f"{metric}.{name}": values for metric, values in of_task.replicates.items()}
+        tasks[name] = of_task.record()
+    return replace(found, metrics=metrics, replicates=replicates, tasks=tasks)

@@ -1,14 +1,22 @@
-"""What the ranks of an evaluation tell each other: small tables, sums, and rows on their way to another rank."""
+"""Rows of an evaluation over its ranks: small tables, sums, and rows on their way to the rank that needs them.
+
+Rows go to ranks by range of their scores, or by user, so that each rank can compute its part of a metric alone. Scores
+have whole numbers of the same order.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.embeddings.kernels.id_map import mix
+from headrace.errors import UserError
 from headrace.world import World
 
 if TYPE_CHECKING:  # imports torch, which one process alone needs not
@@ -16,6 +24,7 @@ if TYPE_CHECKING:  # imports torch, which one process alone needs not
 
 Array = npt.NDArray[Any]
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
 
 
 class Ranks:
@@ -65,3 +74,184 @@ class Ranks:
         import torch
 
         return self._collective.all_gather(torch.from_numpy(x.copy())).numpy()
+
+
+F32 = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What rows are sliced by: a name, and its values. A row has the position of its value, -1 where it is none."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+#: All rows as one slice.
+OVERALL = Dimension("", ("",))
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """This rank's rows.
+
+    scores: float32 [n], logits or probabilities; labels: bool [n]; users: int64 [n], ids or hashes, or None;
+    slices: for each dimension the position of the row's value, int64 [n].
+    """
+
+    scores: F32
+    labels: Bools
+    users: I64 | None = None
+    slices: tuple[I64, ...] = ()
+
+    @staticmethod
+    def of(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> ScoredRows:
+        """Of scores and of labels, positive above 0. Raises ValueError unless the scores are float32."""
+        if scores.dtype != np.float32:
+            raise ValueError(
+                f"scores are float32, not {scores.dtype}: others would be rounded, and rounding makes ties"
+            )
+        return ScoredRows(scores, np.asarray(labels) > 0)
+
+
+def check_scores(ranks: Ranks, scores: F32 | F64, *, finite: bool = False) -> int:
+    """The number of rows over all ranks. Collective.
+
+    Raises:
+        UserError: a score is NaN, or with `finite` infinite, on some rank; all ranks raise it.
+    """
+    faults = ~np.isfinite(scores) if finite else np.isnan(scores)
+    bad, rows = ranks.add_up(np.array([faults.sum(), len(scores)])).tolist()
+    if bad:
+        what = "not finite, so there is nothing to measure" if finite else "NaN, so there is nothing to order them by"
+        raise UserError(
+            f"{bad:,} of {rows:,} predictions are {what}: a weight or a feature is not finite; lower "
+            f"train.dense.learning_rate or train.embeddings.learning_rate, or look at the features"
+        )
+    return int(rows)
+
+
+def sigmoid(logits: npt.NDArray[Any]) -> F64:
+    """Probabilities of logits [n], computed in float64 without overflow."""
+    x = np.asarray(logits, np.float64)
+    e = np.exp(-np.abs(x))
+    found: F64 = np.where(x >= 0, 1.0, e) / (1.0 + e)
+    return found
+
+
+def as_they_are(scores: npt.NDArray[Any]) -> F64:
+    """Probabilities of scores that are such, [n]."""
+    return np.asarray(scores, np.float64)
+
+
+def sort_keys(rows: ScoredRows) -> I64:
+    """Whole numbers in the order of the scores, equal ones of equal scores but for the label: int64 [n]."""
+    # -0.0 becomes 0.0. Bits of negative floats ascend away from 0.
+    bits = (rows.scores + np.float32(0)).view(np.int32)
+    order = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64)
+    return (order << 1) | rows.labels
+
+
+def unpacked(keys: I64) -> tuple[I64, Bools]:
+    """The order of the scores, int64 [n], and the labels of sort keys."""
+    return keys >> 1, (keys & 1).astype(bool)
+
+
+def scores_of(order: I64) -> F32:
+    """The scores of their order: float32 [n]."""
+    bits = order.astype(np.int32)
+    return (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
+#: Sampled keys of each rank, for each rank.
+_SAMPLES = 64
+
+
+def by_range(ranks: Ranks, keys: I64, columns: Sequence[Array] = ()) -> tuple[I64, list[Array]]:
+    """Sort rows over all ranks: each rank gets a range of the keys, sorted. Collective.
+
+    Splitters are sampled at equal distances in each rank's sorted keys (Shi and Schaeffer, 1992). Equal keys are told
+    apart by their place, so that no rank gets more than twice its share, however many of them there are; they may then
+    be on several ranks.
+
+    Args:
+        keys: int64 [n].
+        columns: [n] each, which travel along.
+
+    Returns:
+        The keys of this rank, ascending; those of rank r + 1 are not below those of rank r. And their columns.
+    """
+    keys, columns = _sorted(keys, columns)
+    size, rank, n = ranks.world.size, ranks.world.rank, len(keys)
+    if size == 1:
+        return keys, list(columns)
+    samples = min(n, _SAMPLES * size)
+    places = np.arange(samples) * n // max(samples, 1)
+    # A table of one shape: a rank of few rows leaves places empty, without weight.
+    table = np.zeros((_SAMPLES * size, 3), np.int64)
+    table[:samples] = np.stack([keys[places], places, np.diff(np.append(places, n))], axis=1)
+    gathered = ranks.gather(table)
+    key, place, weight = gathered.reshape(-1, 3).T
+    of_rank = np.repeat(np.arange(size), _SAMPLES * size)
+    order = np.lexsort((place, of_rank, key))
+    order = order[weight[order] > 0]
+    before = np.cumsum(weight[order]) - weight[order]
+    total = int(weight.sum())
+    cuts = [0]
+    for i in range(1, size):
+        at = int(np.searchsorted(before, total * i // size))
+        if at == len(order):
+            cuts.append(n)
+            continue
+        chosen = order[at]
+        if of_rank[chosen] == rank:
+            cuts.append(int(place[chosen]))
+        else:
+            # Equal keys of the ranks before the splitter's are below it, those of the ranks behind it are not.
+            cuts.append(int(np.searchsorted(keys, key[chosen], "right" if rank < of_rank[chosen] else "left")))
+    cuts.append(n)
+    received = ranks.send_rows([keys, *columns], np.diff(cuts).tolist())
+    return _sorted(received[0], received[1:])
+
+
+def by_id(ranks: Ranks, ids: I64, columns: Sequence[Array] = ()) -> tuple[I64, list[Array]]:
+    """All rows of an id to one rank, that of its hash. Collective.
+
+    Args:
+        ids: int64 [n].
+        columns: [n] each, which travel along.
+    """
+    size = ranks.world.size
+    if size == 1:
+        return ids, list(columns)
+    to = (mix(np.ascontiguousarray(ids)) >> np.uint64(32)).astype(np.int64) % size
+    order = np.argsort(to, kind="stable")
+    counts = np.bincount(to, minlength=size).tolist()
+    received = ranks.send_rows([c[order] for c in (ids, *columns)], counts)
+    return received[0], received[1:]
+
+
+def _sorted(keys: I64, columns: Sequence[Array]) -> tuple[I64, list[Array]]:
+    if not columns:
+        return np.sort(keys), []
+    order = np.argsort(keys)
+    return keys[order], [c[order] for c in columns]
+
+
+@contextmanager
+def ranks_of_tasks() -> Iterator[Ranks]:
+    """The tasks of a barrier stage as ranks."""
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    addresses = [info.address for info in context.getTaskInfos()]
+    if len(addresses) == 1:
+        yield Ranks()
+        return
+    # torch takes seconds to import.
+    from headrace.comm.torch_dist import gloo_ranks
+
+    host = addresses[0].rsplit(":", 1)[0]
+    with gloo_ranks(context.partitionId(), len(addresses), host, context.allGather) as collective:
+        yield Ranks(collective)

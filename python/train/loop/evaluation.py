@@ -17,16 +17,20 @@ from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location, StoreAway
 from headrace.train.carried_columns import TaskLabels
-from headrace.train.evaluation.click import BASIC
-from headrace.train.evaluation.evaluate import Evaluation, Evaluator, evaluate_basic, evaluate_errors
+from headrace.train.evaluation.click import BASIC, ERROR_METRICS
+from headrace.train.evaluation.evaluate import (
+    Evaluation,
+    Evaluator,
+    Predictions,
+    evaluate_basic,
+    evaluate_errors,
+    evaluate_tasks,
+)
 from headrace.train.evaluation.full_ranker import FullRanker
 from headrace.train.evaluation.policy import Policy
 from headrace.train.evaluation.predict import predict_split
-from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.regression import METRICS as ERRORS
 from headrace.train.evaluation.request import Request
-from headrace.train.evaluation.tasks import evaluate_tasks
 from headrace.train.job import Job
 
 log = logging.getLogger("headrace.train")
@@ -101,7 +105,9 @@ class Evaluations:
         policy = evaluator.policy(self._ranks, layout)
         for name, split in splits.items():
             if name == "valid" and last is not None and request.is_basic:
-                found[name] = replace(last, metrics={m: x for m, x in last.metrics.items() if m in (*BASIC, *ERRORS)})
+                found[name] = replace(
+                    last, metrics={m: x for m, x in last.metrics.items() if m in (*BASIC, *ERROR_METRICS)}
+                )
                 continue
             predictions = self._predict(split, request.carried(), request.codes(), self._labels, policy)
             if self._model.predicts == "number":

@@ -18,7 +18,7 @@ from headrace.train.callbacks.tracing import InstrumentedCollective, NoOpTracer,
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels
 from headrace.train.checkpoint.read import list_steps, restore, restore_step
-from headrace.train.evaluation.paired import write_replicates
+from headrace.train.evaluation.bootstrap import write_replicates
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.job import Job
 from headrace.train.loop.evaluation import Evaluations

@@ -21,7 +21,7 @@ from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import ShareOf
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema
-from headrace.train.evaluation.catalogue import Occurrences, count_occurrences
+from headrace.train.evaluation.ranking import Occurrences, count_occurrences
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import coded_feature
 from headrace.train.job import Job
