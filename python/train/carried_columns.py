@@ -39,12 +39,14 @@ _ARROW = {
 
 
 def parse_carried(text: str, schema: DatasetSchema, result: str) -> RowExpression | None:
-    """An expression over carried columns, its values of type `result` (`string`, `boolean`); None where it is none."""
+    """Parse an expression over carried columns, its values of type `result` (`string`, `boolean`); None if it is no
+    such expression.
+    """
     return parse(text, carried_types(schema), ValueType(result))  # type: ignore[arg-type]
 
 
 def parse_condition(text: str, schema: DatasetSchema, where: str) -> RowExpression:
-    """A condition over carried columns.
+    """Parse a condition over carried columns.
 
     Args:
         where: the key of the spec that it stands at.
@@ -63,20 +65,20 @@ def parse_condition(text: str, schema: DatasetSchema, where: str) -> RowExpressi
 
 
 def carried_types(schema: DatasetSchema) -> dict[str, ValueType]:
-    """The columns that an expression may look at, by their names in the lake's table."""
+    """Return the columns that an expression may use, by their names in the lake's table."""
     carried = schema.carried_columns.items()
     return {name: ValueType(_ELEMENTS[f.dtype]) for name, f in carried if f.dtype in _ELEMENTS}
 
 
 def columns_of(expressions: Collection[RowExpression]) -> tuple[str, ...]:
-    """The columns of the lake's table that expressions look at."""
+    """Return the columns of the lake's table that expressions use."""
     return tuple(dict.fromkeys(c for e in expressions for c in e.columns))
 
 
 def evaluate_expression(
     expression: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema, where: str
 ) -> pa.Array | pa.ChunkedArray:
-    """An expression's value of each row, [n].
+    """Return an expression's value of each row, [n].
 
     Args:
         carried: the columns by their names in the dataset, [n].
@@ -106,7 +108,7 @@ _DAY_MICROS = 86_400 * 1_000_000
 
 
 class TaskLabels:
-    """Which label each row has for each task.
+    """The label of each row for each task.
 
     Args:
         train: with `tasks`.
@@ -153,7 +155,7 @@ class TaskLabels:
         return list(dict.fromkeys([*columns, *self.carried]))
 
     def of(self, labels: F32, carried: Mapping[str, npt.NDArray[Any]]) -> dict[str, F32]:
-        """The labels of rows for each task but the first: float32 [B], NaN where a row is none of the task's.
+        """Return the labels of rows for each task but the first: float32 [B], NaN for a row outside the task.
 
         Args:
             labels: of the first task, float32 [B].
@@ -206,7 +208,7 @@ class TaskLabels:
 
 
 def _product(targets: list[F32]) -> F32:
-    """The product of labels: 0 where one is 0, NaN where one of the others is not known."""
+    """Return the product of labels: 0 where one is 0, NaN where one of the others is unknown."""
     stacked = np.stack(targets)
     known: F32 = np.where((stacked == 0).any(0), np.float32(0), stacked.prod(0))
     return known
@@ -259,7 +261,7 @@ class ListColumn:
 
     @staticmethod
     def asked(model: config.Model, train: config.Train, schema: DatasetSchema) -> ListColumn | None:
-        """What `model.loss.group` asks for; None: it asks for nothing.
+        """Return the column that `model.loss.group` names, or None.
 
         Raises:
             UserError: the dataset does not carry the column.
@@ -276,7 +278,7 @@ class ListColumn:
         return ListColumn(schema.carried_name(group), train.batch_size // train.streams)
 
     def of(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-        """Which list each row is of: int64 [B]; null is a value like any other."""
+        """Return the list of each row: int64 [B]; null is a value like any other."""
         values = carried[self.column]
         if values.dtype == object:
             values = np.array(["" if v is None else f"_{v}" for v in values])
@@ -303,7 +305,7 @@ class DayDecay(BaseModel):
 
     @staticmethod
     def of(spec: Spec, ds: str) -> DayDecay | None:
-        """What a spec asks for of the training of `ds`; None: all rows count alike."""
+        """Return the decay that a spec sets for the training of `ds`, or None: all rows count alike."""
         if spec.retrain is None or spec.retrain.half_life_days is None:
             return None
         assert spec.table.event_time is not None  # config.Spec sees to it
@@ -316,7 +318,7 @@ class DayDecay(BaseModel):
         )
 
     def carried_name(self, schema: DatasetSchema) -> str:
-        """The dataset's name of the column.
+        """Return the dataset's name of the column.
 
         Raises:
             UserError: it is no carried timestamp.
@@ -330,7 +332,7 @@ class DayDecay(BaseModel):
         return feature.name
 
     def weights(self, times: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """The weights of rows by their events' times, int64 microseconds since 1970 [B] -> float32 [B].
+        """Return the weights of rows by their events' times, int64 microseconds since 1970 [B] -> float32 [B].
 
         Of rows spread evenly over the days the mean is 1. Rows before the range have the weight of its first day; where
         they are replayed, 1.
@@ -345,7 +347,7 @@ class DayDecay(BaseModel):
 
 
 def decay_of(carried: Mapping[str, npt.NDArray[Any]], decay: DayDecay, column: str) -> npt.NDArray[np.float32]:
-    """The weights of a batch's rows by its carried columns.
+    """Return the weights of a batch's rows by its carried columns.
 
     Raises:
         UserError: a row has no time.
@@ -357,7 +359,7 @@ def decay_of(carried: Mapping[str, npt.NDArray[Any]], decay: DayDecay, column: s
 
 
 class SampleWeights:
-    """What each row's loss is multiplied by.
+    """Factors of the rows' losses.
 
     Args:
         train: with `sample_weight`, or without.
@@ -378,7 +380,7 @@ class SampleWeights:
         return tuple(dict.fromkeys(c for c in (self._column, self._time) if c is not None))
 
     def of(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32] | None:
-        """The weights of a batch: float32 [B]; None: all rows count alike.
+        """Return the weights of a batch: float32 [B]; None: all rows count alike.
 
         Args:
             carried: the columns `carried`, [B].
@@ -394,7 +396,7 @@ class SampleWeights:
 
 
 def carried_weight(train: Train, schema: DatasetSchema) -> tuple[str, ...]:
-    """The carried column that holds the weights, in the dataset's name; empty without one.
+    """Return the carried column that holds the weights, in the dataset's name; empty without one.
 
     Raises:
         UserError: it is text.
@@ -408,7 +410,7 @@ def carried_weight(train: Train, schema: DatasetSchema) -> tuple[str, ...]:
 
 
 def checked_weights(values: npt.NDArray[Any], column: str) -> npt.NDArray[np.float32]:
-    """A batch's weights: [B] -> float32 [B].
+    """Return a batch's weights: [B] -> float32 [B].
 
     Raises:
         UserError: one is null, not finite or below 0.
@@ -425,6 +427,6 @@ def checked_weights(values: npt.NDArray[Any], column: str) -> npt.NDArray[np.flo
 
 
 def is_weighted(spec: Spec, conf: Trees | None) -> bool:
-    """Whether rows have weights. For ranking XGBoost takes one for a list, not for a row."""
+    """Return True if rows have weights. For ranking XGBoost takes one for a list, not for a row."""
     is_ranking = conf is not None and conf.objective == "ranking"
     return spec.train.sample_weight is not None and not is_ranking

@@ -41,14 +41,14 @@ class TrainChallenger(Stage):
         return {"challenger": settings.model_dump(mode="json"), **Train().spec_part(spec.of_challenger())}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The newest model of an earlier day that was trained from nothing."""
+        """Return the newest model of an earlier day that was trained from nothing."""
         found = newest_from_nothing(ctx.ws, ctx.spec, ctx.ds)
         return (
             () if found is None else (Input(kind="stage", name=f"{found.stage} {found.ds}", version=identity(found)),)
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The saved model, where one was trained, is there."""
+        """Check that the saved model exists, where one was trained."""
         models = (ctx.ws.locate(output.name) for output in manifest.outputs)
         return next((why for model in models if (why := damaged_model(model)) is not None), None)
 
@@ -90,7 +90,7 @@ def _settings(spec: Spec) -> Challenger:
 
 
 def due(ws: Workspace, spec: Spec, ds: str) -> str | None:
-    """Why a challenger is trained on a day; None where none is."""
+    """Return the reason to train a challenger on a day, or None."""
     settings, last = _settings(spec), newest_from_nothing(ws, spec, ds)
     if last is None:
         today = Manifest.load(ws.manifest(spec.pipeline, ds, "train"))
@@ -104,7 +104,7 @@ def due(ws: Workspace, spec: Spec, ds: str) -> str | None:
 
 
 def newest_from_nothing(ws: Workspace, spec: Spec, ds: str) -> Manifest | None:
-    """The manifest of the newest model trained from nothing in the `every_days` - 1 days before `ds`."""
+    """Return the manifest of the newest model trained from nothing in the `every_days` - 1 days before `ds`."""
     for back in range(1, _settings(spec).every_days):
         day = (date.fromisoformat(ds) - timedelta(days=back)).isoformat()
         for stage in ("challenger", "train"):
@@ -117,7 +117,8 @@ def newest_from_nothing(ws: Workspace, spec: Spec, ds: str) -> Manifest | None:
 
 
 def how_far_behind(spec: Spec, todays: Mapping[str, Any], challengers: Mapping[str, Any]) -> float | None:
-    """How much better a challenger is than the day's model by `train.monitor`; None where one has no such metric.
+    """Return by how much a challenger is better than the day's model by `train.monitor`; None where one lacks the
+    metric.
 
     Args:
         spec: the pipeline.

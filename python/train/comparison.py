@@ -38,7 +38,7 @@ class Compare(Stage):
     needs: tuple[str, ...] = ("features",)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """What the models' own stages obey, and which is the reference."""
+        """Return the spec parts of the models' own stages, and the name of the reference."""
         found = {}
         for name, variant in _settings(spec).models.items():
             stage = _stage(variant)
@@ -46,7 +46,7 @@ class Compare(Stage):
         return {"models": found, "against": _settings(spec).reference if found else None}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The saved models of an earlier day that models start from."""
+        """Return the saved models of an earlier day that models start from."""
         if not _settings(ctx.spec).models:
             raise UserError("compare.models names no model, so there is nothing to train")
         found: dict[str, Input] = {}
@@ -56,7 +56,7 @@ class Compare(Stage):
         return tuple(found.values())
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The saved models are there."""
+        """Check that the saved models exist."""
         return next((gone for o in manifest.outputs if (gone := _unreadable(ctx.ws, o)) is not None), None)
 
     def run(self, ctx: Context) -> Result:
@@ -111,7 +111,7 @@ def _unreadable(ws: Workspace, output: Output) -> str | None:
 
 
 def _trained(ws: Workspace, plan: RunPlan) -> Manifest | None:
-    """The manifest of the model, where the day's stage or a comparison has trained it and it is whole.
+    """Return the manifest of the model, if the day's stage or a comparison has trained it and it is whole.
 
     One without replicates, where the spec asks for intervals, is of a version that did not keep them; its last
     checkpoint is there, and it is measured anew.
@@ -132,7 +132,7 @@ def _replicates(ws: Workspace, manifest: Manifest) -> Replicates | None:
 
 
 def _told(ws: Workspace, name: str, manifest: Manifest) -> dict[str, Any]:
-    """What is said of a model but for its differences."""
+    """Return the record of a model without its differences."""
     metrics, intervals = dict(manifest.facts["metrics"]), dict[str, Any]()
     for split, found in manifest.facts.get("evaluation", {}).items():
         metrics |= {_key(split, metric): value for metric, value in found["metrics"].items()}
@@ -170,7 +170,7 @@ def _differences(
     replicates: Mapping[str, Replicates | None],
     confidence: float,
 ) -> dict[str, Any]:
-    """By metric, the difference from the reference model's; none of the reference itself."""
+    """Return, by metric, the difference from the reference model's; empty for the reference itself."""
     mine, other = replicates[told["name"]], replicates[reference["name"]]
     if told is reference or mine is None or other is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a rank is given, and where the run's files are: JSON values only, so that nothing is pickled but text."""
+"""Job of the ranks, and the places of the run's files: JSON values only, so that nothing is pickled but text."""
 
 from __future__ import annotations
 
@@ -89,18 +89,17 @@ class Job(BaseModel):
 
     @property
     def progress_file(self) -> Location:
-        """Where rank 0 writes its progress (headrace.train.callbacks.progress); a file for each launch."""
+        """File in which rank 0 writes its progress (headrace.train.callbacks.progress); one for each launch."""
         return self.folder.transient() / f"progress-{self.token}.jsonl"
 
     @property
     def error_file(self) -> Location:
-        """Where a rank leaves an error for the user."""
+        """File in which a rank leaves an error for the user."""
         return self.ranks_folder / "error.json"
 
     @property
     def ranks_folder(self) -> Location:
-        """Where each rank writes its heartbeat (headrace.train.callbacks.watchdog), and what ended it; a folder for
-        each launch."""
+        """Folder of the ranks' heartbeats and last errors (headrace.train.callbacks.watchdog); one for each launch."""
         return self.folder.transient() / f"ranks-{self.token}"
 
     @property
@@ -110,7 +109,7 @@ class Job(BaseModel):
 
     @property
     def metrics_file(self) -> Location:
-        """What the loop has measured (headrace.train.callbacks.metrics_log), of the launch that went to the end."""
+        """Measurements of the loop (headrace.train.callbacks.metrics_log), of the launch that went to the end."""
         return self.folder / "metrics.jsonl"
 
     @property
@@ -119,7 +118,7 @@ class Job(BaseModel):
         return self.folder / f"{METRICS_OF_LAUNCH}{self.token}.jsonl" if self.token else self.metrics_file
 
     def earlier_metrics_files(self) -> list[Location]:
-        """Those of all launches of the run that there were."""
+        """Return the metrics files of all launches of the run."""
         return [p for p in self.folder.entries() if p == self.metrics_file or p.name.startswith(METRICS_OF_LAUNCH)]
 
     @property
@@ -147,7 +146,7 @@ class Job(BaseModel):
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether a newer launch of the same run has begun."""
+        """True if a newer launch of the same run has begun."""
         return bool(self.token) and self.fence.read_text() != self.token
 
     def check_fence(self) -> None:

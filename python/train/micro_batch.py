@@ -41,7 +41,7 @@ class MicroBatch:
         labels: TaskLabels | None = None,
         lists: ListColumn | None = None,
     ) -> MicroBatch:
-        """All rows of a batch, in its memory, with their weights, the tasks' labels, lists.
+        """Make tensors of all rows of a batch, in its memory, with their weights, the tasks' labels, lists.
 
         Raises:
             UserError: a weight is no number of at least 0; a label is none.
@@ -77,7 +77,7 @@ class MicroBatch:
         )
 
     def pin_memory(self) -> MicroBatch:
-        """In pinned memory."""
+        """Return a copy in pinned memory."""
         return MicroBatch(
             self.continuous.pin_memory(),
             self.categorical.pin_memory(),
@@ -89,13 +89,13 @@ class MicroBatch:
 
 
 class DeviceCopy(Protocol):
-    """How batches come to a device."""
+    """Copy of batches to a device."""
 
     def send(self, batch: MicroBatch) -> Any:
         """Begin to copy."""
 
     def receive(self, sent: Any) -> MicroBatch:
-        """What `send` began, for use by what is queued on the device from now on."""
+        """Return the batch of `send`, for use by what is queued on the device from now on."""
 
 
 class CudaCopy:
@@ -139,7 +139,7 @@ def prefetch_to_device(
     labels: TaskLabels | None = None,
     lists: ListColumn | None = None,
 ) -> Iterator[MicroBatch]:
-    """The batches, in order.
+    """Yield the batches, in order.
 
     Args:
         batches: what the loader gives. On a GPU it is asked one batch ahead.

@@ -47,12 +47,12 @@ CURVES: Mapping[str, Curve] = {"constant": _constant, "linear": _linear, "cosine
 
 
 def learning_rate(optimizer: Optimizer | EmbeddingOptimizer, step: int, total: int) -> float:
-    """The learning rate of step `step` (the first is 1) of `total`."""
+    """Return the learning rate of step `step` (the first is 1) of `total`."""
     return optimizer.learning_rate * schedule_factor(optimizer.schedule, step, total)
 
 
 def schedule_factor(schedule: Schedule, step: int, total: int) -> float:
-    """The factor of the configured learning rate in step `step` (the first is 1) of `total`.
+    """Return the factor of the configured learning rate in step `step` (the first is 1) of `total`.
 
     The first step of a warm-up over n has 1/n of the rate, the n-th all of it. The last step of `linear` and `cosine`
     has `final` of it.
@@ -102,7 +102,7 @@ class DenseOptimizer:
         return float(total[0]), bool(total[1] > 0)
 
     def has_finite_gradients(self) -> bool:
-        """Whether all elements are: after `reduce` the same on all ranks."""
+        """Return True if all elements are finite: after `reduce` the same on all ranks."""
         sums = [p.grad.sum() for p in self._parameters if p.grad is not None]
         return not sums or bool(torch.stack(sums).sum().isfinite())
 
@@ -119,7 +119,7 @@ class DenseOptimizer:
         self._optimizer.zero_grad(set_to_none=False)
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's states as flat names `<parameter number>/<state>`."""
+        """Return the optimizer's states as flat names `<parameter number>/<state>`."""
         return _flat(self._optimizer)
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
@@ -140,7 +140,7 @@ class DenseOptimizer:
 
 
 def _after_one_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, Tensor]:
-    """The names and shapes of states that torch makes in the first step, from a step on copies."""
+    """Return the names and shapes of states that torch makes in the first step, from a step on copies."""
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
     for c in copies:
         c.grad = torch.zeros_like(c)

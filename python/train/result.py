@@ -34,7 +34,7 @@ BEGIN = "begin"
 
 
 def process_began() -> float:
-    """When this process was started, seconds since 1970."""
+    """Return the start time of this process, seconds since 1970."""
     return float(psutil.Process().create_time())
 
 
@@ -77,7 +77,7 @@ def show_startup(seconds: Mapping[str, float]) -> str:
 
 
 class Report(BaseModel):
-    """What the chief answers."""
+    """Report of a run, by the chief."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -135,7 +135,7 @@ class RankError(BaseModel):
     lease_lost: bool = False
 
     def exception(self) -> UserError:
-        """As the driver raises it."""
+        """Return the exception that the driver raises."""
         if self.diverged_at is not None:
             return Diverged(self.message, self.diverged_at)
         if self.store_failed:
@@ -146,7 +146,7 @@ class RankError(BaseModel):
 
 
 class RankResult(BaseModel):
-    """How a rank ended, if it was not killed: one of the first four."""
+    """Result of a rank that was not killed: one of the first four fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -170,7 +170,7 @@ class StoreFailed(UserError):
 
 
 class StoreWasAway(StoreFailed):
-    """It could not be reached: nothing to mend."""
+    """Error of a store that could not be reached: there is nothing to mend."""
 
     exit_code = EXIT_INCOMPLETE
 

@@ -64,12 +64,12 @@ def _distribution(path: str, p: Parameter, kind: str) -> BaseDistribution:
 
 
 def model_of(drawn: Mapping[str, Any]) -> str | None:
-    """Which of `search.models` Optuna drew; None where there is but one."""
+    """Return the name in `search.models` that Optuna drew; None without such a section."""
     return drawn.get(_MODEL)
 
 
 def values_of(search: Search, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """What Optuna drew, as values of the fields: those of the model, then those of all, then the model's parameters."""
+    """Return the drawn values of the fields: those of the model, then those of all, then the model's parameters."""
     model = model_of(drawn)
     found = dict(keys_of(search, model))
     found |= {path: _value(p, drawn[path]) for path, p in search.parameters.items()}
@@ -79,7 +79,7 @@ def values_of(search: Search, drawn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keys_of(search: Search, model: str | None) -> Iterator[tuple[str, Any]]:
-    """The key paths and values by which one of `search.models` differs from the pipeline's own."""
+    """Yield the key paths and values by which one of `search.models` differs from the pipeline's own."""
     if model is not None:
         variant = search.models[model]
         given = {"model": variant.model, "train": variant.train}

@@ -57,8 +57,8 @@ class Train(Stage):
         return {"model": keys_with(spec.model, OF_RUNS), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """What the run starts from: the saved model of an earlier day, or those of other pipelines; the datasets of
-        older days whose rows it replays.
+        """Return the starting models (the saved model of an earlier day, or those of other pipelines), and the datasets
+        of older days whose rows the run replays.
         """
         schema = ctx.upstream["features"].dataset_schema
         if schema is None:
@@ -69,7 +69,7 @@ class Train(Stage):
         return (*starts, *find_replay(ctx.ws, ctx.spec, ctx.ds, schema, begun))
 
     def _begun_with(self, ctx: Context) -> tuple[Input, ...]:
-        """What a finished run of this day, of the same spec and dataset, has read; nothing where there is none."""
+        """Return the inputs of a finished run of this day, of the same spec and dataset; empty without one."""
         done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, self.name))
         dataset = Input(kind="stage", name="features", version=identity(ctx.upstream["features"]))
         if done is None or done.removed or done.spec_hash != fingerprint(self.spec_part(ctx.spec)):
@@ -162,7 +162,7 @@ def _register(ctx: Context, job: Job, report: Report) -> str:
 
 
 def make_job(ctx: Context) -> Job:
-    """What the ranks are told."""
+    """Return the job of the ranks."""
     warm = [i.name for i in ctx.inputs if i.kind == "model"]
     pretrained = [i.name for i in ctx.inputs if i.kind == PRETRAINED]
     retrain, schema = ctx.spec.retrain, ctx.upstream["features"].dataset_schema
@@ -232,7 +232,10 @@ def summary(report: Report) -> str:
 
 
 def _preload_at_the_end(ws: Workspace) -> Any:
-    """The registry's slow import happens while the ranks evaluate, save and leave; what fails, fails again after it."""
+    """Return a callback that imports the slow registry while the ranks evaluate, save and leave.
+
+    An import that fails there fails again after it.
+    """
 
     def load() -> None:
         with suppress(UserError):
@@ -257,7 +260,7 @@ def _forgetting(ctx: Context, report: Report) -> dict[str, Any]:
 
 
 def run_parameters(spec: Spec) -> dict[str, Any]:
-    """What the registry shows of a run's settings: `model.*` and `train.*`, flat."""
+    """Return the parameters of a run for the registry: `model.*` and `train.*`, flat."""
     return {
         **_flat("model", spec.model.model_dump(mode="json")),
         **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),

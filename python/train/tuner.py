@@ -312,7 +312,7 @@ class Tuner:
         )
 
     def _job(self, spec: Spec, features: Manifest, home: Location, key: str) -> Job:
-        """A run of `spec` over the sample, for this one process, with nothing saved on its way."""
+        """Return a run of `spec` over the sample, for this one process, with nothing saved on its way."""
         search, train = self.search, spec.train
         schema = features.dataset_schema
         found = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
@@ -348,7 +348,7 @@ class Tuner:
         )
 
     def _judged_by(self, spec: Spec) -> Evaluation:
-        """What is measured of a trial besides the basic metrics."""
+        """Return the metrics of a trial besides the basic ones."""
         metric, asked = self.search.metric, spec.train.evaluation
         if metric in {m for kind in (ClickMetric, UserMetric, RankingMetric) for m in get_args(kind)}:
             return Evaluation(metrics=(metric,), user=asked.user)
@@ -381,7 +381,7 @@ def write_overlay(path: Location, found: SearchResult, search: Search, of: str) 
 
 
 def show_value(value: float | None) -> str:
-    """An objective's value as people read it."""
+    """Return an objective's value as text for people."""
     return "-" if value is None else f"{value:.5f}"
 
 
@@ -431,7 +431,7 @@ class _TrialProgress:
 
 
 def _seconds(study: optuna.Study) -> float:
-    """What the trials took, the first run among them."""
+    """Return the seconds of all trials, the first run among them."""
     over = [study.user_attrs["as_it_is"], *(t.user_attrs for t in study.get_trials(deepcopy=False, states=_OVER))]
     return sum(float(told["seconds"]) for told in over)
 

@@ -58,7 +58,7 @@ _LARGEST_LOGIT = 100.0
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """What each task is given.
+    """Input of a task of the evaluation.
 
     label: the column that was learned; group: the carried column of the lists that were learned from, if there are;
     splits: those to evaluate.
@@ -78,7 +78,7 @@ class EvaluationTask:
         return self.inputs.schema
 
     def request(self, lists: bool = False) -> Request:
-        """What the spec asks for; `lists`: of the lists that were learned from."""
+        """Return the request of the spec; with `lists` that of the lists that the trees learned from."""
         train = self.train.model_copy(update={"rank_group": self.group}) if lists else self.train
         return Request(train, self.schema)
 
@@ -91,7 +91,7 @@ class EvaluationTask:
         return list(dict.fromkeys(carried)), list(dict.fromkeys(codes))
 
     def evaluate(self, ranks: Ranks, predictor: Predictor) -> dict[str, Evaluation]:
-        """By split. Collective."""
+        """Return the evaluation of each split. Collective."""
         probability = as_they_are if self.objective == "classification" else None
         evaluator, of_lists = (Evaluator(self.request(lists), probability) for lists in (False, True))
         train = open_split(self.dataset, "train", self.schema)
@@ -113,7 +113,7 @@ class EvaluationTask:
         return found
 
     def _predict(self, split: str, ranks: Ranks, predictor: Predictor, policy: Policy | None = None) -> Predictions:
-        """Every rank's share of a split: row groups r, r + ranks, ..."""
+        """Predict this rank's share of a split: row groups r, r + ranks, ..."""
         carried, codes = self.columns(split)
         groups = sample_row_groups(self.dataset, split, self.schema, carried=carried)
         mine = groups[ranks.world.rank :: ranks.world.size]
@@ -170,7 +170,7 @@ def evaluate(
 
 
 def _scorer(predictor: Predictor, rows: Rows) -> ScoreAction:
-    """The logits of rows with other values of some features."""
+    """Return a function that gives the logits of rows with other values of some features."""
 
     def score(values: Mapping[str, Any]) -> F64:
         changed = {name: np.full_like(rows.features[name], value) for name, value in values.items()}
@@ -187,7 +187,7 @@ def _joined(parts: Sequence[NDArray[Any]], empty: Any) -> NDArray[Any]:
 
 
 def task_splits(dataset: Location, train: config.Train, label_is_carried: bool) -> tuple[str, ...]:
-    """The splits that there are to evaluate. Lists of the split `rank` have the label of clicks alone."""
+    """Return the splits to evaluate. Lists of the split `rank` have the label of clicks alone."""
     found = ["valid", *(["test"] if (dataset / "test").is_dir() else [])]
     if train.rank_group is not None and not label_is_carried:
         found.append(RANK)
@@ -207,7 +207,7 @@ class FirstModel:
 
 
 def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModel | None = None) -> Result:
-    """What a stage of trees does.
+    """Train, evaluate, save and register the trees of a stage.
 
     Args:
         ctx: the stage's.
@@ -344,7 +344,7 @@ def _register(
 
 
 def _history(fitted: Fitted) -> list[dict[str, float | None]]:
-    """The training and validation metric of each tree, as the registry takes them."""
+    """Return the training and validation metric of each tree, as the registry takes them."""
     found: list[dict[str, float | None]] = []
     for i, loss in enumerate(fitted.training):
         point: dict[str, float | None] = {"step": i + 1, "training": loss}

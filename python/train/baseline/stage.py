@@ -45,7 +45,7 @@ def refuse_drawn_negatives(spec: Spec, name: str) -> None:
 
 
 def verify_trees(ctx: Context, manifest: Manifest) -> str | None:
-    """Why the saved model or the registry is not there any more, or None."""
+    """Return the damage of the saved model or the registry, or None."""
     damaged = damaged_model(ctx.ws.locate(manifest.output("model").name))
     return damaged or missing_version(ctx.ws, manifest.facts.get("registered"))
 
@@ -67,7 +67,7 @@ class TrainBaseline(Stage):
         return ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The saved model and the registry are there."""
+        """Check that the saved model and its version in the registry exist."""
         return verify_trees(ctx, manifest)
 
     def run(self, ctx: Context) -> Result:
@@ -104,7 +104,7 @@ class TrainSecondStage(Stage):
         return ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The saved model, the first one, and the registry are there."""
+        """Check that the saved model, with the first one, and its version in the registry exist."""
         return verify_trees(ctx, manifest)
 
     def run(self, ctx: Context) -> Result:

@@ -39,7 +39,7 @@ from headrace.train.evaluation.request import hash_ids
 
 @dataclass(frozen=True)
 class TreeInputs:
-    """What tasks are told of the matrix; small.
+    """Columns of the matrix, as tasks get them; small.
 
     first: the saved model whose predictions are columns, too, visible on every executor; outputs: which.
     """
@@ -61,13 +61,13 @@ class TreeInputs:
         return (*self.schema.of(Kind.CONTINUOUS), *self.schema.of(Kind.CATEGORICAL))
 
     def matrix(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """The matrix of features by name: float32 [n, width]."""
+        """Return the matrix of features by name: float32 [n, width]."""
         if self.first is None:
             return matrix(self.schema, columns)
         return stacked_matrix(self.schema, columns, _loaded(self.first).predict_tasks(columns), self.outputs)
 
     def predictor(self, booster: xgb.Booster) -> Predictor:
-        """What trees over such a matrix say."""
+        """Return the predictor of trees over such a matrix."""
         if self.first is None:
             return XGBoostPredictor(self.schema, booster)
         return SecondStagePredictor(self.schema, booster, _loaded(self.first), self.outputs)
@@ -85,7 +85,7 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True)
 class RowGroupSample:
-    """What is wanted of one row group: all of it, or a sample."""
+    """A row group to read: all of it, or a sample."""
 
     path: Location
     #: The row group's place in its file, and in the split.
@@ -107,7 +107,7 @@ class Rows:
 def sample_row_groups(
     dataset: Location, split: str, schema: DatasetSchema, max_rows: int | None = None, carried: Sequence[str] = ()
 ) -> list[RowGroupSample]:
-    """The row groups of a split, in order; with `max_rows`, exactly that many rows spread evenly over them.
+    """Return the row groups of a split, in order; with `max_rows`, exactly that many rows spread evenly over them.
 
     Args:
         carried: carried columns that will be read.
@@ -158,7 +158,7 @@ def check_lists(groups: Sequence[RowGroupSample], label: str, lists: str, column
 def read_rows(
     groups: Sequence[RowGroupSample], features: Sequence[Feature], label: str, others: Sequence[str] = (), seed: int = 0
 ) -> Iterator[Rows]:
-    """The rows of row groups, a batch at a time; those whose label is null are left out.
+    """Yield the rows of row groups, a batch at a time; those whose label is null are left out.
 
     Args:
         features: those to read.
@@ -193,7 +193,7 @@ _ESTIMATORS = {"classification": "SparkXGBClassifier", "ranking": "SparkXGBRanke
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """What is learned from.
+    """Rows that trees learn from.
 
     train, valid: row groups; valid: none where nothing is stopped early. inputs: the matrix. label: its column; group:
     the carried column of the lists, for ranking. weight: the carried column of the rows' weights, if there are.
@@ -218,7 +218,7 @@ class Fitted:
 
 
 def check_slots(spark: SparkSession, workers: int, name: str = "baseline") -> None:
-    """A barrier stage needs all its tasks at once: on a local master, see now whether they fit.
+    """Check on a local master that all tasks of a barrier stage fit at once.
 
     Raises:
         UserError: fewer cores than workers. (On a cluster executors may still be on their way: Spark waits for them.)
@@ -236,7 +236,7 @@ def check_slots(spark: SparkSession, workers: int, name: str = "baseline") -> No
 
 
 def feature_types(inputs: TreeInputs, conf: Trees) -> list[str]:
-    """Of each column of the matrix: `c`, which is split by sets of codes, or `q`, a number."""
+    """Return the type of each column of the matrix: `c`, which is split by sets of codes, or `q`, a number."""
     found = []
     for f in matrix_features(inputs.schema):
         few = f.kind is Kind.CATEGORICAL and f.cardinality is not None and f.cardinality <= conf.max_categories
@@ -245,14 +245,14 @@ def feature_types(inputs: TreeInputs, conf: Trees) -> list[str]:
 
 
 def eval_metric(conf: Trees, k: int) -> str:
-    """What early stopping looks at, as XGBoost names it. `k`: of NDCG."""
+    """Return the metric of early stopping, as XGBoost names it. `k`: of NDCG."""
     return {"classification": "logloss", "ranking": f"ndcg@{k}", "regression": "rmse"}[conf.objective]
 
 
 def estimator_parameters(
     inputs: TreeInputs, conf: Trees, *, seed: int, k: int, device: str, workers: int, weighted: bool = False
 ) -> dict[str, Any]:
-    """The arguments of the estimator of `xgboost.spark`, without callbacks."""
+    """Return the arguments of the estimator of `xgboost.spark`, without callbacks."""
     found: dict[str, Any] = {
         "features_col": [f"f{i}" for i in range(inputs.width)],
         "label_col": _LABEL,
@@ -334,7 +334,8 @@ def fit(
 
 
 def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> DataFrame:
-    """The matrix as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float; and what else is asked.
+    """Return the matrix as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float; and what else is
+    requested.
 
     With `weight`: a row's weight, 1 where it validates. With `valid`: whether it does. For ranking: each list is whole
     and in one partition, under a number there.

@@ -33,10 +33,10 @@ class Callback:
     def on_phase_end(self, phase: str) -> None: ...
 
     def on_step_end(self, step: StepEnd) -> None:
-        """Called inside the phase `step`, before an evaluation or a checkpoint."""
+        """Receive a step: called inside the phase `step`, before an evaluation or a checkpoint."""
 
     def on_evaluation_end(self, step: int, epoch: int, metrics: Mapping[str, float | None]) -> None:
-        """Called after the phase `evaluate`."""
+        """Receive an evaluation: called after the phase `evaluate`."""
 
 
 class CallbackList(Callback):
@@ -47,7 +47,7 @@ class CallbackList(Callback):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase for the length of a block."""
+        """Enter a phase for the length of a block."""
         self.on_phase_start(name)
         try:
             yield

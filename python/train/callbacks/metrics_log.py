@@ -46,13 +46,13 @@ class MetricsFile:
 
 
 def read_metrics(path: Location) -> list[Line]:
-    """The whole lines of a metrics.jsonl."""
+    """Return the whole lines of a metrics.jsonl."""
     text = path.read_text()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def lines_before(progress: Progress, files: Iterable[Location]) -> list[Line]:
-    """The lines of the steps that lead to a checkpoint, in order.
+    """Return the lines of the steps that lead to a checkpoint, in order.
 
     Launches that were overtaken have measured steps, too, which were then taken again from an older checkpoint: a line
     counts if it says what the checkpoint remembers of its step. Of one that no file has there is what it remembers.

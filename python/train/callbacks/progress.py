@@ -64,7 +64,7 @@ def spec_monitor(spec: Spec) -> Monitor:
 
 
 class Progress(BaseModel):
-    """Where the loop is, and its history."""
+    """Position and history of the training loop."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,7 +86,7 @@ class Progress(BaseModel):
         return worst_first.index(min(worst_first)) if worst_first else None
 
     def best_step(self, monitor: Monitor = LOG_LOSS) -> int | None:
-        """The step that `best` was evaluated at."""
+        """Return the step that `best` was evaluated at."""
         best = self.best(monitor)
         return None if best is None else int(self.evals[best]["step"] or 0)
 
@@ -96,7 +96,7 @@ class Progress(BaseModel):
         return int(self.evals[-1]["step"] or 0) if self.evals else None
 
     def has_stalled(self, patience: int | None, monitor: Monitor = LOG_LOSS) -> bool:
-        """Whether the last `patience` evaluations did not improve on the one before them."""
+        """Return True if the last `patience` evaluations did not improve on the one before them."""
         best = self.best(monitor)
         return patience is not None and best is not None and len(self.evals) - 1 - best >= patience
 
@@ -108,7 +108,7 @@ _POLL_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far the run is, as rank 0 reports it."""
+    """Progress of the run, as rank 0 reports it."""
 
     #: evaluated: in mid-training, on the split `valid`, with `metrics`; evaluate: at the end of training.
     phase: Literal["train", "evaluated", "evaluate", "save"]
@@ -199,7 +199,7 @@ class ProgressWriter(logging.Handler):
 
 
 class ProgressBar:
-    """What people see: one bar that rewrites itself on a terminal, elsewhere a log line every `every` seconds."""
+    """Progress for people: one bar that rewrites itself on a terminal, elsewhere a log line every `every` seconds."""
 
     def __init__(self, out: TextIO | None = None, every: float = 5.0) -> None:
         self._out = out or sys.stderr

@@ -1,4 +1,4 @@
-"""Where a step's time goes: spans that nest, each second counted once.
+"""Time of a step by part: spans that nest, each second counted once; the waiting of collectives; profile mode.
 
 A span's own time is its length without the spans inside it, so the parts of a step add up to the step. Names are those
 of `PARTS`; `step` is the outermost, and its own time is the loop's bookkeeping.
@@ -57,7 +57,7 @@ class Event:
 
 
 class Tracer(Callback):
-    """What this rank's threads were doing. The loop's thread nests spans; others add whole ones.
+    """Spans of this rank's threads. The loop's thread nests spans; others add whole ones.
 
     A phase of the loop is a span.
     """
@@ -119,7 +119,7 @@ class Tracer(Callback):
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """A span for the length of a block."""
+        """Open a span for the length of a block."""
         self.enter(name)
         try:
             yield
@@ -127,7 +127,7 @@ class Tracer(Callback):
             self.leave()
 
     def timed(self, name: str, items: Iterator[T]) -> Iterator[T]:
-        """The same items; the time that each takes to come is a span of the thread that asks."""
+        """Yield the same items; the time that each takes to come is a span of the thread that asks."""
         while True:
             start = time.perf_counter()
             try:
@@ -219,7 +219,7 @@ def _events(tracer: Tracer, rank: int) -> list[dict[str, Any]]:
 
 
 def show_profile(profile: dict[str, float], trace: Location) -> str:
-    """The table as people read it."""
+    """Return the table as text for people."""
     step = profile["step"] or 1.0
     lines = [f"{name:<15} {ms:9.2f} ms {100 * ms / step:6.1f} %" for name, ms in profile.items() if name != "step"]
     return "\n".join(["a step, mean over ranks:", *lines, f"{'step':<15} {step:9.2f} ms  100.0 %", f"trace: {trace}"])

@@ -78,7 +78,7 @@ class Watchdog(Callback):
 
     @property
     def phase(self) -> str:
-        """What the rank is doing: start, restore, train, evaluate, checkpoint, save."""
+        """The rank's phase: start, restore, train, evaluate, checkpoint, save."""
         return self._phase
 
     @phase.setter
@@ -107,7 +107,7 @@ class Watchdog(Callback):
 
     @contextmanager
     def waiting(self, message: str) -> Iterator[None]:
-        """This rank is in a collective for the length of the block."""
+        """Mark this rank as waiting in a collective for the length of the block."""
         self._waiting = message, time.monotonic()
         try:
             yield
@@ -188,23 +188,23 @@ class Watchdog(Callback):
 
 
 def heartbeat_file(folder: Location, rank: int) -> Location:
-    """The file of a rank's heartbeat."""
+    """Return the file of a rank's heartbeat."""
     return folder / f"rank-{rank:05d}.json"
 
 
 def describe(heartbeat: dict[str, Any]) -> str:
-    """A rank's heartbeat as people read it."""
+    """Return a rank's heartbeat as text for people."""
     where = f"process {heartbeat['pid']} on {heartbeat['host']}"
     return f"rank {heartbeat['rank']} ({where}) was at step {heartbeat['step']} ({heartbeat['phase']})"
 
 
 def has_stalled(folder: Location) -> bool:
-    """Whether a rank of a launch has given up waiting for others."""
+    """Return True if a rank of a launch has given up waiting for others."""
     return (folder / _STALLED).is_file()
 
 
 def describe_failure(folder: Location) -> str:
-    """What is known of the ranks of a launch that failed: a stall's message, else how far each was."""
+    """Describe the ranks of a launch that failed: a stall's message, else the last phase and step of each."""
     with suppress(OSError, StoreRefused):
         return (folder / _STALLED).read_text()
     found = []

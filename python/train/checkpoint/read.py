@@ -39,7 +39,7 @@ DYNAMIC = "dynamic"
 
 
 class Model(Protocol):
-    """What a checkpoint needs of a model: its sharded tables, and the rest as a state dict."""
+    """The part of a model that a checkpoint holds: its sharded tables, and the rest as a state dict."""
 
     @property
     def embeddings(self) -> ShardedEmbeddings: ...
@@ -69,12 +69,12 @@ class CheckpointRecord(BaseModel):
 
 
 def step_name(step: int) -> str:
-    """The folder of a checkpoint."""
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:08d}"
 
 
 def list_steps(folder: Location) -> list[int]:
-    """Steps of the committed checkpoints, newest first; whether they are whole is found out by loading."""
+    """Return the steps of the committed checkpoints, newest first; loading finds out if they are whole."""
     found = [p.name.removeprefix("step-") for p in folder.entries() if p.name.startswith("step-") and p.is_dir()]
     return sorted((int(n) for n in found if n.isdigit()), reverse=True)
 

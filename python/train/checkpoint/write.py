@@ -246,7 +246,7 @@ class CheckpointWriter:
         self._remove_older(pending)
 
     def _publish_if_uploaded(self, pending: _Pending) -> None:
-        """Where all ranks have uploaded, let the chief's thread publish; else nothing. Collective.
+        """Let the chief's thread publish if all ranks have uploaded. Collective.
 
         Raises:
             OSError: this rank could not upload. The others go on until they miss it.
@@ -271,7 +271,7 @@ class CheckpointWriter:
         pending.publication = _Work(publish, True)
 
     def _complete(self, pending: _Pending, written: FileRecord | None) -> None:
-        """The chief's last files, when all ranks have written theirs."""
+        """Write the chief's last files, when all ranks have written theirs."""
         if written is None:
             return
         write_index(pending.partial / EMBEDDINGS)
@@ -293,7 +293,9 @@ class CheckpointWriter:
                 (self._folder / step_name(other)).remove()
 
     def _unwritten(self, e: OSError, step: int, folder: Location) -> OSError:
-        """What to raise for `e`; `folder`: where it was to be written, or its files on their way to a store."""
+        """Return the error to raise for `e`; `folder`: the target of the files, or of their copies on the way to a
+        store.
+        """
         said = f"the checkpoint of step {step} could not be written"
         if isinstance(e, StoreError):
             return type(e)(f"{said} ({e})")
@@ -368,7 +370,7 @@ class _Work(Generic[T]):
             self._thread.join()
 
     def result(self) -> T:
-        """What it gave, when it is done; raises what it raised."""
+        """Wait for the call, then return its result or raise its error."""
         self.wait()
         if self._error is not None:
             raise self._error

@@ -54,12 +54,12 @@ class SortedRows:
     distinct_users: I64 | None = None
 
     def part(self, rows: slice) -> SortedRows:
-        """Some of them, which stand together."""
+        """Return consecutive rows."""
         users = None if self.users is None else self.users[rows]
         return replace(self, segment=self.segment[rows], order=self.order[rows], labels=self.labels[rows], users=users)
 
     def weights(self, bootstrap: Bootstrap, replicate: int) -> I64 | None:
-        """How often each row counts in a replicate; None: once."""
+        """Return the weight of each row in a replicate; None: 1."""
         if replicate == 0:
             return None
         assert self.users is not None
@@ -99,11 +99,13 @@ class Runs:
         return excluded - np.repeat(excluded[self.first], lengths)
 
     def per_segment(self, counts: I64) -> I64:
-        """Sums by segment, of those that are present."""
+        """Return sums by segment, for segments that have rows."""
         return np.add.reduceat(counts, self.first) if len(self.first) else np.zeros(0, np.int64)
 
     def summary(self, weights: I64 | None) -> I64:
-        """Of each segment, int64 [segments, _COLUMNS]. A rank's rows are below 2^30, so that pairs fit."""
+        """Return the summary of each segment, int64 [segments, _COLUMNS]. A rank's rows are below 2^30, so that pairs
+        fit.
+        """
         found = np.zeros((self.rows.segments, _COLUMNS), np.int64)
         positives, negatives = self.counts(weights)
         found[:, _ROWS] = np.bincount(self.rows.segment, minlength=self.rows.segments)
@@ -141,14 +143,16 @@ def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_preci
 
 
 def _ranges(rows: SortedRows, bootstrap: Bootstrap) -> list[slice]:
-    """What is summed up at once; at least one. With replicates all rows, since each is drawn for all users at once."""
+    """Return the ranges to sum up, at least one. With replicates it is all rows, since each is drawn for all users at
+    once.
+    """
     n = len(rows.order)
     step = max(n, 1) if bootstrap.replicates else ROWS_AT_ONCE
     return [slice(start, start + step) for start in range(0, max(n, 1), step)]
 
 
 def _summaries(rows: SortedRows, bootstrap: Bootstrap) -> I64:
-    """Of each replicate, int64 [1 + replicates, segments, _COLUMNS]."""
+    """Return the summaries of each replicate, int64 [1 + replicates, segments, _COLUMNS]."""
     runs = Runs(rows)
     return np.stack([runs.summary(rows.weights(bootstrap, r)) for r in range(1 + bootstrap.replicates)])
 
@@ -170,7 +174,7 @@ def _area(gathered: I64) -> F64:
 
 
 def _tied_before(gathered: I64, rank: int, column: int) -> I64:
-    """Of the ranks before: the sum of a column where their last run has the scores of this rank's first."""
+    """Sum a column over the ranks before whose last run has the scores of this rank's first."""
     mine, others = gathered[rank], gathered[:rank]
     tied = (others[..., _ROWS] > 0) & (mine[..., _ROWS] > 0) & (others[..., _LAST] == mine[..., _FIRST])
     found: I64 = (others[..., column] * tied).sum(0)
@@ -178,7 +182,7 @@ def _tied_before(gathered: I64, rank: int, column: int) -> I64:
 
 
 def _tied_behind(gathered: I64, rank: int, column: int) -> I64:
-    """Of the ranks behind: the sum of a column where their first run has the scores of this rank's last."""
+    """Sum a column over the ranks behind whose first run has the scores of this rank's last."""
     mine, others = gathered[rank], gathered[rank + 1 :]
     tied = (others[..., _ROWS] > 0) & (mine[..., _ROWS] > 0) & (others[..., _FIRST] == mine[..., _LAST])
     found: I64 = (others[..., column] * tied).sum(0)

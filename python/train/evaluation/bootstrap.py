@@ -25,7 +25,7 @@ _CUMULATIVE = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(20)])
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How many replicates there are, and their seed; with none there are no intervals.
+    """Number of replicates and their seed; without replicates there are no intervals.
 
     `confidence`: the share of the replicates that an interval holds.
     """
@@ -35,7 +35,7 @@ class Bootstrap:
     confidence: float = 0.95
 
     def counts(self, users: I64, replicate: int) -> I64:
-        """How often a replicate (from 1) counts each user; replicate 0 is the rows as they are. int64 [n]."""
+        """Return the weight of each user in a replicate (from 1); replicate 0 is the rows as they are. int64 [n]."""
         if replicate == 0:
             return np.ones(len(users), np.int64)
         # Hashed twice: of ids in a row, and of replicates in a row, no pattern stays.
@@ -45,11 +45,11 @@ class Bootstrap:
         return drawn
 
     def all_counts(self, users: I64) -> Iterator[I64]:
-        """`counts` of the rows as they are, then of each replicate."""
+        """Yield `counts` of the rows as they are, then of each replicate."""
         return (self.counts(users, replicate) for replicate in range(1 + self.replicates))
 
     def interval(self, values: F64) -> tuple[float, float] | None:
-        """The middle `confidence` of the replicates' values, by percentiles.
+        """Return the middle `confidence` of the replicates' values, by percentiles.
 
         Args:
             values: float64 [1 + replicates], the first of the rows as they are; NaN where there is none.
@@ -146,7 +146,7 @@ def sums_by_slice(
     dimensions: Sequence[Dimension],
     bootstrap: Bootstrap,
 ) -> Iterator[dict[str, F64]]:
-    """The sums of columns, and `rows`, over all rows, then by the slices of each dimension. Collective.
+    """Return the sums of columns, and `rows`, over all rows, then by the slices of each dimension. Collective.
 
     Args:
         columns: float64 [n] each, as `reals` of `sum_by_cell`.
@@ -175,7 +175,9 @@ def _once(found: tuple[Mapping[str, I64], Mapping[str, F64]]) -> Columns:
 def _added_up(
     ranks: Ranks, parts: Sequence[slice], of_row: I64, pairs: int, columns: Columns
 ) -> tuple[list[tuple[str, int]], I64]:
-    """By (column, place of its digits; 0 of whole numbers) the sums of each pair, int64 [columns and places, pairs]."""
+    """Return the sums of each pair by (column, place of its digits; 0 of whole numbers), int64 [columns and places,
+    pairs].
+    """
     ends: dict[str, list[float]] = {}
     for part in parts:
         for name, x in columns(part)[1].items():
@@ -212,7 +214,7 @@ Replicates = Mapping[str, Mapping[str, Sequence[float | None]]]
 
 @dataclass(frozen=True)
 class Difference:
-    """How much greater a metric is than the other model's.
+    """Difference of a metric from the other model's.
 
     low, high: the middle `confidence` of the replicates' differences. p: two-sided, of the hypothesis that there is no
     difference: twice the share of the replicates whose difference is not on the side of most, the rows themselves
@@ -232,7 +234,7 @@ def difference(
     other_replicates: Sequence[float | None],
     confidence: float,
 ) -> Difference | None:
-    """The difference of two models' values of a metric.
+    """Return the difference of two models' values of a metric.
 
     Args:
         mine: of the rows as they are.
@@ -268,7 +270,7 @@ def write_replicates(file: Location, replicates: Replicates) -> None:
 
 
 def read_replicates(file: Location) -> Replicates | None:
-    """What `write_replicates` has kept; None where it has not."""
+    """Return the replicates that `write_replicates` has written, or None."""
     try:
         found: Replicates = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):

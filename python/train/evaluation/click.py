@@ -53,7 +53,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class ClickMetrics:
-    """Of the slices of one dimension.
+    """Metrics of the slices of one dimension.
 
     values: by metric float64 [1 + replicates, slices], the first of the rows as they are, NaN where undefined;
     rows: of each slice; bins: for each slice the parts of a calibration plot, lowest predictions first.
@@ -152,8 +152,9 @@ def _of_segments(
 
 
 def _cells_of(ranks: Ranks, rows: SortedRows) -> I64:
-    """Each row's part of its segment: `BINS` of nearly equal size, equal scores together; those of segment s are
-    numbered from s * BINS on. int64 [n]."""
+    """Return each row's part of its segment: `BINS` of nearly equal size, equal scores together; those of segment s are
+    numbered from s * BINS on. int64 [n].
+    """
     counts = np.bincount(rows.segment, minlength=rows.segments)
     gathered = ranks.gather(counts)
     before = gathered[: ranks.world.rank].sum(0)[:, None]
@@ -172,7 +173,7 @@ def _cells_of(ranks: Ranks, rows: SortedRows) -> I64:
 
 
 def value_of(values: F64, segment: int = 0) -> float | None:
-    """A metric of the rows as they are: of float64 [1 + replicates, segments]; None where it is undefined."""
+    """Return a metric of the rows as they are, from float64 [1 + replicates, segments]; None where it is undefined."""
     value = float(values[0, segment])
     return None if np.isnan(value) else value
 

@@ -40,7 +40,7 @@ from headrace.train.evaluation.request import SEEN, Request, carried_ids, make_d
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of this rank's rows of a split: logits and labels float32 [n]; carried columns [n]; codes int64 [n].
+    """Predicted rows of this rank: logits and labels float32 [n]; carried columns [n]; codes int64 [n].
 
     Of further tasks (`train.tasks`) outputs and targets float32 [n], NaN where a row is none of the task's.
 
@@ -57,7 +57,7 @@ class Predictions:
     choices: Choices | None = None
 
     def of_task(self, task: str) -> Predictions:
-        """A further task's rows, with its outputs in place of the logits and its labels."""
+        """Return a further task's rows, with its outputs in place of the logits and its labels."""
         target = self.targets[task]
         known = ~np.isnan(target)
         return Predictions(
@@ -91,7 +91,7 @@ class Evaluation:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """What a report has of it: all but the replicates, and tasks where there are any."""
+        """Return the record for a report: all but the replicates, and tasks where there are any."""
         left_out = {"replicates"} if self.tasks else {"replicates", "tasks"}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
@@ -138,7 +138,7 @@ class Evaluator:
         self._occurrences: dict[str, Occurrences] = {}
 
     def with_metrics(self, metrics: Sequence[str]) -> Evaluator:
-        """The same with other metrics asked for than `train.evaluation.metrics`."""
+        """Return a copy that measures other metrics than `train.evaluation.metrics`."""
         found = copy(self)
         found._settings = self._settings.model_copy(update={"metrics": tuple(metrics)})
         return found
@@ -154,7 +154,7 @@ class Evaluator:
         self._occurrences = count_occurrences(ranks, layout, self._schema, sorted(names))
 
     def policy(self, ranks: Ranks, layout: SplitLayout) -> Policy | None:
-        """The model as a policy over the actions of the split `train`; None where nobody asks. Collective.
+        """Return the model as a policy over the actions of the split `train`, or None if the spec has none. Collective.
 
         Raises:
             UserError: see `find_actions`.
@@ -165,7 +165,7 @@ class Evaluator:
         return Policy(request.policy, find_actions(ranks, layout, request.action, request.action_features))
 
     def evaluate(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
-        """All metrics of rows. Collective.
+        """Compute all metrics of rows. Collective.
 
         Raises:
             UserError: a prediction is NaN, or a slice's expression cannot be evaluated.
@@ -200,7 +200,7 @@ class Evaluator:
     def _of_policy(
         self, ranks: Ranks, predictions: Predictions, rows: ScoredRows, dimensions: Sequence[Dimension]
     ) -> list[dict[str, F64]]:
-        """The values of the model as a policy."""
+        """Return the values of the model as a policy."""
         policy, schema = self._request.policy, self._schema
         assert policy is not None
         assert predictions.choices is not None
@@ -300,13 +300,13 @@ class Evaluator:
         return Evaluation(counts[0][0], metrics, [], intervals, slices, _replicates(tables[0]))
 
     def _rows(self, ranks: Ranks, predictions: Predictions, key: str | None) -> tuple[ScoredRows, list[Dimension]]:
-        """This rank's rows with their user or list and their slices."""
+        """Return this rank's rows with their user or list and their slices."""
         users = None if key is None else carried_ids(ranks, predictions.carried[key], key, self._schema)
         dimensions, slices = self.slices(ranks, predictions)
         return ScoredRows(predictions.logits, predictions.labels > 0, users, tuple(slices)), dimensions
 
     def slices(self, ranks: Ranks, predictions: Predictions) -> tuple[list[Dimension], list[I64]]:
-        """What rows are sliced by, and by dimension the position of each row's value: int64 [n]. Collective.
+        """Return the dimensions of slices, and by dimension the position of each row's value: int64 [n]. Collective.
 
         Args:
             predictions: its carried columns and codes are looked at alone.
@@ -353,7 +353,7 @@ class Evaluator:
 
 
 def _replicates(table: Mapping[str, F64], segment: int = 0) -> dict[str, list[float | None]]:
-    """By metric of the rows of a segment, its values in the replicates; empty without any."""
+    """Return, by metric of the rows of a segment, its values in the replicates; empty without any."""
     return {
         name: [None if np.isnan(v) else v for v in values[1:, segment].tolist()]
         for name, values in table.items()
@@ -371,7 +371,7 @@ def _count_rows(ranks: Ranks, rows: int, dimensions: Sequence[Dimension], slices
 
 
 def evaluate_tasks(evaluator: Evaluator, request: Request, ranks: Ranks, predictions: Predictions) -> Evaluation:
-    """The first task's evaluation, with the others' in `tasks`, and their metrics as `<metric>.<task>`. Collective.
+    """Evaluate the first task, with the others in `tasks`, and their metrics as `<metric>.<task>`. Collective.
 
     A task without rows has metrics without values.
 

@@ -49,7 +49,7 @@ def collect_item_features(
     ]
 
     def keep(codes: Array, age: Array, found: Sequence[Array]) -> None:
-        """Of rows, those that are newer than what is there."""
+        """Store those rows that are newer than the stored ones."""
         order = np.lexsort((age[:, 1], age[:, 0], codes))
         last = order[np.flatnonzero(np.diff(codes[order], append=-1))]
         before, now = newest[codes[last]], age[last]
@@ -151,7 +151,7 @@ class FullRanker:
         self._features: ItemFeatures | None = None
 
     def evaluate(self, evaluator: Evaluator, split: str) -> Evaluation:
-        """The metrics of a split. Collective.
+        """Compute the metrics of a split. Collective.
 
         Raises:
             UserError: a vector is not finite, or rows have no user.

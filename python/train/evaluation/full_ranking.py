@@ -56,7 +56,7 @@ class RowsOfUsers:
             self.take()
 
     def take(self) -> tuple[list[Array], JaggedArray]:
-        """The rows that stand for their users, users ascending. There was a call of `add`."""
+        """Return the rows that represent their users, users ascending. Call `add` first."""
         columns = [np.concatenate(parts) for parts in zip(*(c for c, _ in self._parts), strict=True)]
         codes = concatenated([x for _, x in self._parts], np.int64)
         user, order, position = columns[:3]
@@ -158,7 +158,9 @@ def relevant_rows(
 
 
 def _positions(layout: SplitLayout, world: World, batch_size: int, streams: int) -> Iterator[I64]:
-    """Of each batch of an EvalLoader, where its rows are in the split: their stream and their place in it."""
+    """Yield, for each batch of an EvalLoader, the position of its rows in the split: their stream and their place in
+    it.
+    """
     mine = streams_of(world, streams)
     sizes = np.array([sum(g.rows for g in layout.stream(i, streams)) for i in mine])
     each = batch_size // streams
@@ -187,7 +189,7 @@ def rank_all_items(
     k: int,
     seen: Iterable[tuple[I64, I64]] = (),
 ) -> RankedLists:
-    """The first k items of each user, and where the relevant ones stand. Collective.
+    """Rank all items for each user: the first k, and the places of the relevant ones. Collective.
 
     Args:
         rows: this rank's.
@@ -217,7 +219,7 @@ def rank_all_items(
     users = ids[first]
 
     def pairs(of: I64, codes: I64, positions: I64 | None = None) -> I64:
-        """Those of the users here, each once: their place and the code in one number."""
+        """Return the pairs of this rank's users, each once: their place and the code in one number."""
         of, (codes, *more) = by_id(ranks, of, [codes] if positions is None else [codes, positions])
         if not len(users):
             return np.zeros(0, np.int64)
@@ -305,7 +307,7 @@ def _of_lists(pairs: tuple[I64, I64], begin: int, end: int, device: torch.device
 
 
 def _greatest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of each row and where they are: float32 [B, N] -> [B, k] each, in descending order.
+    """Return the k greatest of each row and their positions: float32 [B, N] -> [B, k] each, in descending order.
 
     The k greatest are in the k groups of the greatest maxima: a pass over all, and a search among few.
     """

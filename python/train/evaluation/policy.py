@@ -24,21 +24,22 @@ _NONE = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Actions:
-    """What there is to choose from: codes int64 [A] of a feature, ascending; its other features' values, [A] each."""
+    """Actions to choose from: codes int64 [A] of a feature, ascending; its other features' values, [A] each."""
 
     feature: str
     codes: I64
     features: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def values(self, code: int) -> dict[str, Any]:
-        """What a row has if the action is its own: the features' values, the action's code among them."""
+        """Return the values of a row with this action: the features' values, the action's code among them."""
         place = int(np.searchsorted(self.codes, code))
         return {self.feature: code} | {name: values[place].item() for name, values in self.features.items()}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Of rows: the policy's probability of the logged action, and the reward that the model expects of the policy.
+    """Choices of a policy by row: its probability of the logged action, and the reward that the model expects of the
+    policy.
 
     chosen, expected: float64 [n]. A logged action that the policy does not know has the probability 0.
     """
@@ -48,7 +49,7 @@ class Choices:
 
     @staticmethod
     def concat(parts: Sequence[Choices]) -> Choices:
-        """The rows of some, one after the other."""
+        """Concatenate the rows of several."""
         if not parts:
             return Choices(np.empty(0), np.empty(0))
         return Choices(np.concatenate([p.chosen for p in parts]), np.concatenate([p.expected for p in parts]))
@@ -56,13 +57,13 @@ class Choices:
 
 @dataclass(frozen=True)
 class Policy:
-    """How actions are chosen, and among which."""
+    """Rule by which actions are chosen, and the actions."""
 
     settings: OffPolicy
     actions: Actions
 
     def choose(self, logged: I64, score: ScoreAction) -> Choices:
-        """What the policy does in the place of some rows.
+        """Return the policy's choices in the place of some rows.
 
         All actions are scored one after the other: there are A scores a row, of so many rows as there are here.
 
@@ -86,7 +87,7 @@ class Policy:
 
 
 def find_actions(ranks: Ranks, train: SplitLayout, action: Feature, features: Sequence[Feature]) -> Actions:
-    """The known actions of the split `train`, each rank in its share of the row groups. Collective.
+    """Find the known actions of the split `train`, each rank in its share of the row groups. Collective.
 
     Raises:
         UserError: a feature differs among the rows of an action; all ranks raise it.

@@ -60,10 +60,10 @@ class GrowingColumn:
 
 
 class Model(Protocol):
-    """What predicts."""
+    """A model that predicts."""
 
     def outputs_of(self, continuous: Tensor, batch: CategoricalBatch) -> Mapping[str, Tensor]:
-        """Of continuous columns [B, C] and the categorical features: `logits` [B], and the output of each task."""
+        """Return `logits` [B] and the output of each task, for continuous columns [B, C] and categorical features."""
 
 
 def predict_split(
@@ -132,7 +132,7 @@ def predict_split(
 
 
 def _scorer(model: Model, rows: MicroBatch, schema: DatasetSchema) -> ScoreAction:
-    """The logits of rows with other values of some features."""
+    """Return a function that gives the logits of rows with other values of some features."""
     continuous, codes = rows.continuous.clone(), rows.categorical.codes.clone()
     categorical = replace(rows.categorical, codes=codes)
     numbers = [name for f in schema.of(Kind.CONTINUOUS) for name in f.physical]

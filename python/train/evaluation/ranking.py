@@ -34,7 +34,7 @@ LIST_METRICS = ("hr_at_k", "ndcg_at_k", "recall_at_k", "mrr_at_k", "map_at_k")
 
 
 def full_name(metric: str, k: int) -> str:
-    """What a metric of lists at k is called where all items are ranked: `ndcg_at_20_full`."""
+    """Return the name of a metric of lists at k in a full ranking: `ndcg_at_20_full`."""
     return f"{metric.removesuffix('_at_k')}_at_{k}_full"
 
 
@@ -52,7 +52,7 @@ class Hits:
 
 
 def metrics_of_places(hits: Hits, k: int) -> dict[str, F64]:
-    """Of each list that has a relevant item (NaN of others), float64 [lists] each.
+    """Return the metrics of each list that has a relevant item (NaN for others), float64 [lists] each.
 
     hr_at_k: 1 where a relevant item is among the first k (He et al., 2017). ndcg_at_k: binary gains, discount
     1 / log2(place + 2), over the best possible. recall_at_k: share of the relevant items among the first k. mrr_at_k:
@@ -177,7 +177,7 @@ COVERAGE = "coverage_at_k"
 
 @dataclass(frozen=True)
 class Occurrences:
-    """How often each code of a feature is in the split `train`: in rows, and in positive rows. int64 [cardinality]."""
+    """Number of rows and of positive rows of each code of a feature in the split `train`. int64 [cardinality]."""
 
     rows: I64
     positives: I64

@@ -39,11 +39,11 @@ class Ranks:
         self.world = World() if collective is None else collective.world
 
     def gather(self, x: I64) -> I64:
-        """The ranks' tables of one shape: int64 [...] -> int64 [ranks, ...]."""
+        """Return the ranks' tables of one shape: int64 [...] -> int64 [ranks, ...]."""
         return self.gather_rows(np.ascontiguousarray(x, np.int64)[None])
 
     def add_up(self, x: I64) -> I64:
-        """The sum over the ranks of tables of one shape: int64 [...] -> int64 [...], without a float on the way."""
+        """Return the sum over the ranks of tables of one shape, without floats: int64 [...] -> int64 [...]."""
         total = np.array(x, np.int64)
         if self._collective is not None and total.size:
             import torch
@@ -52,7 +52,7 @@ class Ranks:
         return total
 
     def gather_json(self, value: Any) -> list[Any]:
-        """What each rank says, in rank order: small JSON values."""
+        """Return the value of each rank, in rank order: small JSON values."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         lengths = self.gather(np.array([len(text)]))[:, 0]
         whole = self.gather_rows(text).tobytes()
@@ -68,7 +68,7 @@ class Ranks:
         return [self._collective.all_to_all(torch.from_numpy(c), rows)[0].numpy() for c in columns]
 
     def gather_rows(self, x: Array) -> Array:
-        """The ranks' rows in rank order: [N_r, ...] of any type -> [sum of N_r, ...]."""
+        """Return the ranks' rows in rank order: [N_r, ...] of any type -> [sum of N_r, ...]."""
         if self._collective is None:
             return x
         import torch
@@ -82,7 +82,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Dimension:
-    """What rows are sliced by: a name, and its values. A row has the position of its value, -1 where it is none."""
+    """A dimension of slices: a name, and its values. A row has the position of its value, -1 where it has none."""
 
     name: str
     values: tuple[str, ...]
@@ -107,7 +107,7 @@ class ScoredRows:
 
     @staticmethod
     def of(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> ScoredRows:
-        """Of scores and of labels, positive above 0. Raises ValueError unless the scores are float32."""
+        """Make rows of scores and of labels, positive above 0. Raises ValueError unless the scores are float32."""
         if scores.dtype != np.float32:
             raise ValueError(
                 f"scores are float32, not {scores.dtype}: others would be rounded, and rounding makes ties"
@@ -116,7 +116,7 @@ class ScoredRows:
 
 
 def check_scores(ranks: Ranks, scores: F32 | F64, *, finite: bool = False) -> int:
-    """The number of rows over all ranks. Collective.
+    """Check scores, and return the number of rows over all ranks. Collective.
 
     Raises:
         UserError: a score is NaN, or with `finite` infinite, on some rank; all ranks raise it.
@@ -154,12 +154,12 @@ def sort_keys(rows: ScoredRows) -> I64:
 
 
 def unpacked(keys: I64) -> tuple[I64, Bools]:
-    """The order of the scores, int64 [n], and the labels of sort keys."""
+    """Return the order of the scores, int64 [n], and the labels of sort keys."""
     return keys >> 1, (keys & 1).astype(bool)
 
 
 def scores_of(order: I64) -> F32:
-    """The scores of their order: float32 [n]."""
+    """Return the scores of their order: float32 [n]."""
     bits = order.astype(np.int32)
     return (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
 
@@ -216,7 +216,7 @@ def by_range(ranks: Ranks, keys: I64, columns: Sequence[Array] = ()) -> tuple[I6
 
 
 def by_id(ranks: Ranks, ids: I64, columns: Sequence[Array] = ()) -> tuple[I64, list[Array]]:
-    """All rows of an id to one rank, that of its hash. Collective.
+    """Send all rows of an id to one rank, that of its hash. Collective.
 
     Args:
         ids: int64 [n].
@@ -241,7 +241,7 @@ def _sorted(keys: I64, columns: Sequence[Array]) -> tuple[I64, list[Array]]:
 
 @contextmanager
 def ranks_of_tasks() -> Iterator[Ranks]:
-    """The tasks of a barrier stage as ranks."""
+    """Connect the tasks of a barrier stage as ranks."""
     from pyspark import BarrierTaskContext
 
     context = BarrierTaskContext.get()

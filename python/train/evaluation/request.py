@@ -1,4 +1,4 @@
-"""What the spec asks of an evaluation, found in the dataset's schema, and the slices of its rows. Without torch."""
+"""Request of the spec for an evaluation, resolved in the dataset schema, and the slices of its rows. Without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.train.evaluation.ranks import I64, Dimension, Ranks, by_id
 
 
 class Request:
-    """What is measured, of which columns.
+    """Metrics to compute, and the columns that they need.
 
     Args:
         train: with `evaluation`, `rank_group` and `rank_k`.
@@ -67,7 +67,7 @@ class Request:
 
     @property
     def is_basic(self) -> bool:
-        """Whether nothing is asked for besides the basic metrics."""
+        """True if the spec requests the basic metrics alone."""
         return self.settings == config.Evaluation() and not self.tasks
 
     def carried(self, lists: bool = False) -> list[str]:
@@ -84,7 +84,7 @@ class Request:
         return [self.schema.carried_name(c) for c in columns_of(self.expressions.values())]
 
     def ranked_by(self) -> tuple[str | None, str | None]:
-        """The carried columns `user` and `order_by` of full rankings, by their names in the dataset.
+        """Return the carried columns `user` and `order_by` of full rankings, by their names in the dataset.
 
         Raises:
             UserError: `order_by` is not carried, or is no number.
@@ -105,7 +105,7 @@ class Request:
 
 
 def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
-    """An expression over carried columns, its value as text.
+    """Parse an expression over carried columns, its value as text.
 
     Raises:
         UserError: a column that is not carried, or an expression that is not known here.
@@ -140,7 +140,7 @@ def check_number(schema: DatasetSchema, column: str, where: str) -> None:
 
 
 def scalar_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
-    """A feature of one number or code a row.
+    """Return a feature of one number or code a row.
 
     Args:
         where: the key of the spec that names it.
@@ -158,7 +158,7 @@ def scalar_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
 
 
 def coded_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
-    """A categorical feature of one code a row.
+    """Return a categorical feature of one code a row.
 
     Args:
         where: the key of the spec that names it.
@@ -183,7 +183,7 @@ SEEN = ("known", "new")
 def slice_values(
     expression: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema
 ) -> npt.NDArray[np.object_]:
-    """Each row's value: text, `NULL` without one. [n].
+    """Return each row's value: text, `NULL` without one. [n].
 
     Raises:
         UserError: an overflow or a division by zero.
@@ -194,7 +194,7 @@ def slice_values(
 
 
 def make_dimension(ranks: Ranks, name: str, values: npt.NDArray[np.object_], most: int) -> tuple[Dimension, I64]:
-    """The most frequent values over all ranks, and each row's position among them.
+    """Find the most frequent values over all ranks, and each row's position among them.
 
     Args:
         values: text of this rank's rows, [n].

@@ -243,7 +243,7 @@ def _launch(
 
 
 def _ranks_log(job: Job) -> Path:
-    """Beside the model where that is on a file system."""
+    """Return the path of ranks.log: beside the model if that is on a file system."""
     folder = job.folder if job.folder.scheme == "file" else job.ws.scratch / "ranks" / job.pipeline / job.ds / job.key
     folder.make_dir()
     return (folder / "ranks.log").local_path()
@@ -304,7 +304,7 @@ def raise_rank_error(path: Location) -> None:
 
 
 class _LogTail:
-    """What the ranks print: all of it to a file, the last lines kept."""
+    """Output of the ranks: all of it goes to a file, the last lines are kept."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

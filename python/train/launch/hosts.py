@@ -35,7 +35,7 @@ def count_slots(spark: SparkSession) -> int:
 
 
 class Slots:
-    """What is known of the slots while a launch waits for them."""
+    """Task slots that a launch waits for."""
 
     def __init__(self, wanted: int, seconds: float) -> None:
         self.wanted, self.seconds = wanted, seconds
@@ -104,7 +104,7 @@ Addresses = dict[str, list[tuple[str, int]]]
 
 @contextmanager
 def without_loopback() -> Iterator[None]:
-    """Within, services that this process makes name no address of loopback."""
+    """Let services that this process makes name no address of loopback, for the length of the block."""
     from horovod.runner.common.util.network import BasicService
 
     before = BasicService._get_local_addresses
@@ -116,7 +116,7 @@ def without_loopback() -> Iterator[None]:
 
 
 def reached_by_others(mapper: Mapper) -> Mapper:
-    """A mapper of Horovod's, in a task whose service names no address of loopback."""
+    """Return a mapper of Horovod's, in a task whose service names no address of loopback."""
 
     def mapped(index: int, rows: Any) -> Iterator[Any]:
         with without_loopback():
@@ -152,7 +152,7 @@ def silence(deadline: float) -> float:
 
 @contextmanager
 def notice_lost_hosts(seconds: float) -> Iterator[None]:
-    """Within, a connection that Horovod makes from this process fails when the other end's host is gone.
+    """Let a connection that Horovod makes from this process fail when the host at its other end is lost.
 
     Args:
         seconds: without an answer.
@@ -197,7 +197,7 @@ Mapper = Callable[[int, Any], Iterator[Any]]
 
 
 def counting_from_start(mapper: Mapper) -> Mapper:
-    """A mapper of Horovod's, in a task that counts its least lifetime from the start of its rank."""
+    """Return a mapper of Horovod's, in a task that counts its least lifetime from the start of its rank."""
 
     def mapped(index: int, rows: Any) -> Iterator[Any]:
         count_from_start()

@@ -1,4 +1,4 @@
-"""What runs in a rank's process: a few lines around the loop. No heavy import at the top: the driver imports this too.
+"""Process of a rank: a few lines around the loop. No heavy import at the top: the driver imports this too.
 
 A message for the user is no failure: the rank says it in its result and ends well, and so do the others when their next
 exchange finds it gone. So the driver shows that message, and no trace of Spark's or Horovod's about tasks that failed.
@@ -124,7 +124,7 @@ def _rank_error(rank: int, e: UserError | StoreError | ChangedInPlace) -> RankEr
 
 
 def _file_error(rank: int, e: OSError, job: Job) -> RankError | None:
-    """What to say of an error of a file; None: it is of something else, or for the program to mend."""
+    """Return the report of an error of a file; None: it is of something else, or for the program to mend."""
     if is_full(e):
         where, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
         # Where the run is in a store of objects, the disk that is full is that of this host's copies.

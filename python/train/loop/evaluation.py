@@ -64,11 +64,11 @@ class Evaluations:
 
     @property
     def is_basic(self) -> bool:
-        """Whether nothing is asked for at the end besides what `while_training` has."""
+        """True if the end needs nothing besides the result of `while_training`."""
         return self._request.is_basic
 
     def while_training(self) -> Evaluation:
-        """The basic metrics of the split `valid`, and `train.monitor`. Of predicted numbers their errors."""
+        """Compute the basic metrics of the split `valid`, and `train.monitor`; for predicted numbers their errors."""
         if self._model.predicts == "number":
             return evaluate_errors(self._ranks, self._predict(self._valid))
         monitor = self._train.monitor
@@ -90,7 +90,7 @@ class Evaluations:
         return replace(basic, metrics=basic.metrics | {monitor: found.metrics[monitor]})
 
     def at_the_end(self, layout: SplitLayout, last: Evaluation | None) -> tuple[dict[str, Evaluation], dict[str, int]]:
-        """All that is asked for, by split, and the rows of the splits. `<split>_full`: a full ranking of it.
+        """Return all requested evaluations, by split, and the rows of the splits. `<split>_full`: a full ranking of it.
 
         Args:
             layout: of the split `train`.
@@ -125,7 +125,7 @@ class Evaluations:
         return found, rows
 
     def of_other_rows(self, dataset: Location) -> dict[str, Any] | None:
-        """The basic `metrics` on the split valid of another dataset with the same features, and its `rows`.
+        """Return the basic `metrics` on the split valid of another dataset with the same features, and its `rows`.
 
         None, with a warning, where a rank cannot read them: all ranks know before the first predicts.
         """
@@ -139,7 +139,7 @@ class Evaluations:
         return {"metrics": basic(self._ranks, self._predict(split)).metrics, "rows": split.rows}
 
     def _unreadable(self, dataset: Location) -> str | None:
-        """Why this rank cannot read its share of the row groups of a split valid; None where it can."""
+        """Return the reason why this rank cannot read its share of the row groups of a split valid, or None."""
         world = self._collective.world
         try:
             split = open_split(dataset, "valid", self._model.schema)

@@ -30,14 +30,14 @@ class Forward:
 
 
 class ForwardBackward(Protocol):
-    """What makes forward passes."""
+    """A function that makes forward passes."""
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
-        """Collective: the lookups end."""
+        """Make a forward pass. Collective: the lookups end."""
 
 
 class EagerForward:
-    """As torch runs it. `batch_size`: rows of a step over all ranks."""
+    """Forward passes as torch runs them. `batch_size`: rows of a step over all ranks."""
 
     def __init__(self, model: ShardedModel, batch_size: int) -> None:
         self._model, self._batch_size = model, batch_size

@@ -181,7 +181,9 @@ def train(
 def _restore_or_build(
     job: Job, schema: DatasetSchema, rows: SplitLayout, collective: Collective, watchdog: Watchdog
 ) -> tuple[TrainState, Progress]:
-    """The newest whole checkpoint's state; else a new one, with the weights of the models that it starts from."""
+    """Restore the newest whole checkpoint's state; else build a new one, with the weights of the models that it starts
+    from.
+    """
     state = build_state(job, schema, collective)
     observe_training_rows(state.model, rows)
     watchdog.phase = "restore"
@@ -211,7 +213,7 @@ def _restore_or_build(
 
 
 def dynamic_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
-    """The report on tables of raw ids; `oov_share` is of the split `valid`. Collective."""
+    """Report on tables of raw ids; `oov_share` is of the split `valid`. Collective."""
     if model.dynamic is None:
         return {}
     found = model.dynamic.report()
@@ -243,7 +245,7 @@ def dynamic_report(model: ShardedModel, collective: Collective) -> dict[str, dic
 
 
 def cache_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
-    """The report on tables in host memory with hot rows on GPUs. Collective."""
+    """Report on tables in host memory with hot rows on GPUs. Collective."""
     found = cache_use(model.embeddings)
     if collective.world.is_chief:
         for name, use in found.items():

@@ -37,7 +37,7 @@ from headrace.train.setup.state import TrainState
 
 
 def micro_batches(batches: Iterable[MicroBatch], parts: int) -> Iterator[MicroBatch]:
-    """Each batch in `parts` consecutive slices of (nearly) as many rows."""
+    """Cut each batch into `parts` consecutive slices of (nearly) as many rows."""
     for whole in batches:
         rows = len(whole.labels)
         for start, end in pairwise([rows * i // parts for i in range(parts + 1)]):
@@ -61,7 +61,7 @@ class LookupPipeline:
         self._ahead: tuple[MicroBatch, PendingLookups] | None = None
 
     def next(self, *, has_following: bool) -> tuple[MicroBatch, PendingLookups]:
-        """The next micro-batch; the ids of the one after it are sent, where there is one."""
+        """Return the next micro-batch; the ids of the one after it are sent, if there is one."""
         current = self._ahead or self._begin()
         self._ahead = self._begin() if has_following else None
         return current
@@ -95,7 +95,8 @@ class LookupPipeline:
 def bad_step(
     step: int, local_loss: float, state: TrainState, collective: Collective, train: Train, tables: Sequence[str] = ()
 ) -> Diverged:
-    """The error of a step whose loss or gradient is NaN or infinite on some rank. Collective: the same on all ranks.
+    """Return the error of a step whose loss or gradient is NaN or infinite on some rank. Collective: the same on all
+    ranks.
 
     Args:
         step: its number.

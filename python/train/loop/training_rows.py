@@ -42,7 +42,7 @@ def training_rows(
     timed: Callable[[str, Iterator[int]], Iterator[int]],
     candidates: CandidateSampler | None,
 ) -> TrainLoader | WithReplay:
-    """The loader of a run: of the split train, with rows of older days in each step where the job replays some.
+    """Return the loader of a run: the split train, with rows of older days in each step if the job replays some.
 
     Raises:
         UserError: as TrainLoader; an older dataset is gone or damaged.
@@ -76,7 +76,7 @@ def training_rows(
 
 
 def _older_days(job: Job, schema: DatasetSchema, carried: Sequence[str]) -> list[SplitLayout]:
-    """A split of each day; none where they have fewer row groups than there are streams."""
+    """Return a split of each day; none if they have fewer row groups than there are streams."""
     days = [open_split(job.ws.locate(name), "valid", schema, carried) for name in job.replayed]
     groups = sum(len(day.row_groups) for day in days)
     if groups < job.train.streams:
@@ -102,7 +102,7 @@ class ItemShares:
         self._logs: dict[tuple[str, ShareOf], Tensor] = {}
 
     def sampler(self) -> CandidateSampler | None:
-        """What draws the candidates of `train.negatives`; None: it asks for none.
+        """Return the sampler of the candidates of `train.negatives`, or None.
 
         Raises:
             UserError: see CandidateSampler.of.

@@ -33,14 +33,14 @@ class WarmStart:
 
     @property
     def input(self) -> Input:
-        """It, among the inputs of a run."""
+        """The model as an input of a run."""
         return Input(kind="model", name=self.name, version=self.version)
 
 
 def find_warm_start(
     ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, begun: Sequence[Input] = ()
 ) -> WarmStart | None:
-    """The newest finished model of a day before `ds` that stands and whose shape fits.
+    """Find the newest finished model of a day before `ds` that stands and whose shape fits.
 
     One stands that the gate has not refused (or somebody has overruled that) and that nobody has rolled back. Manifests
     and model.json are read; the registry only where a model was refused or rolled back.
@@ -69,7 +69,7 @@ def find_warm_start(
 
 
 def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifest, begun: bool) -> str | None:
-    """Why a day's model is no start; None where it is one. `begun`: a finished run has begun with it."""
+    """Return the reason why a day's model is no start, or None. `begun`: a finished run has begun with it."""
     if manifest.removed:
         return None if begun else str(manifest.why_removed)
     if not begun and (reason := _taken_back(ws, spec, manifest)):
@@ -81,7 +81,7 @@ def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifes
 
 
 def _taken_back(ws: Workspace, spec: Spec, manifest: Manifest) -> str:
-    """Whether a model was refused and nobody has overruled it, or was rolled back; empty where neither is."""
+    """Return the reason if a model was refused and nobody has overruled it, or was rolled back; else an empty text."""
     registered = manifest.facts.get("registered")
     verdict = _verdict_on(_gate(ws, spec, manifest.ds), manifest.output("model").version)
     refused = verdict.get("verdict") == "refused"
@@ -101,7 +101,7 @@ def _gate(ws: Workspace, spec: Spec, day: str) -> Manifest | None:
 
 
 def _verdict_on(gate: Manifest | None, key: str) -> Mapping[str, Any]:
-    """What a day's gate has said of the model of a key, the day's own or its challenger; empty: nothing."""
+    """Return the verdict of a day's gate on the model of a key, the day's own or its challenger; empty: none."""
     if gate is None:
         return {}
     if gate.facts["model"]["key"] == key:
@@ -111,8 +111,8 @@ def _verdict_on(gate: Manifest | None, key: str) -> Mapping[str, Any]:
 
 
 def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
-    """What trained a day's models, the better first: the challenger where the day's model had fallen behind it, and
-    where it became champion.
+    """Return the manifests of a day's models, the better first: the challenger if the day's model had fallen behind it,
+    and if it became champion.
     """
     found = [Manifest.load(ws.manifest(spec.pipeline, day, "train"))]
     challenger = None if spec.challenger is None else Manifest.load(ws.manifest(spec.pipeline, day, "challenger"))
@@ -125,7 +125,7 @@ def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
 
 
 def model_misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
-    """Why a saved model (its model.json) cannot be a start for this spec and dataset; None where it can."""
+    """Return the reason why a saved model (its model.json) cannot be a start for this spec and dataset, or None."""
     now = keys_with(spec.model, OF_CHECKPOINTS)
     saved = keys_with(Model.model_validate(meta.get("model", {})), OF_CHECKPOINTS)
     for key in now | saved:
@@ -158,7 +158,7 @@ PRETRAINED = "pretrained"
 
 
 def find_pretrained(ws: Workspace, spec: Spec, ds: str) -> tuple[Input, ...]:
-    """The newest finished models up to `ds` of the pipelines that the spec names, in the order of parts' names.
+    """Find the newest finished models up to `ds` of the pipelines that the spec names, in the order of parts' names.
 
     Raises:
         UserError: a pipeline has none.
@@ -181,7 +181,7 @@ def find_pretrained(ws: Workspace, spec: Spec, ds: str) -> tuple[Input, ...]:
 def dataset_misfit(
     ws: Workspace, manifest: Manifest | None, schema: DatasetSchema, carried: Sequence[str] = ()
 ) -> str | None:
-    """Why the split `valid` of an older dataset is not what a model can be shown; None where it is.
+    """Return the reason why the split `valid` of an older dataset cannot be shown to a model, or None.
 
     Args:
         ws: the workspace.
@@ -219,7 +219,7 @@ def _feature_form(f: Feature) -> tuple[object, ...]:
 
 
 def replay_days(spec: Spec, ds: str) -> list[str]:
-    """The days from whose datasets a training of `ds` draws, where they are there, the oldest first.
+    """Return the days from whose datasets a training of `ds` draws, if they exist, the oldest first.
 
     Of each it is the split `valid`, whose days lie before the window of `ds` and in no other dataset's of the list;
     A dataset that has a day of the rows of `forgetting_day` is not drawn from, since what is forgotten is measured on
@@ -249,7 +249,7 @@ REPLAY = "replay"
 def find_replay(
     ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, begun: Sequence[Input] = ()
 ) -> tuple[Input, ...]:
-    """The older datasets that a training of `ds` draws from, the oldest first.
+    """Find the older datasets that a training of `ds` draws from, the oldest first.
 
     A day without one, or whose rows mean something else, is left out.
 
@@ -277,13 +277,13 @@ def find_replay(
 
 
 def forgetting_day(spec: Spec, ds: str) -> str | None:
-    """The day on whose rows the model of `ds` is to be measured, too; None: on no other day's."""
+    """Return the day on whose rows the model of `ds` is to be measured, too, or None."""
     day = None if spec.retrain is None else spec.retrain.forgetting_day
     return None if day is None or day >= ds else day
 
 
 def find_forgetting_dataset(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema | None) -> str | None:
-    """The name in the workspace of the dataset of that day, where it is there and its codes mean the same.
+    """Return the name in the workspace of the dataset of that day, if it exists and its codes mean the same.
 
     A dataset that is asked for and cannot be measured on is named in the log with the reason.
     """

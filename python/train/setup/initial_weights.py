@@ -107,7 +107,7 @@ def start_new_rows(model: ShardedModel, loaded: Loaded, train: SplitLayout, *, b
 def segments_of(
     feature: Feature, schema: DatasetSchema, train: SplitLayout, collective: Collective
 ) -> NDArray[np.int32]:
-    """The segment of each code of a feature: int32 [cardinality], -1 where no row tells. Collective.
+    """Return the segment of each code of a feature: int32 [cardinality], -1 where no row tells. Collective.
 
     An id's segment is the code that most of its rows have, of equals the lowest; a null tells nothing. Each rank reads
     its share of the row groups, two columns of them, and holds 16 bytes for each pair of them that it has read.
@@ -135,7 +135,9 @@ def segments_of(
 def _read_pairs(
     feature: Feature, segment: Feature, width: int, train: SplitLayout, collective: Collective
 ) -> Iterator[NDArray[np.int64]]:
-    """Of each row group of this rank's share the pairs code * width + segment, of rows that have one: int64 [rows]."""
+    """Yield, for each row group of this rank's share, the pairs code * width + segment of rows that have one: int64
+    [rows].
+    """
     world = collective.world
     for group in train.row_groups[world.rank :: world.size]:
         with pq.ParquetFile(group.path.local_path()) as file:
@@ -146,7 +148,7 @@ def _read_pairs(
 
 
 def _count_pairs(groups: Iterator[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How often each value is in all arrays together: the values in order, and their counts, int64 each."""
+    """Count each value in all arrays together: the values in order, and their counts, int64 each."""
     total = np.empty(0, np.int64), np.empty(0, np.int64)
     waiting: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for values in groups:
@@ -163,7 +165,7 @@ def _merged(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[N
 
 
 def _summed(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct values in order, and the sums of their counts."""
+    """Return the distinct values in order, and the sums of their counts."""
     if not len(values):
         return values, counts
     order = np.argsort(values, kind="stable")
@@ -192,7 +194,7 @@ def _reaching(segments: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
 
 
 def changes_of(job: Job, model: ShardedModel) -> Changes | None:
-    """What the saved model lies upon; None: it holds all rows.
+    """Return the saved model that this one extends, or None: it holds all rows.
 
     All rows on one of `full_copy_days` days; without a warm start, or after one that left the optimizer's states
     behind; where rows are stored in another way than there.

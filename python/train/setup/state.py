@@ -34,7 +34,7 @@ from headrace.world import World
 
 
 def place(kind: str, world: World) -> torch.device:
-    """The device of this rank, made the thread's current one: `cpu`, or a GPU.
+    """Return the device of this rank, made the thread's current one: `cpu`, or a GPU.
 
     The one GPU that this process sees: the one that Spark assigned to its task (headrace.train.launch.worker), or that
     the cluster's CUDA_VISIBLE_DEVICES names. Where it sees several, that of its number on its machine.
@@ -62,7 +62,7 @@ def place(kind: str, world: World) -> torch.device:
 def trained_tables(
     schema: DatasetSchema, model: config.Model, network: nn.Module, train: config.Train, ranks: int
 ) -> ModelTables:
-    """The tables of a model, whose lookups say how many ids a row has.
+    """Return the tables of a model, whose lookups say how many ids a row has.
 
     Args:
         schema: the dataset's.
@@ -169,7 +169,7 @@ _ROWS, _ROW_GROUPS = 200_000, 8
 def sampled_popularity(
     dataset: Location, schema: DatasetSchema, tables: Sequence[Table], lookups: Sequence[Lookup]
 ) -> dict[str, Popularity]:
-    """By table, popularity in row groups spread over the split `train`. The same files, the same answer.
+    """Return the popularity by table in row groups spread over the split `train`. The same files give the same answer.
 
     Args:
         dataset: its folder.
@@ -212,7 +212,7 @@ class TrainState:
 
 
 def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> TrainState:
-    """A new model with its tables placed by the sharding plan, and its optimizers. Collective.
+    """Build a new model with its tables placed by the sharding plan, and its optimizers. Collective.
 
     Raises:
         UserError: no such device, no plan that fits, or settings that do not fit the dataset.
