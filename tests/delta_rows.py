@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.lake.delta.data_files import statistics
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.ingest.data_file import statistics
 from headrace.storage import Location
 
 FIELDS = [

@@ -20,9 +20,9 @@ from headrace.config import EmbeddingOptimizer, Model, Spec, build_spec
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.delta.data_files import statistics
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.lake.ingest.data_file import statistics
 from headrace.manifest import Output
 from headrace.models.saved import Changes, save_model
 from headrace.models.sharded_model import ShardedModel

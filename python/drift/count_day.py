@@ -19,8 +19,8 @@ from headrace.drift.columns import feature_columns, input_columns
 from headrace.drift.count_rows import measure_dataset, measure_frame, measure_lake
 from headrace.features.build.run import BuiltDay
 from headrace.features.layout.split import SPLIT
-from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog, damaged_file
+from headrace.lake.delta.with_spark import save_delta
 from headrace.lake.spark.exchange import arrow_frame
 from headrace.manifest import Output
 from headrace.stage import Context

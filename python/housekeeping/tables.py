@@ -10,13 +10,10 @@ from functools import partial
 
 from headrace.config import Spec
 from headrace.housekeeping.workspace_state import Step, WorkspaceState, manifests_of, remove_all, size_of
+from headrace.lake.delta.compact import crowded, join_files
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.log_retention import unused_log_files
-from headrace.lake.delta.retention import days_before, remove_days_before
-from headrace.lake.delta.small_files import crowded
+from headrace.lake.delta.retention import days_before, remove_days_before, unnamed_files, unused_files, unused_log_files
 from headrace.lake.delta.transaction import Transaction, UnsupportedTable, claim
-from headrace.lake.delta.vacuum import unnamed_files, unused_files
-from headrace.lake.join_files import join_files
 from headrace.manifest import Input, Manifest, Output
 from headrace.publish.target import Target, beyond_retention
 from headrace.publish.warehouses import open_target

@@ -26,7 +26,7 @@ from headrace.features.functions.arrays import one_chunk
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS, spark_micros
 from headrace.features.types import declared
-from headrace.lake.delta.frame import read_version
+from headrace.lake.delta.with_spark import read_version
 from headrace.outcomes.served import ServedDay, section, sources
 from headrace.stage import Context
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap, sum_by_cell

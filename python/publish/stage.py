@@ -181,7 +181,7 @@ def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    from headrace.lake.delta.frame import read_version
+    from headrace.lake.delta.with_spark import read_version
 
     path = ctx.ws.locate(scores.name)
     try:
@@ -198,7 +198,7 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
     """The same rows into the Delta table: one commit that replaces the day. Returns its version."""
     from pyspark.sql import functions as F
 
-    from headrace.lake.delta.fenced_write import save_delta
+    from headrace.lake.delta.with_spark import save_delta
 
     log = DeltaLog(ctx.ws.table(ctx.spec.pipeline, "published"))
     last = next(log.commits(), None)

@@ -11,10 +11,10 @@ from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
-from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog, damaged_file
+from headrace.lake.delta.protocol import sql_type
 from headrace.lake.delta.transaction import Transaction
-from headrace.lake.delta.type_widening import sql_type
+from headrace.lake.delta.with_spark import save_delta
 from headrace.manifest import Output
 from headrace.schema import is_wider
 from headrace.stage import Context

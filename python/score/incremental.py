@@ -26,7 +26,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from headrace import __version__
 from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
-from headrace.lake.delta.frame import read_version
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.spark.gpus import gpu_profile
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.models.predictor import model_digest

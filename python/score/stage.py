@@ -22,7 +22,7 @@ from headrace.experiments.assignment import Live, live_experiments, pinned
 from headrace.features.build.events import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import pin
-from headrace.lake.delta.frame import read_version
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.spark.scratch import handed_on
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import worker_peak_memory

@@ -20,10 +20,10 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.lake.delta.compact import join_files
+from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.lake.erase import Change, erase
-from headrace.lake.join_files import join_files
 from headrace.score.day_table import check_columns, write_day
 from headrace.storage import local
 from headrace.workspace import Workspace

@@ -12,15 +12,12 @@ from pyspark.sql import SparkSession
 
 from bench.simulated_days import day, write_rows
 from headrace.errors import UserError
+from headrace.lake.delta.compact import crowded, join_files
+from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, ddl_fields
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.log_retention import unused_log_files
-from headrace.lake.delta.retention import remove_days_before
-from headrace.lake.delta.small_files import crowded
+from headrace.lake.delta.retention import remove_days_before, unused_files, unused_log_files
 from headrace.lake.delta.transaction import Transaction, claim, create_table
-from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.commit import commit_files
-from headrace.lake.ingest.data_file import DataFileWriter, WrittenFile, ddl_fields
-from headrace.lake.join_files import join_files
 from headrace.manifest import Manifest
 from headrace.storage import Fence, LeaseLost, local
 from headrace.workspace import Workspace

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.identifiers import column
-from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.with_spark import save_delta
 from headrace.storage import local
 
 NAMES = ['the "best" `item` 100%', "a b", "größe;cm, it's", "{x} (y)=z", "tab\tand\nline", "service.name", "select"]

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-from headrace.lake.delta.fenced_write import save_delta
+from headrace.lake.delta.compact import join_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, claim, create_table
-from headrace.lake.join_files import join_files
+from headrace.lake.delta.with_spark import save_delta
 from headrace.storage import Fence, LeaseLost, Location, local
 
 

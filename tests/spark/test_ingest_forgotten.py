@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 
 from headrace.housekeeping.forget.erase import forget
 from headrace.housekeeping.forget.persons import Persons
-from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.load_history import LoadHistory
 from headrace.workspace import Workspace

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.erase import Change, erase
-from headrace.lake.redact import redact_log
-from headrace.lake.redact_statistics import exactly
+from headrace.lake.delta.redact import exactly, redact_log
 from headrace.storage import local
 
 #: The smallest of one file, the largest of another.

@@ -12,8 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import IncompleteError, UserError
-from headrace.lake.delta.commit_times import commit_times
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, commit_times
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.source_table_support import (

@@ -20,7 +20,7 @@ from headrace.housekeeping.collect import collect
 from headrace.housekeeping.workspace_state import remove_all
 from headrace.lake.delta import transaction
 from headrace.lake.delta.erased import Replacement, replacements, save_replacements
-from headrace.lake.delta.fencing import application_of
+from headrace.lake.delta.fence import application_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim, create_table
 from headrace.lake.forgotten import ForgottenValues, listed_in

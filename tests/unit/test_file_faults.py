@@ -17,8 +17,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
-from headrace.lake.ingest import data_file
-from headrace.lake.ingest.data_file import DataFileWriter
+from headrace.lake.delta import data_files as data_file
+from headrace.lake.delta.data_files import DataFileWriter
 from headrace.lake.spark.errors import told
 from headrace.storage import file_faults, local
 

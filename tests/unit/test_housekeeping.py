@@ -22,11 +22,10 @@ from headrace.config import Spec, load_spec
 from headrace.errors import BusyError, UserError
 from headrace.housekeeping.folders import kept_models, versions_with_aliases
 from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of, size_of
+from headrace.lake.delta.compact import crowded
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.retention import days_before, remove_days_before
-from headrace.lake.delta.small_files import crowded
+from headrace.lake.delta.retention import days_before, remove_days_before, unused_files
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.delta.vacuum import unused_files
 from headrace.lake.ingest.load_history import LoadHistory, last_change
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import file_digest

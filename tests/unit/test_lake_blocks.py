@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from headrace.lake.blocks.convert import from_json, from_text, list_of, split_list
 from headrace.lake.blocks.lines import Block, Part, UnreadableError, blocks, count_lines
 from headrace.lake.blocks.screen import odd_bytes, odd_json
-from headrace.lake.ingest.data_file import DataFileWriter
+from headrace.lake.delta.data_files import DataFileWriter
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.lake.ingest.write_rows import Dropped, kept
 from headrace.storage import local

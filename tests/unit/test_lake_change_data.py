@@ -16,8 +16,7 @@ from headrace.config import TableSource
 from headrace.config.source import SourceDay
 from headrace.errors import UserError
 from headrace.lake.delta.change_data import check_feed
-from headrace.lake.delta.commit_times import commit_times, newest_until
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, commit_times, newest_until
 from headrace.lake.landing import day_folders
 from headrace.lake.source_tables.change_feed import VersionRange
 from headrace.lake.source_tables.delta import DeltaSnapshot

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.lake import erase as module
+from headrace.lake.delta import erase as module
+from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
-from headrace.lake.erase import Change, erase
 from headrace.storage import Fence, LeaseLost, local
 from tests.forget_support import put_rows
 from tests.storage_faults import Killed

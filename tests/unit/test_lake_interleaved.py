@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
+from headrace.lake.delta.compact import join_files
+from headrace.lake.delta.data_files import WrittenFile
 from headrace.lake.delta.deletion_vectors import deleted_positions
+from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.redact import redact_log
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
-from headrace.lake.erase import Change, erase
 from headrace.lake.ingest.commit import commit_files
-from headrace.lake.ingest.data_file import WrittenFile
-from headrace.lake.join_files import join_files
-from headrace.lake.redact import redact_log
 from headrace.storage import Location, local
 from tests.delta_rows import (
     FIELDS,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.lake.delta.compact import join_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.join_files import join_files
 from headrace.storage import local
 
 

@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.erase import Change, erase
-from headrace.lake.redact import redact_log
-from headrace.lake.redact_statistics import exactly, is_value
+from headrace.lake.delta.redact import exactly, is_value, redact_log
 from headrace.storage import Location, local
 from tests.forget_support import put_rows
 from tests.storage_faults import Killed, faulty

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE
+from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
 from headrace.lake.ingest.hash_files import hashes_of_share, load_hashes, save_array, save_hashes
 from headrace.lake.ingest.repeats import REPEATED, KeyedFile, RepeatTask, SuspectTask
 from headrace.storage import Location, local

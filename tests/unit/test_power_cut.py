@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.lake.delta.checkpoint import newest_checkpoint
-from headrace.lake.delta.damage import set_torn_aside
-from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog, check_files
+from headrace.lake.delta.log_files import newest_checkpoint, set_torn_aside
 from headrace.lake.delta.transaction import Transaction, create_table
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord, row_counts
 from headrace.manifest import Output
 from headrace.models.predictor import damaged_model

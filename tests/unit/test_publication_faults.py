@@ -26,10 +26,10 @@ from headrace.features.build.listing import complete
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.delta.data_files import DataFileWriter, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.ingest.commit import commit_files, forgotten_unless_refused
-from headrace.lake.ingest.data_file import DataFileWriter, remove_files
 from headrace.library.staging import staged_rows
 from headrace.models.saved import load_model, save_model
 from headrace.models.sharded_model import ShardedModel

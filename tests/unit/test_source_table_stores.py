@@ -16,8 +16,7 @@ from headrace.config import TableSource
 from headrace.config.source import SourceDay
 from headrace.errors import UserError
 from headrace.features.engines.arrow.lake_file import LakeFile
-from headrace.lake.delta.commit_times import commit_times
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, commit_times
 from headrace.lake.landing import day_folders
 from headrace.lake.source_tables.opened import TablePlace, find_table, open_table, table_name
 from headrace.lake.source_tables.parquet_files import arrow_reads

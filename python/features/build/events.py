@@ -13,7 +13,7 @@ from headrace.errors import UserError
 from headrace.features.build.window import first_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.types import declared
-from headrace.lake.delta.frame import read_version
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.source_tables.taken import PinnedTable
 from headrace.manifest import Output

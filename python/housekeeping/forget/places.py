@@ -20,10 +20,9 @@ from headrace.housekeeping.folders import OF_TRAINING, REGISTERED_SUFFIXES
 from headrace.housekeeping.forget.persons import Persons, Place, vocabularies_of, with_placeholders
 from headrace.housekeeping.tables import tables_of
 from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work, remove_all, size_of
+from headrace.lake.delta.erase import Change, erase
+from headrace.lake.delta.redact import Values, exactly, redact_log
 from headrace.lake.delta.transaction import claim
-from headrace.lake.erase import Change, erase
-from headrace.lake.redact import redact_log
-from headrace.lake.redact_statistics import Values, exactly
 from headrace.lake.spark.scratch import STAGE_FOLDERS
 from headrace.manifest import Manifest
 from headrace.publish.online.store import open_store

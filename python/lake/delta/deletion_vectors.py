@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
+from headrace.lake.delta.data_files import row_groups
 from headrace.lake.delta.log import file_path
-from headrace.lake.parquet_rows import row_groups
 from headrace.storage import Location
 
 #: Of the format of 64-bit positions: 32-bit bitmaps by the upper half.

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.lake.delta.user_metadata import said_by
 from headrace.own_records import known_keys
 from headrace.storage import LeaseLost, Location
 
@@ -97,3 +96,14 @@ def erased_rows(user_metadata: str | None) -> Mapping[str, int] | None:
 
 def _file(table: Location) -> Location:
     return table / "_delta_log" / "_headrace_erased.json"
+
+
+def said_by(mark: str, user_metadata: str | None) -> Mapping[str, Any] | None:
+    """What a commit's userMetadata holds below `mark`; None of a commit of something else."""
+    if user_metadata is None or mark not in user_metadata:
+        return None
+    try:
+        stored = json.loads(user_metadata)
+    except ValueError:
+        return None
+    return stored.get(mark) if isinstance(stored, dict) else None

@@ -15,18 +15,16 @@ from urllib.parse import unquote
 
 from headrace.errors import UserError
 from headrace.lake.delta import erased as erased_files
-from headrace.lake.delta.checkpoint import newest_checkpoint
-from headrace.lake.delta.damage import COMMIT, commit_file, read_commit, torn_commits
-from headrace.lake.delta.protocol import READER_FEATURES, check_readable
-from headrace.lake.delta.type_widening import sql_type
+from headrace.lake.delta.log_files import COMMIT, commit_file, newest_checkpoint, read_commit, torn_commits
+from headrace.lake.delta.protocol import READER_FEATURES, check_readable, sql_type
 from headrace.storage import Location, local, location_named, names_store, not_as_written
 
 #: For tables whose old versions are read again: their log is kept.
 LOG_RETENTION = "interval 3650 days"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
-
 #: Identifies a data file in a log: its path, and its deletion vector's id (empty without one).
 FileKey = tuple[str, str]
+_IN_COMMIT_TIMESTAMPS = "delta.enableInCommitTimestamps"
 
 
 @dataclass(frozen=True)
@@ -386,3 +384,35 @@ def file_path(folder: Location, encoded: str) -> Location:
             f"store; write its rows to a table of its own"
         )
     return local("/" + path.removeprefix("file:").lstrip("/"))
+
+
+def commit_times(log: DeltaLog, first: int = 0) -> dict[int, int]:
+    """By version from `first` on that is still in the log: milliseconds since the epoch, ascending.
+
+    A commit says so itself where the table has in-commit timestamps; else its file's time does, and where that is not
+    after the commit's before it, one millisecond later than that one.
+    """
+    newest = log.version
+    metadata = None if newest is None else log.metadata(newest)
+    inside = str(((metadata or {}).get("configuration") or {}).get(_IN_COMMIT_TIMESTAMPS)).lower() == "true"
+    found: dict[int, int] = {}
+    last: int | None = None
+    for version, written_ns in sorted(log.commit_files().items()):
+        if version < first:
+            continue
+        said = _in_commit_timestamp(log, version) if inside else None
+        time = written_ns // 1_000_000 if said is None else said
+        found[version] = last = time if last is None else max(time, last + 1)
+    return found
+
+
+def newest_until(times: dict[int, int], until_ms: int) -> int | None:
+    """The newest version that was committed before or at a time; None: there is none."""
+    return max((version for version, time in times.items() if time <= until_ms), default=None)
+
+
+def _in_commit_timestamp(log: DeltaLog, version: int) -> int | None:
+    """The timestamp in a commit: by the protocol its first action has it."""
+    action = next(log.actions(version), {})
+    said = (action.get("commitInfo") or {}).get("inCommitTimestamp")
+    return None if said is None else int(said)

@@ -1,15 +1,17 @@
-"""Which Delta tables this package reads: the features that a table asks of its readers.
+"""Features of Delta tables: those that a reader must know, and type widening.
 
-PROTOCOL.md of delta-io/delta: a reader that does not know a feature of `readerFeatures` must
-not read the table, for it would read wrong rows without noticing.
+PROTOCOL.md of delta-io/delta: a reader that does not know a feature of `readerFeatures` must not read the table, for it
+would read wrong rows without noticing. With the feature `typeWidening` columns get a wider type while their data files
+stay as they are: a reader casts the values of each file to the table's type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import UserError
+from headrace.schema import is_wider
 from headrace.storage import Location
 
 #: Reader features that are understood. `deletionVectors`: counted (headrace.lake.delta.log.DataFile); `columnMapping`:
@@ -20,6 +22,24 @@ READER_FEATURES = frozenset(
 #: Reader features that say nothing of which files are live: whoever asks Spark for the rows may list the files.
 _OF_ROWS = frozenset({"typeWidening-preview", "variantType", "variantType-preview", "variantShredding-preview"})
 _MAPPING = "delta.columnMapping.mode"
+#: The feature, of readers and writers, and the property without which no writer changes a type.
+FEATURE = "typeWidening"
+PROPERTY = "delta.enableTypeWidening"
+#: In a column's metadata: the types that it had, oldest first.
+_CHANGES = "delta.typeChanges"
+#: Delta's names of types that Spark's SQL writes otherwise.
+_SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+#: Features that writers of a version below 7 must know, by the version from which on.
+_WRITER_FEATURES = (
+    (2, "appendOnly"),
+    (2, "invariants"),
+    (3, "checkConstraints"),
+    (4, "changeDataFeed"),
+    (4, "generatedColumns"),
+    (5, "columnMapping"),
+    (6, "identityColumns"),
+)
+_LISTED_READERS, _LISTED_WRITERS = 3, 7
 
 
 def check_listable(folder: Location, protocol: Mapping[str, Any] | None) -> None:
@@ -70,3 +90,53 @@ def check_readable(
             f"set {_MAPPING} to none (ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ('{_MAPPING}' = 'none')), or "
             f"write its rows to a table without it"
         )
+
+
+def sql_type(type_: Any) -> str:
+    """Return the SQL name of a type of a Delta schema's JSON; of a map or a struct its JSON as text."""
+    if isinstance(type_, Mapping) and type_.get("type") == "array":
+        return f"array<{sql_type(type_['elementType'])}>"
+    return _SQL_NAMES.get(str(type_), str(type_))
+
+
+def widened_fields(fields: Sequence[Mapping[str, Any]], declared: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a table's columns with the wider types that a declaration gives some of them.
+
+    Columns of the same, of a narrower or of another type, and undeclared ones, stay as they are.
+
+    Args:
+        fields: the table's columns, as the schema's JSON has them.
+        declared: the columns that are about to be written, likewise.
+    """
+    declared_types = {str(f["name"]): f["type"] for f in declared}
+    widened = []
+    for field in fields:
+        old, new = field["type"], declared_types.get(str(field["name"]), field["type"])
+        if not is_wider(sql_type(new), sql_type(old)):
+            widened.append(dict(field))
+            continue
+        change = {"toType": new, "fromType": old}
+        if isinstance(old, Mapping):
+            change = {"toType": new["elementType"], "fromType": old["elementType"], "fieldPath": "element"}
+            new = {**old, "elementType": new["elementType"]}
+        metadata = dict(field.get("metadata") or {})
+        metadata[_CHANGES] = [*metadata.get(_CHANGES, ()), change]
+        widened.append({**field, "type": new, "metadata": metadata})
+    return widened
+
+
+def with_feature(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's `protocol` action with the feature, and those that its older versions stood for by name."""
+    readers = set(protocol.get("readerFeatures") or ())
+    writers = set(protocol.get("writerFeatures") or ())
+    if protocol["minReaderVersion"] == _LISTED_READERS - 1:
+        readers.add("columnMapping")
+        writers.add("columnMapping")
+    if protocol["minWriterVersion"] < _LISTED_WRITERS:
+        writers |= {name for version, name in _WRITER_FEATURES if version <= protocol["minWriterVersion"]}
+    return {
+        "minReaderVersion": _LISTED_READERS,
+        "minWriterVersion": _LISTED_WRITERS,
+        "readerFeatures": sorted(readers | {FEATURE}),
+        "writerFeatures": sorted(writers | {FEATURE}),
+    }

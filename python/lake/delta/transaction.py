@@ -4,7 +4,7 @@ Written to Delta's protocol document (PROTOCOL.md of delta-io/delta). A commit i
 or not at all, and only under a version that nobody has taken; where others have taken it first, the commit goes after
 theirs if they have changed nothing that it rests on, and is refused else. A table with features of which a writer must
 know more than is here is refused by name. Under a lease a commit carries its holder's token
-(headrace.lake.delta.fencing), and is refused after a commit of a later holder.
+(headrace.lake.delta.fence), and is refused after a commit of a later holder.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.identifiers import quoted
-from headrace.lake.delta.checkpoint import newest_checkpoint
-from headrace.lake.delta.damage import commit_file, set_torn_aside
-from headrace.lake.delta.fencing import application_of, check, is_of, next_version, version_in
+from headrace.lake.delta.fence import application_of, check, is_of, next_version, version_in
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState, file_path
-from headrace.lake.delta.type_widening import FEATURE, PROPERTY, widened_fields, with_feature
+from headrace.lake.delta.log_files import commit_file, newest_checkpoint, set_torn_aside
+from headrace.lake.delta.protocol import FEATURE, PROPERTY, widened_fields, with_feature
 from headrace.storage import Fence, Location, sync_files
 
 #: Writer features that ask nothing of a commit that adds and removes whole files of a table with these settings.
@@ -217,7 +216,7 @@ class Transaction:
             adds: the `add` actions of the data files.
             user_metadata: the commit's userMetadata.
             fields: columns that the table has afterwards, as the schema's JSON has them; those that it lacks are added,
-                and those that it has with a narrower type get the wider one (headrace.lake.delta.type_widening).
+                and those that it has with a narrower type get the wider one (headrace.lake.delta.protocol).
 
         Returns:
             the version that was committed.

@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.lake.blocks.lines import COMPRESSIONS, Part
+from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, remove_files
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest.arrow_plan import COMPRESSED_TO, ArrowPlan, grouped_by_day, part_size, split_files
-from headrace.lake.ingest.data_file import WrittenFile, data_schema, footer, remove_files
 from headrace.lake.ingest.hash_files import save_array
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.read_lines import CountTask, PartCounts, ReadTask

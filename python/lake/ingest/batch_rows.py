@@ -14,13 +14,13 @@ from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.lake.blocks.spellings import spellings_of
-from headrace.lake.delta.frame import read_version
+from headrace.lake.delta.data_files import WrittenFile
 from headrace.lake.delta.log import DeltaLog, check_files
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.ingest import deduplicate
 from headrace.lake.ingest.arrow_plan import arrow_plan
 from headrace.lake.ingest.arrow_rows import DRIVER_BYTES, ArrowRows, read_by_arrow, typed_files
-from headrace.lake.ingest.data_file import WrittenFile
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.plan import LoadPlan
 from headrace.lake.ingest.profile import FileProfile, profiles

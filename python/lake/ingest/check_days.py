@@ -19,11 +19,11 @@ from pyspark.sql import functions as F
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake import landing
+from headrace.lake.delta.data_files import WrittenFile, remove_files
 from headrace.lake.ingest import deduplicate, expectations
 from headrace.lake.ingest.changed_days import count_changes, count_feed, net_change, refuse_changes
 from headrace.lake.ingest.commit import commit_files, forgotten_unless_refused
 from headrace.lake.ingest.completeness import declared_rows
-from headrace.lake.ingest.data_file import WrittenFile, remove_files
 from headrace.lake.ingest.judged_rows import judged, profiles, to_quarantine
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.source_context import SourceContext

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.lake.delta.data_files import WrittenFile, ddl_fields
 from headrace.lake.delta.transaction import Transaction
 from headrace.lake.delta.with_spark import broken_constraints, write_checkpoint
-from headrace.lake.ingest.data_file import WrittenFile, ddl_fields
 from headrace.storage import Fence, Location, StoreRefused
 
 

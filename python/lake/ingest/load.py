@@ -20,12 +20,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
+from headrace.lake.delta.data_files import WrittenFile, data_schema, remove_files
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.assess import assess_day
 from headrace.lake.ingest.batch_rows import BatchRows, Places, read_batch
 from headrace.lake.ingest.commit import commit_files, forgotten_unless_refused
 from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
-from headrace.lake.ingest.data_file import WrittenFile, data_schema, remove_files
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan

@@ -21,8 +21,8 @@ from headrace.lake.blocks.delimited import DelimitedForm, DelimitedReader
 from headrace.lake.blocks.json_lines import JsonReader
 from headrace.lake.blocks.lines import TOO_LONG, Block, Mask, Part, UnreadableError, blocks, count_lines
 from headrace.lake.blocks.reader import Declaration, ReadBlock, Reader, TimeRange, event_micros, read_block
+from headrace.lake.delta.data_files import DataFileWriter
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.ingest.data_file import DataFileWriter
 from headrace.lake.ingest.hash_files import save_hashes
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.storage import Location

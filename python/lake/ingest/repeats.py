@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE
+from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
 from headrace.lake.ingest.hash_files import I64, Mask, hashes_of_share, load_hashes, save_array, save_hashes
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.lake.sources.frame import GOOD

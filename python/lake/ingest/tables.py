@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from headrace.config import Table
 from headrace.errors import UserError
+from headrace.lake.delta.data_files import ddl_fields
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.ingest.data_file import ddl_fields
 from headrace.schema import is_wider
 from headrace.storage import Location
 

@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import row_counts
 from headrace.lake.ingest.plan import LoadPlan

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE, DataFileWriter, WrittenFile
+from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE, DataFileWriter, WrittenFile
 from headrace.lake.sources.frame import BAD, GOOD
 from headrace.lake.spark.tasks import run_tasks
 from headrace.storage import Location

@@ -21,8 +21,7 @@ from pyspark.sql import types as T
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.change_data import check_feed, has_feed
-from headrace.lake.delta.commit_times import commit_times, newest_until
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog, commit_times, newest_until
 from headrace.lake.landing import following, midnight
 from headrace.lake.source_tables.delta import DeltaSnapshot
 from headrace.lake.source_tables.live_rows import COPY, INSERT, ROW, TYPE, VERSION, live_rows

@@ -21,10 +21,8 @@ from pyspark.sql import types as T
 
 from headrace.config import TableSource
 from headrace.errors import UserError
-from headrace.lake.delta.commit_times import commit_times, newest_until
-from headrace.lake.delta.log import DataFile, DeltaLog, TableState
-from headrace.lake.delta.protocol import check_listable
-from headrace.lake.delta.type_widening import FEATURE
+from headrace.lake.delta.log import DataFile, DeltaLog, TableState, commit_times, newest_until
+from headrace.lake.delta.protocol import FEATURE, check_listable
 from headrace.lake.source_tables.days import Bounds, days_of_file, within
 from headrace.lake.source_tables.parquet_files import read_parquet
 from headrace.lake.source_tables.parquet_schema import named

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
-from headrace.lake.delta.frame import read_version
+from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.source_tables.declared import FAULTS, table_rows
 from headrace.lake.source_tables.opened import TablePlace, open_table

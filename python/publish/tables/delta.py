@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.erased import replaced, replacements
-from headrace.lake.delta.fenced_write import save_delta
 from headrace.lake.delta.log import DeltaLog, file_path
+from headrace.lake.delta.redact import Values, exactly, redact_log
 from headrace.lake.delta.transaction import Transaction, claim, create_table
-from headrace.lake.erase import Change, erase
-from headrace.lake.redact import redact_log
-from headrace.lake.redact_statistics import Values, exactly
+from headrace.lake.delta.with_spark import save_delta
 from headrace.publish.columns import SCORES
 from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
 from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget

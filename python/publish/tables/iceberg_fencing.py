@@ -23,7 +23,7 @@ from py4j.protocol import Py4JJavaError
 
 from headrace.errors import IncompleteError
 from headrace.identifiers import quoted
-from headrace.lake.delta.fencing import application_of
+from headrace.lake.delta.fence import application_of
 from headrace.publish.tables.iceberg_expiry import load_table
 from headrace.publish.target import lease_lost
 from headrace.storage import Fence

@@ -1,4 +1,4 @@
-"""Small files of a Delta table, joined by a commit that changes no row.
+"""Small files of a Delta table: which partitions have many, and the commit that joins them and changes no row.
 
 The commits of Delta's OPTIMIZE carry no token of a lease, and an overwrite by Spark brings back rows that others delete
 between its read and its commit. So files are read and written without Spark, in bounded memory: row group by row group.
@@ -15,11 +15,10 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.lake.delta.data_files import CODECS, schema_of, statistics
 from headrace.lake.delta.deletion_vectors import live_row_groups
-from headrace.lake.delta.log import TableState, check_files, file_path
+from headrace.lake.delta.log import DeltaLog, TableState, check_files, file_path
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken
-from headrace.lake.ingest.data_file import statistics
-from headrace.lake.parquet_rows import CODECS, schema_of
 from headrace.storage import Fence, LeaseLost, Location
 
 #: Of a file that joins others, about: as OPTIMIZE has it.
@@ -146,3 +145,28 @@ def _joined_schema(parquet: pq.ParquetFile) -> pa.Schema:
 
 def _day(add: Mapping[str, Any]) -> str | None:
     return dict(add["partitionValues"] or {}).get("ds")
+
+
+def crowded(table: Location, files: int, size: float) -> tuple[list[str | None], int]:
+    """The partitions `ds` with at least so many files that are smaller than a size; and the bytes of these files.
+
+    Args:
+        table: its folder.
+        files: how many.
+        size: bytes.
+
+    Returns:
+        Days, [None] of a table without partitions; empty where there is no such partition, or the table has others.
+    """
+    log = DeltaLog(table)
+    version = log.version
+    state = log.state(version) if version is not None else None
+    partitioned = list((state.metadata.get("partitionColumns") if state else None) or [])
+    if state is None or partitioned not in ([], ["ds"]):
+        return [], 0
+    found: dict[str | None, list[int]] = {}
+    for add in state.adds:
+        if add["size"] < size:
+            found.setdefault(_day(add), []).append(add["size"])
+    many = {ds: sizes for ds, sizes in found.items() if len(sizes) >= files}
+    return sorted(many, key=str), sum(sum(sizes) for sizes in many.values())

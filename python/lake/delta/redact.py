@@ -1,29 +1,130 @@
-"""Checkpoints of a Delta table's log without some values: each file gives way to one that says the same of the table.
+"""The log of a Delta table without some values: its statistics have the smallest and largest value of each file.
 
-They are not removed: of a log whose first commits are gone, a checkpoint is all that older versions rest on. Kinds of
-checkpoints: headrace.lake.delta.checkpoint. A sidecar file gets another name, since checkpoints name it with its size;
-then these are written again, and the old one goes.
+Commits and checkpoints are replaced file by file. Checkpoints are not removed: of a log whose first commits are gone, a
+checkpoint is all that older versions rest on. A sidecar file gets another name, since checkpoints name it with its
+size; then these are written again, and the old one goes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.lake.redact_statistics import SIDES, Values, is_value, without_values
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log_files import DAMAGED
+from headrace.lake.forgotten import words_of
 from headrace.storage import Location
 
+#: A checksum of a version, as Delta writes it: JSON.
+_CHECKSUM = re.compile(r"\d{20}\.crc")
+#: Literals of a predicate.
+_QUOTED = (re.compile("'([^']*)'"), re.compile('"([^"]*)"'))
 _SIDECARS, _SIDECAR = "_sidecars", "sidecar"
 _LAST = "_last_checkpoint"
 _ACTIONS = ("add", "remove")
 _STATS, _PARSED = "stats", "stats_parsed"
+#: UTF-16 units of a text that statistics keep. A largest value that was cut ends with a character above the one that
+#: came there: Unicode's last, or where that one was of ASCII, ASCII's last
+#: (org.apache.spark.sql.delta.stats.StatisticsCollection.truncateMaxStringAgg).
+_KEPT = 32
+_TIES = ("\U0010ffff", "\x7f")
+#: By column: whether a smallest or largest value, or the beginning of a longer text, is or has one of the values.
+Values = Mapping[str, Callable[[Any, bool], bool]]
+#: Where statistics have the smallest and the largest values.
+SIDES = ("minValues", "maxValues")
+
+
+def redact_log(table: Location, values: Values, delete: bool, check: Callable[[], None] = lambda: None) -> int:
+    """Take the values of some columns out of a table's log. Files, rows and versions stay as they are.
+
+    Each file of a commit or a checkpoint is replaced in one step. Checksums that have one go.
+
+    Args:
+        table: its folder.
+        values: by column, whether what the log has of it must go.
+        delete: do it; else it is counted.
+        check: called right before each file is replaced or removed; raises where another process is at work by now.
+
+    Returns:
+        files of the log that have some.
+    """
+    log, folder, found = DeltaLog(table), table / "_delta_log", 0
+    seen: set[int] = set()
+    # Others may commit meanwhile, from what they read before, and remove old commits.
+    while versions := log.versions() - seen:
+        seen |= versions
+        found += sum(_redact_commit(log, version, values, delete, check) for version in sorted(versions))
+    found += redact_checkpoints(folder, values, delete, check)
+    for file in folder.entries():
+        # What a power cut has torn is of no use to anybody (headrace.lake.delta.log_files).
+        if file.suffix == DAMAGED or (_CHECKSUM.fullmatch(file.name) and _in_text(file, values)):
+            found += 1
+            if delete:
+                check()
+                remove_checksum(file)
+                file.remove()
+    return found
+
+
+def _redact_commit(log: DeltaLog, version: int, values: Values, delete: bool, check: Callable[[], None]) -> bool:
+    """Take the values out of one commit; whether it has some."""
+    file = log.folder / "_delta_log" / f"{version:020d}.json"
+    try:
+        actions = list(log.actions(version))
+    except FileNotFoundError:
+        return False
+    clean = [_without(action, values) for action in actions]
+    if clean == actions:
+        return False
+    if delete:
+        text = "".join(json.dumps(a, separators=(",", ":"), ensure_ascii=False) + "\n" for a in clean)
+        check()
+        remove_checksum(file)
+        if file.is_file():
+            file.put_text(text)
+    return True
+
+
+def _without(action: dict[str, Any], values: Values) -> dict[str, Any]:
+    for kind in ("add", "remove"):
+        if action.get(kind, {}).get("stats"):
+            return {kind: {**action[kind], "stats": without_values(action[kind]["stats"], values)}}
+    # How others have deleted rows says which: DELETE FROM ... WHERE user_id = 17.
+    parameters = action.get("commitInfo", {}).get("operationParameters")
+    predicate = (parameters or {}).get("predicate")
+    if predicate and any(column in predicate and _in_words(predicate, is_one) for column, is_one in values.items()):
+        return {"commitInfo": {**action["commitInfo"], "operationParameters": {**parameters, "predicate": "[]"}}}
+    return action
+
+
+def _in_words(text: str, is_one: Callable[[Any, bool], bool]) -> bool:
+    literals = (word for quoted in _QUOTED for word in quoted.findall(text))
+    return any(is_value(word, is_one) for word in (*words_of(text), *literals))
+
+
+def _in_text(file: Location, values: Values) -> bool:
+    """Whether a checksum's file, which repeats statistics, may have a value."""
+    whole = file.read_text()
+    text = whole.replace("\\", " ")
+    if any(column in text and _in_words(text, is_one) for column, is_one in values.items()):
+        return True
+    # Texts of several words: by the statistics themselves.
+    try:
+        said = json.loads(whole)
+    except ValueError:  # nobody can use it, and tables do without
+        return True
+    files = said.get("allFiles") if isinstance(said, dict) else None
+    stats = [file["stats"] for file in files or [] if file.get("stats")]
+    return any(without_values(one, values) != one for one in stats)
 
 
 @dataclass(frozen=True)
@@ -45,7 +146,7 @@ def redact_checkpoints(log: Location, values: Values, delete: bool, check: Calla
         log: the folder `_delta_log`.
         values: by column, whether what statistics have of it must go.
         delete: do it; else it is counted.
-        check: see `headrace.lake.redact.redact_log`.
+        check: see `headrace.lake.delta.redact.redact_log`.
 
     Returns:
         files that have some.
@@ -206,3 +307,40 @@ def _instant(field: pa.Field, wide: set[tuple[str, ...]]) -> pa.Field:
     if below and pa.types.is_struct(field.type):
         return field.with_type(pa.struct([_instant(child, below) for child in field.type]))
     return field
+
+
+def exactly(texts: frozenset[str]) -> Callable[[Any, bool], bool]:
+    """For `Values`: of a column that has such values, text or integers."""
+
+    def is_one(value: Any, cut: bool) -> bool:
+        return str(value) in texts or (cut and any(t.startswith(value) for t in texts))
+
+    return is_one
+
+
+def without_values(text: str, values: Values) -> str:
+    """Statistics as JSON; a column of which the smallest or the largest value must go loses both."""
+    stats = json.loads(text)
+    sides = {side: stats[side] for side in SIDES if isinstance(stats.get(side), dict)}
+    gone = {c for of in sides.values() for c, is_one in values.items() if c in of and is_value(of[c], is_one)}
+    if not gone:
+        return text
+    clean = stats | {side: {c: v for c, v in of.items() if c not in gone} for side, of in sides.items()}
+    return json.dumps(clean, separators=(",", ":"), ensure_ascii=False)
+
+
+def is_value(value: Any, is_one: Callable[[Any, bool], bool]) -> bool:
+    """Whether a smallest or largest value, as statistics have it, must go."""
+    if value is None:
+        return False
+    if not isinstance(value, str):
+        return is_one(value, False)
+    # One unit less, where the cut would have parted a pair of them.
+    if is_one(value, _units(value) >= _KEPT - 1):
+        return True
+    begin = value[:-1]
+    return value.endswith(_TIES) and is_one(begin, _units(begin) >= _KEPT - 1)
+
+
+def _units(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

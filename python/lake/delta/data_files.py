@@ -1,11 +1,11 @@
-"""Data files of a Delta table partitioned by `ds`, written by Arrow: Parquet, and what the log says of each."""
+"""Data files of a Delta table: their row groups, and writing them with what the log says of each."""
 
 from __future__ import annotations
 
 import json
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -29,10 +29,10 @@ _STATISTICS_COLUMNS = 32
 _STATISTICS_TEXT = 32
 #: Spark's names of codecs where Arrow's are others.
 _CODECS = {"uncompressed": "none", "lz4": "lz4", "lz4raw": "lz4", "lz4_raw": "lz4"}
-
-
 #: A row's landing file and line.
 SOURCE_FILE, SOURCE_LINE = "_source_file", "_source_line"
+#: Codecs that pyarrow's writer names otherwise than its reader.
+CODECS = {"uncompressed": "none"}
 
 
 def data_schema(columns: str) -> pa.Schema:
@@ -235,3 +235,21 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return value if isinstance(value, int | float) else None
+
+
+def row_groups(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """One after the other; of some columns, or (None) of all."""
+    for group in range(parquet.num_row_groups):
+        yield parquet.read_row_group(group, columns=columns, use_threads=False)
+
+
+def schema_of(parquet: pq.ParquetFile) -> pa.Schema:
+    """As the file has it; times of 96 bits, which are Spark's instants, as those of 64."""
+    schema = parquet.schema_arrow
+    wide = {
+        c.name for c in (parquet.schema.column(i) for i in range(len(parquet.schema))) if c.physical_type == "INT96"
+    }
+    for i, column in enumerate(schema):
+        if column.name in wide:
+            schema = schema.set(i, column.with_type(pa.timestamp("us", "UTC")))
+    return schema

@@ -22,14 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
-from headrace.lake.delta.checkpoint import complete_checkpoints
+from headrace.lake.delta.data_files import CODECS, row_groups, schema_of, statistics
 from headrace.lake.delta.deletion_vectors import live_row_groups
 from headrace.lake.delta.erased import Replacement, erasure_text, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
+from headrace.lake.delta.log_files import complete_checkpoints
+from headrace.lake.delta.redact import remove_checksum
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, claim
-from headrace.lake.ingest.data_file import statistics
-from headrace.lake.parquet_rows import CODECS, row_groups, schema_of
-from headrace.lake.redact_checkpoint import remove_checksum
 from headrace.storage import Fence, LeaseLost, Location
 
 _LOG = "_delta_log"
