@@ -6,9 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.table_ops.external import refuse_duplicates
-from headrace.features.table_ops.join_asof import JoinAsof
-from headrace.features.table_ops.join_external import JoinExternal
+from headrace.features.table_ops.joins import JoinAsof, JoinExternal, refuse_duplicates
 from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.windows import I64, codes_of, micros_of, newest_at, one, replaced, take
 

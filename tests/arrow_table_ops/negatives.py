@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.table_ops.base import FILE, LINE, QUERY
-from headrace.features.table_ops.negatives import _MARK, _WEIGHT_OF_ONE, NEGATIVE, SLOTS, Negatives
-from headrace.features.table_ops.negatives_in_batch import _salt
+from headrace.features.table_ops.negatives import _MARK, _WEIGHT_OF_ONE, NEGATIVE, SLOTS, Negatives, _salt
 from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.windows import I64, Past, codes_of, hashes, newest_at, one, places, replaced, take
 

@@ -11,12 +11,9 @@ from headrace.features.functions.arrays import doubles
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops.base import QUERY
 from headrace.features.table_ops.earlier_events import EarlierEventsOp, FilteredEventsOp
-from headrace.features.table_ops.history import History
-from headrace.features.table_ops.lag import _UNITS, Lag
 from headrace.features.table_ops.predicate import Predicate
-from headrace.features.table_ops.sessions import _BETWEEN, Sessions
-from headrace.features.table_ops.target_encoding_past import TargetEncodingPast
-from headrace.features.table_ops.trailing import Trailing
+from headrace.features.table_ops.sequences import _BETWEEN, _UNITS, History, Lag, Sessions
+from headrace.features.table_ops.trailing import TargetEncodingPast, Trailing
 from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.sums import halves, joined, whole
 from tests.arrow_table_ops.windows import I64, Bits, Past, hashes, micros_of, nan_to_null, nulled, one, replaced, take

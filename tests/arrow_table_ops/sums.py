@@ -1,4 +1,4 @@
-"""Exact sums of numbers on a grid, as headrace.features.table_ops.fixed_point has them, by NumPy."""
+"""Exact sums of numbers on a grid, as headrace.features.table_ops.trailing has them, by NumPy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.features.table_ops.fixed_point import _GRID, _LOW, _MOST, is_real
+from headrace.features.table_ops.trailing import _GRID, _LOW, _MOST, is_real
 from headrace.features.types import ValueType
 from tests.arrow_table_ops.windows import I64
 

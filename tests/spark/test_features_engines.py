@@ -18,7 +18,7 @@ from headrace.drift.count_day import count_day
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.arrow import fit
-from headrace.features.table_ops.row_preparation import row_preparation
+from headrace.features.table_ops.preparation import row_preparation
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.stage import run_stage

@@ -19,7 +19,7 @@ from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.table_ops import TABLE_OPS, history
+from headrace.features.table_ops import TABLE_OPS, sequences
 from headrace.features.table_ops.base import TrainRange
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
@@ -106,7 +106,7 @@ def test_spark_equals_arrow(
 ) -> None:
     rows = [{**r, "__query": p} for r, p in zip(number(rows), queries, strict=False)]
     # Lists of three and five values are then put together from lists of two, as those of hundreds are.
-    with mock.patch.object(history, "_CHUNK", 2):
+    with mock.patch.object(sequences, "_CHUNK", 2):
         both(spark, prepare(*OTHERS[:-1], *PAST, OTHERS[-1]), rows, tmp_path_factory.mktemp("tables"))
 
 

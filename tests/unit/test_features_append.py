@@ -15,7 +15,7 @@ from headrace.features.build.checks import checked_workflow
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
 from headrace.features.layout.split_rule import TimeRule, day_number
-from headrace.features.table_ops.row_preparation import row_preparation, spark_alone
+from headrace.features.table_ops.preparation import row_preparation, spark_alone
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.stage import Context
 from headrace.storage import local

@@ -30,7 +30,7 @@ from headrace.features.engines.spark.write import _block_bytes, _most_text
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
-from headrace.features.table_ops.row_preparation import row_preparation
+from headrace.features.table_ops.preparation import row_preparation
 from headrace.features.types import declared
 from headrace.features.vocabulary import lookup, table_writer
 from headrace.features.vocabulary.codes import VocabulariesInMemory

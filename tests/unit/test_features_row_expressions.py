@@ -9,9 +9,8 @@ import pytest
 
 from headrace.errors import UserError
 from headrace.features.table_ops.base import TableSchema
-from headrace.features.table_ops.filter import Filter
-from headrace.features.table_ops.lambda_ import Lambda
 from headrace.features.table_ops.row_expression import parse
+from headrace.features.table_ops.rows import Filter, Lambda
 from headrace.features.types import ValueType
 from tests.tables_support import TYPES, as_table, number, prepare
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.layout.files import engine_of
-from headrace.features.table_ops.row_preparation import spark_alone
+from headrace.features.table_ops.preparation import spark_alone
 from headrace.features.workflow.workflow import Workflow
 
 

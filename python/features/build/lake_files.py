@@ -15,8 +15,7 @@ from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_r
 from headrace.features.layout.day_ranges import time_ranges
 from headrace.features.layout.split import SplitRows, check_counts
 from headrace.features.layout.split_rule import columns_of
-from headrace.features.table_ops.preparation import prepared_columns
-from headrace.features.table_ops.row_preparation import row_preparation
+from headrace.features.table_ops.preparation import prepared_columns, row_preparation
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow

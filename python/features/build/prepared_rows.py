@@ -20,8 +20,7 @@ from headrace.features.layout.label_horizon import seen_until
 from headrace.features.layout.split import SplitRows, split_rows
 from headrace.features.table_ops.base import LABEL_KNOWN, QUERY
 from headrace.features.table_ops.external import ExternalReader, pin
-from headrace.features.table_ops.preparation import Preparation, train_range
-from headrace.features.table_ops.row_preparation import row_preparation
+from headrace.features.table_ops.preparation import Preparation, row_preparation, train_range
 from headrace.manifest import Input
 from headrace.stage import Context
 from headrace.storage import Location

@@ -6,7 +6,7 @@ of the whole, exactly (a superaccumulator: Kulisch, "Computer Arithmetic and Val
 plain column arithmetic for Spark, hence for GPUs). The product of two digits has 54 bits, so squares are exact as
 well, and a variance is right to the last bit however small it is beside the mean. 2**31 rows fit.
 
-Not the grid of table_ops.fixed_point, which rounds each number to 2**-20 and has no squares, nor the double sums of
+Not the grid of table_ops.trailing, which rounds each number to 2**-20 and has no squares, nor the double sums of
 drift.column_statistics, whose last bits the parts decide: a fitted workflow is the same bits from either engine.
 """
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import TableOp
-from headrace.features.table_ops.dropna import Dropna
-from headrace.features.table_ops.filter import Filter
-from headrace.features.table_ops.history import History
-from headrace.features.table_ops.join_asof import JoinAsof
-from headrace.features.table_ops.join_external import JoinExternal
-from headrace.features.table_ops.lag import Lag
-from headrace.features.table_ops.lambda_ import Lambda
+from headrace.features.table_ops.joins import JoinAsof, JoinExternal
 from headrace.features.table_ops.negatives import Negatives
-from headrace.features.table_ops.rename import Rename
-from headrace.features.table_ops.sessions import Sessions
-from headrace.features.table_ops.target_encoding_past import TargetEncodingPast
-from headrace.features.table_ops.trailing import Trailing
+from headrace.features.table_ops.rows import Dropna, Filter, Lambda, Rename
+from headrace.features.table_ops.sequences import History, Lag, Sessions
+from headrace.features.table_ops.trailing import TargetEncodingPast, Trailing
 
 TABLE_OPS: dict[str, type[TableOp]] = {
     op.name: op

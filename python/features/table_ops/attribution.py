@@ -87,12 +87,13 @@ class Attribution(TableOp):
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from headrace.features.table_ops.source_events import asking_rows, with_source_events
         from headrace.features.table_ops.spark_windows import (
             EVENT_MICROS,
+            asking_rows,
             has_key_and_time,
             is_event,
             passthrough_columns,
+            with_source_events,
             with_time,
         )
 

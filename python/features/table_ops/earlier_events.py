@@ -131,7 +131,7 @@ class DelayedEventsOp(EarlierEventsOp):
         Args:
             values: expressions over the columns of `events_schema`.
         """
-        from headrace.features.table_ops.source_events import with_source_events
+        from headrace.features.table_ops.spark_windows import with_source_events
 
         read = self.source()
         if read is None:
@@ -140,7 +140,7 @@ class DelayedEventsOp(EarlierEventsOp):
 
     def asking_rows(self, both: DataFrame) -> DataFrame:
         """The rows of `with_events`, without the source's."""
-        from headrace.features.table_ops.source_events import asking_rows
+        from headrace.features.table_ops.spark_windows import asking_rows
 
         return both if self.from_ is None else asking_rows(both)
 

@@ -4,106 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field, field_validator, model_validator
-
-from headrace.config.section import LocationText
-from headrace.errors import UserError, nearest
-from headrace.features.table_ops.base import ExternalTable, SparkTableContext, TableOp, TableSchema
-from headrace.features.table_ops.earlier_events import same_names
-from headrace.features.types import OpError, ValueType, declared
+from headrace.errors import UserError
+from headrace.features.table_ops.base import ExternalTable
+from headrace.features.types import ValueType
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input
-from headrace.schema import ColumnType, TableColumn
 from headrace.storage import Location, is_uri
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-class ReadsOtherTable(TableOp):
-    """The parameters that operators with another table share: one at a path, or a named source of the pipeline."""
-
-    #: A folder (or file): a path, relative to the workspace's home unless absolute, or a URI (`s3://BUCKET/FOLDER`).
-    path: LocationText | None = None
-    format: Literal["delta", "parquet", "csv"] = "delta"
-    #: A named source, in place of `path`.
-    from_: str | None = Field(default=None, alias="from")
-    #: Names of the key in both tables, or column of the events -> column of the other table.
-    keys: Mapping[str, str] = Field(min_length=1)
-    #: The columns to take: name in the other table -> type; of a source a list of names, whose types are declared.
-    add: Mapping[str, ColumnType | None] = Field(min_length=1)
-    #: Put before the names of the columns that are added.
-    prefix: str = ""
-
-    @field_validator("keys", mode="before")
-    @classmethod
-    def _same_names(cls, value: Any) -> Any:
-        return same_names(value)
-
-    @field_validator("add", mode="before")
-    @classmethod
-    def _declared_types(cls, value: Any) -> Any:
-        return dict.fromkeys(value) if isinstance(value, (list, tuple)) else value
-
-    @model_validator(mode="after")
-    def _one_table(self) -> ReadsOtherTable:
-        if (self.path is None) == (self.from_ is None):
-            raise ValueError("give `path`, or `from`: a named source")
-        if self.from_ is not None and "format" in self.model_fields_set:
-            raise ValueError("`format` goes with `path`")
-        if self.path is not None and (untyped := [n for n, t in self.add.items() if t is None]):
-            raise ValueError(f"add: say the type of '{untyped[0]}', as in {{{untyped[0]}: double}}")
-        return self
-
-    @property
-    def what(self) -> str:
-        """The other table for a message."""
-        return f"table {self.path}" if self.from_ is None else f"source '{self.from_}'"
-
-    def wanted(self, schema: TableSchema, more: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """The columns of the other table that are read: keys, `add`, and `more`.
-
-        Raises:
-            OpError: the source has one as another type, or not; one is wanted as two types.
-        """
-        source = None if self.from_ is None else schema.of_source(self.from_).types
-        types: dict[str, ValueType] = {}
-        wanted = [(theirs, schema.key(ours)) for ours, theirs in self.keys.items()]
-        wanted += [*more.items(), *((n, self._type_of(n, schema)) for n in self.add)]
-        for name, type_ in wanted:
-            if types.setdefault(name, type_) != type_:
-                raise OpError(f"column '{name}' of {self.what} is wanted as {types[name]} and as {type_}")
-            if source is not None and source.get(name) != type_:
-                found = f"is declared {source[name]}" if name in source else f"is not declared{nearest(name, source)}"
-                raise OpError(f"column '{name}' of {self.what} {found}, but {type_} is wanted")
-        return types
-
-    def added(self, schema: TableSchema) -> dict[str, ValueType]:
-        """The columns that the operator adds."""
-        return {f"{self.prefix}{n}": self._type_of(n, schema) for n in self.add}
-
-    def external_table(self, schema: TableSchema, more: Mapping[str, ValueType]) -> ExternalTable | None:
-        """The table at the path; None where the other table is a source. Raises OpError, see `wanted`."""
-        wanted = self.wanted(schema, more)
-        return None if self.path is None else ExternalTable(self.path, self.format, wanted)
-
-    def read(self, context: SparkTableContext, more: Mapping[str, ValueType]) -> DataFrame:
-        """The other table's rows, with at least the columns of `wanted`."""
-        read, table = self.source(), self.external_table(context.schema, more)
-        if table is not None:
-            return context.read(table)
-        assert read is not None
-        return context.source(read)
-
-    def _type_of(self, name: str, schema: TableSchema) -> ValueType:
-        given = self.add[name]
-        if given is not None:
-            return declared(TableColumn(name=name, type=given))
-        assert self.from_ is not None
-        return schema.of_source(self.from_).type_of(name)
 
 
 class ExternalReader:
@@ -231,25 +143,3 @@ def _check_type(table: ExternalTable, name: str, wanted: ValueType, there: str |
     wider = {"int": {"smallint", "tinyint"}, "bigint": {"int", "smallint", "tinyint"}, "double": {"float"}}
     if there != str(wanted) and (wanted.is_list or there not in wider.get(wanted.element, set())):
         raise UserError(f"{where}: column '{name}' is {there}, but {wanted} is wanted; change the spec or the table")
-
-
-def refuse_duplicates(table: str, what: str, keys: int, rows: int) -> None:
-    """Raises:
-    UserError: some of the external table's keys have several rows.
-    """
-    if keys:
-        raise UserError(
-            f"features.prepare: in {table} {keys} values of {what} have more than one row ({rows} rows); make it "
-            f"unique, or say on_duplicate: first and by which order"
-        )
-
-
-def duplicates_spark(frame: DataFrame, keys: Sequence[str]) -> tuple[int, int]:
-    """(keys that have several rows, those rows). One Spark job."""
-    from pyspark.sql import functions as F
-
-    from headrace.features.functions.spark_expressions import col
-
-    counted = frame.groupBy(*[col(k) for k in keys]).agg(F.count(F.lit(1)).alias("n")).where(F.col("n") > 1)
-    row = counted.agg(F.count(F.lit(1)), F.coalesce(F.sum("n"), F.lit(0))).collect()[0]
-    return int(row[0]), int(row[1])

@@ -3,14 +3,21 @@
 prepared = Preparation.from_spec(spec)
 prepared.columns                                # as if table.columns had them
 prepared.spark(events, reader, train)           # DataFrame -> DataFrame
+
+Where each operator treats each row alone, the Arrow engine applies them to the lake's files:
+
+rows = row_preparation(spec)                    # None: some operator needs other rows, other tables, or Spark's SQL
+rows.apply(table)                               # events as in the lake -> the rows that Preparation.spark makes of them
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from headrace.config import NamedSource, OpSpec, Spec
 from headrace.errors import UserError, nearest
@@ -31,8 +38,8 @@ from headrace.features.table_ops.base import (
 )
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.negatives import Negatives
-from headrace.features.table_ops.rename import Rename
-from headrace.features.types import OpError, declared
+from headrace.features.table_ops.rows import Rename
+from headrace.features.types import OpError, ValueType, declared
 from headrace.schema import TableColumn
 
 if TYPE_CHECKING:
@@ -255,3 +262,57 @@ def midnight(day: str, later: int = 0) -> int:
     """The first microsecond of a day (UTC), or of one `later` days on."""
     at = date.fromisoformat(day) + timedelta(days=later)
     return int(datetime(at.year, at.month, at.day, tzinfo=UTC).timestamp()) * 1_000_000
+
+
+#: Spark properties by which an expression means something else.
+_MEANING = ("spark.sql.ansi.", "spark.sql.legacy.", "spark.sql.caseSensitive", "spark.sql.parser.")
+
+
+@dataclass(frozen=True)
+class RowPreparation:
+    """Operators in their order; pickled into tasks."""
+
+    steps: tuple[BoundTableOp, ...]
+
+    def key(self) -> list[Any]:
+        """JSON that says what the operators make."""
+        return [{"op": s.op.name, "params": s.op.model_dump(mode="json")} for s in self.steps]
+
+    def inputs(self, wanted: Collection[str]) -> dict[str, ValueType]:
+        """The lake's columns that `wanted` ones, and which rows there are, are made of."""
+        needed = set(wanted)
+        for step in reversed(self.steps):
+            needed = step.op.reads(needed, step.schema)
+        return {name: type_ for name, type_ in self.steps[0].schema.types.items() if name in needed}
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows of events whose columns have the declared types; texts may be dictionaries.
+
+        Raises:
+            UserError: an overflow of integers, or a division by zero.
+        """
+        for step in self.steps:
+            rows = step.op.arrow_rows(step.schema)
+            assert rows is not None
+            table = rows(table)
+        return table
+
+
+def row_preparation(spec: Spec) -> RowPreparation | None:
+    """The operators of a pipeline; None where it has none, or one that needs more than Arrow and a row."""
+    if not spec.features.prepare or spark_alone(spec) is not None:
+        return None
+    return RowPreparation(Preparation.from_spec(spec).steps)
+
+
+def spark_alone(spec: Spec) -> str | None:
+    """The first operator for which rows must pass through Spark, as `features.prepare[1] (lambda)`; None: no operator.
+
+    Raises:
+        UserError: see `Preparation`.
+    """
+    changed = any(key.startswith(_MEANING) for key in spec.spark.properties)
+    for step in Preparation.from_spec(spec).steps:
+        if step.op.arrow_rows(step.schema) is None or (changed and step.op.name == "lambda"):
+            return f"{step.where} ({step.op.name})"
+    return None

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.table_ops.base import FILE, LINE, QUERY, SparkTableContext
+from headrace.features.table_ops.base import FILE, LINE, QUERY, SourceRead, SparkTableContext
 
 #: Helper columns: the time of a row; by keys, a number where it has no past (one of them or the time is null), so that
 #: such rows do not all meet in one partition. They stay for the operators that follow: rows that are together already
@@ -221,3 +221,43 @@ def newest_version(
     return rows.select(
         *passthrough_columns(rows, columns), F.when(has_key_and_time(keys), F.col(VERSION)).alias(VERSION)
     )
+
+
+#: True of the rows, null of the events; what the rows' QUERY was.
+_ASKS, _OWN = "__asks", "__own_query"
+
+
+def with_source_events(
+    frame: DataFrame,
+    context: SparkTableContext,
+    keys: Mapping[str, str],
+    read: SourceRead,
+    values: Mapping[str, Column],
+) -> tuple[DataFrame, dict[str, Column]]:
+    """The rows, and the source's events that have their keys and a time; and where `values` of these are found.
+
+    Args:
+        keys: column of the rows -> column of the source, of one type.
+        values: expressions over the source's columns; null in the rows.
+    """
+    rows = with_time(frame, context, keys).withColumnRenamed(QUERY, _OWN)
+    rows = rows.withColumns({QUERY: F.lit("asks"), _ASKS: F.lit(True)})
+    events = context.source(read)
+    there = F.col(EVENT_MICROS).isNotNull()
+    for theirs in keys.values():
+        there = there & col(theirs).isNotNull()
+    found = {name: f"__x_{name}" for name in values}
+    events = events.where(there).select(
+        *[col(theirs).alias(ours) for ours, theirs in keys.items()],
+        EVENT_MICROS,
+        FILE,
+        LINE,
+        F.lit(None).cast("string").alias(QUERY),
+        *[value.alias(found[name]) for name, value in values.items()],
+    )
+    return rows.unionByName(events, allowMissingColumns=True), {name: F.col(c) for name, c in found.items()}
+
+
+def asking_rows(both: DataFrame) -> DataFrame:
+    """The rows alone, as they were."""
+    return both.where(F.col(_ASKS)).drop(QUERY, _ASKS).withColumnRenamed(_OWN, QUERY)

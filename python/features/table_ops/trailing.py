@@ -1,19 +1,67 @@
-"""trailing: what a key's events were over the last days, as of each event's time."""
+"""Sums over a key's earlier events: trailing windows and target_encoding_past.
+
+Sums come out the same whatever the order: they are integers, in two halves. An integer is summed as it is. A real
+number is taken on a grid of 2**-20 (about a millionth), at most 2**42 (4.4e12) from zero; what is no finite number is
+no value. Each is cut into q = high * 2**32 + low. Both halves of a thousand million values sum within 64 bits, so
+adding and taking away again is exact, which a sum of doubles is not.
+
+Not learn.exact_sums, whose digits lie where the data's least and greatest number put them: that takes a look at all
+events before the first window, and a window sum for each digit, where one grid takes two and knows no data.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headrace.features.functions.timestamps import DAY_MICROS
-from headrace.features.table_ops import fixed_point
-from headrace.features.table_ops.base import NUMBERS, SparkTableContext, TableSchema, scalar
-from headrace.features.table_ops.earlier_events import FilteredEventsOp
+from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
+from headrace.features.table_ops.base import NUMBERS, QUERY, SparkTableContext, TableSchema, refuse, scalar
+from headrace.features.table_ops.earlier_events import DelayedEventsOp, FilteredEventsOp
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+_GRID = float(2**20)
+_MOST = float(2**42)
+_LOW = 2**32 - 1
+
+
+def is_real(input_type: ValueType) -> bool:
+    """Whether it is summed on the grid."""
+    return input_type.element in ("float", "double", "decimal")
+
+
+def to_grid(x: Column, input_type: ValueType) -> Column:
+    """A number as a bigint on its grid; null where it is no finite number."""
+    from pyspark.sql import functions as F
+
+    if not is_real(input_type):
+        return x.cast("int").cast("bigint") if input_type.element == "boolean" else x.cast("bigint")
+    x = x.cast("double")
+    infinity = F.lit(float("inf"))
+    # NaN is above infinity in Spark's order.
+    finite = F.when((x < infinity) & (x > -infinity), x)
+    clipped = F.when(finite > _MOST, _MOST).when(finite < -_MOST, -_MOST).otherwise(finite)
+    return F.rint(clipped * F.lit(_GRID)).cast("bigint")
+
+
+def grid_halves(q: Column) -> tuple[Column, Column]:
+    """(high, low) of a bigint."""
+    from pyspark.sql import functions as F
+
+    return F.shiftright(q, 32), q.bitwiseAND(F.lit(_LOW).cast("bigint"))
+
+
+def from_halves(high: Column, low: Column, input_type: ValueType) -> Column:
+    """The sum as a double, of the sums of the halves."""
+    from pyspark.sql import functions as F
+
+    total = high.cast("double") * F.lit(float(2**32)) + low.cast("double")
+    return total * F.lit(1 / _GRID) if is_real(input_type) else total
+
 
 Stat = Literal["count", "sum", "mean", "rate"]
 
@@ -30,7 +78,7 @@ class Trailing(FilteredEventsOp):
     - `NAME_COLUMN_rate_7d` (double): the share of 1 among the values; null without any.
 
     NAME is the keys' names (and that of `from`) with `_` between them, or `prefix`. Sums are exact on a grid (see
-    table_ops.fixed_point) and do not depend on partitioning. A null key or time has no past: counts and sums are 0,
+    table_ops.trailing) and do not depend on partitioning. A null key or time has no past: counts and sums are 0,
     the others null.
 
     With `from: purchases` the events are those of that source, with its columns in `values` and `where`, and the row is
@@ -127,14 +175,14 @@ class Trailing(FilteredEventsOp):
         ok = self.spark_chosen(context)
         values: dict[str, Column] = {}
         for name, (kind, column) in self._atoms().items():
-            x = F.lit(1).cast("bigint") if kind == "count" else fixed_point.whole(col(column), types[column])
+            x = F.lit(1).cast("bigint") if kind == "count" else to_grid(col(column), types[column])
             if kind == "values":
                 x = F.when(x.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
             elif kind == "ones":
-                x = F.when(x == (1 << 20 if fixed_point.is_real(types[column]) else 1), F.lit(1))
+                x = F.when(x == (1 << 20 if is_real(types[column]) else 1), F.lit(1))
                 x = x.otherwise(F.lit(0)).cast("bigint")
             elif kind in ("high", "low"):
-                x = fixed_point.halves(x)[kind == "low"]
+                x = grid_halves(x)[kind == "low"]
             values[name] = F.when(ok, x)
         both, values = self.with_events(frame, context, values)
         sums = Sums(values, self._micros, self.delay)
@@ -151,8 +199,141 @@ class Trailing(FilteredEventsOp):
                 for stat in self.stats:
                     if stat == "count":
                         continue
-                    x = at("o").cast("double") if stat == "rate" else fixed_point.joined(at("h"), at("l"), types[value])
+                    x = at("o").cast("double") if stat == "rate" else from_halves(at("h"), at("l"), types[value])
                     if stat != "sum":
                         x = F.when(at("n") > 0, x / at("n").cast("double"))
                     out.append(x.alias(self._name(stat, value, w)))
         return rows.select(*passthrough_columns(rows, frame.columns), *out)
+
+
+class TargetEncodingPast(DelayedEventsOp):
+    """The smoothed mean of the label over the key's events whose labels were known before the row.
+
+    The label of an event at u is known from u + delay on; at time t the events with u + delay < t count, so neither the
+    row's own label nor that of its instant does. With n of them and the sum y of their labels:
+
+        (y + smoothing * prior) / (n + smoothing)
+
+    (Micci-Barreca, 2001, with the m-estimate). The prior is a number, or by default the mean label of all events whose
+    labels were known before the row's day (UTC) began. Where there is none yet, the encoding is y / n; null where n
+    is 0 too. Time-ordered like CatBoost's ordered target statistics (Prokhorenkova et al., 2018), but by real time.
+
+    Adds `NAME_target` (double), NAME being the keys' names (and that of `from`) with `_` between them, or `prefix`.
+
+    With `from: purchases` the events are those of that source, and `target` is a number of theirs.
+
+    `delay_hours` has no default: how late labels arrive is a fact about the log. With 0, an event's label is known
+    before the next instant.
+
+    Input: keys string, int, bigint, boolean or date, jointly. Source: NVTabular's TargetEncoding, with random folds.
+    """
+
+    name: ClassVar[str] = "target_encoding_past"
+
+    #: Hours after which an event's label is known: no default.
+    delay_hours: float = Field(ge=0, le=24 * 3650)
+    smoothing: float = Field(default=20, ge=0, allow_inf_nan=False)
+    prior: float | None = None
+    #: Another number than the label.
+    target: str | None = None
+    prefix: str | None = None
+
+    @field_validator("prior")
+    @classmethod
+    def _finite(cls, prior: float | None) -> float | None:
+        if prior is not None and not math.isfinite(prior):
+            raise ValueError("must be finite")
+        return prior
+
+    @property
+    def _name(self) -> str:
+        return f"{self.prefix or self.key_name}_target"
+
+    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+        return (self.target or schema.label,)
+
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        self.check_keys(schema)
+        schema.not_label(list(self.keys), "the key")
+        events = self.events_schema(schema)
+        refuse(self.from_ is not None and self.target is None, f"give `target`: the column of source '{self.from_}'")
+        scalar(events, self.target or schema.label, NUMBERS, "target")
+        return schema.adding({self._name: ValueType("double")})
+
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        from headrace.features.functions.spark_expressions import col
+        from headrace.features.table_ops.spark_windows import Sums, passthrough_columns, window_sums
+
+        schema, columns = context.schema, frame.columns
+        target = self.target or schema.label
+        type_ = self.events_schema(schema).types[target]
+        q = to_grid(col(target), type_)
+        high, low = grid_halves(q)
+        n = F.when(q.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
+        if self.prior is None:
+            frame = context.materialize(frame)
+        both, values = self.with_events(frame, context, {"n": n, "h": high, "l": low})
+        sums = Sums(values, [None], self.delay)
+        rows = self.asking_rows(window_sums(both, context, self.keys, sums))
+        if self.prior is None:
+            rows = self._with_prior(rows, frame, context)
+            prior = F.col("__prior")
+        else:
+            prior = F.lit(float(self.prior))
+        y = from_halves(F.col(sums.column("h", 0)), F.col(sums.column("l", 0)), type_)
+        count = F.col(sums.column("n", 0)).cast("double")
+        m = F.lit(float(self.smoothing))
+        smooth = F.when(count + m > 0, (y + m * prior) / (count + m))
+        alone = F.when(count > 0, y / count)
+        return rows.select(
+            *passthrough_columns(rows, columns), F.when(prior.isNull(), alone).otherwise(smooth).alias(self._name)
+        )
+
+    def _with_prior(self, rows: DataFrame, frame: DataFrame, context: SparkTableContext) -> DataFrame:
+        """The rows with `__prior`: a table of days, each with the mean of what was known before."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.functions.spark_expressions import col
+        from headrace.features.table_ops.spark_windows import EVENT_MICROS, running
+
+        schema, read = context.schema, self.source()
+        time, target = schema.needs_time(), self.target or schema.label
+        type_ = self.events_schema(schema).types[target]
+        t = spark_micros(col(time), schema.types[time])
+        q = to_grid(col(target), type_)
+
+        def day(x: Column) -> Column:
+            return ((x - F.pmod(x, F.lit(DAY_MICROS))) / F.lit(DAY_MICROS)).cast("int")
+
+        none = F.lit(None).cast("bigint")
+        # A row asks for its day, and adds to the day on which its label is known.
+        asks = F.struct(day(t).alias("day"), none.alias("q"))
+
+        def adds(u: Column, number: Column) -> Column:
+            return F.struct(day(u + F.lit(self.delay)).alias("day"), number.alias("q"))
+
+        rows_of = frame.where(t.isNotNull())
+        if read is None:
+            of_event = adds(t, F.when(F.col(QUERY).isNull(), q))
+            both = rows_of.select(F.explode(F.array(asks, of_event)).alias("r"))
+        else:
+            known = context.source(read).where(F.col(EVENT_MICROS).isNotNull())
+            both = rows_of.select(asks.alias("r")).unionByName(known.select(adds(F.col(EVENT_MICROS), q).alias("r")))
+        high, low = grid_halves(F.col("r.q"))
+        days = both.groupBy(F.col("r.day").alias("__day")).agg(
+            F.count("r.q").alias("n"),
+            F.coalesce(F.sum(high), F.lit(0)).alias("h"),
+            F.coalesce(F.sum(low), F.lit(0)).alias("l"),
+            F.min(F.lit(0)).alias("__all"),
+        )
+        # One row a day: this window is small.
+        order = running(Window.partitionBy("__all").orderBy("__day"))
+        before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}
+        days = days.select("__day", *[x.alias(f"__{c}") for c, x in before.items()])
+        y = from_halves(F.col("__h"), F.col("__l"), type_)
+        days = days.select("__day", F.when(F.col("__n") > 0, y / F.col("__n").cast("double")).alias("__prior"))
+        rows = rows.withColumn("__day", day(t))
+        return rows.join(F.broadcast(days), "__day", "left")

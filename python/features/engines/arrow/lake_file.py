@@ -27,7 +27,7 @@ from headrace.features.engines.arrow import kernels
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.dictionary_chunk import dictionary_columns
 from headrace.features.functions.arrays import input_values, one_chunk
-from headrace.features.table_ops.row_preparation import RowPreparation
+from headrace.features.table_ops.preparation import RowPreparation
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
 from headrace.storage import Location

@@ -33,7 +33,7 @@ from headrace.features.engines.arrow.lake_file import (
 from headrace.features.engines.arrow.split import days, split_codes
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.layout.split_rule import Rule, TimeRule, columns_of
-from headrace.features.table_ops.row_preparation import RowPreparation
+from headrace.features.table_ops.preparation import RowPreparation
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.tasks import cores_of, grouped, run_tasks

@@ -1,17 +1,20 @@
-"""lambda: columns by an expression of Spark's SQL."""
+"""Operators that treat each row alone: filter, dropna, rename, lambda."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import UserError
-from headrace.features.functions.arrays import one_chunk
-from headrace.features.table_ops.base import SparkTableContext, TableOp, TableSchema
+from headrace.features.functions.arrays import input_values, is_missing, one_chunk
+from headrace.features.table_ops.base import QUERY, SparkTableContext, TableOp, TableSchema, kept, refuse, reserved
+from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import OpError, ValueType, declared
 from headrace.identifiers import quoted
@@ -19,6 +22,115 @@ from headrace.schema import ColumnType, TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+class Filter(TableOp):
+    """Keeps the rows for which `where` is true, not those for which it is false or unknown (a null in it).
+
+    For the conditions see headrace.features.table_ops.predicate. Query rows always stay. Source: NVTabular's Filter.
+    """
+
+    name: ClassVar[str] = "filter"
+    rowwise: ClassVar[bool] = True
+
+    where: str
+
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        Predicate(self.where, schema.types)
+        return dict(schema.types)
+
+    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
+        return {*wanted, *Predicate(self.where, schema.types).columns}
+
+    def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table] | None:
+        condition = Predicate(self.where, schema.types)
+        if any(schema.types[c].element == "decimal" for c in condition.columns):
+            return None  # Arrow rounds decimals to doubles otherwise than Spark
+        return lambda rows: kept(rows, condition.arrow(lambda name: one_chunk(rows.column(name))))
+
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return frame.where(F.col(QUERY).isNotNull() | Predicate(self.where, context.schema.types).spark())
+
+
+class Dropna(TableOp):
+    """Drops rows in which any (or all) of the columns are missing: null, NaN or an empty list. Query rows always stay.
+
+    Source: NVTabular's Dropna.
+    """
+
+    name: ClassVar[str] = "dropna"
+    rowwise: ClassVar[bool] = True
+
+    subset: tuple[str, ...] = Field(min_length=1)
+    how: Literal["any", "all"] = "any"
+
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        for column in self.subset:
+            schema.type_of(column)
+        return dict(schema.types)
+
+    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
+        return {*wanted, *self.subset}
+
+    def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table]:
+        def drop(rows: pa.Table) -> pa.Table:
+            missing = [is_missing(input_values(one_chunk(rows.column(c)))) for c in self.subset]
+            return kept(rows, pa.array(~(np.logical_or if self.how == "any" else np.logical_and).reduce(missing)))
+
+        return drop
+
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        from headrace.features.functions import spark_expressions
+
+        missing = [spark_expressions.is_missing(c, context.schema.types[c]) for c in self.subset]
+        drop = reduce(lambda a, b: a | b if self.how == "any" else a & b, missing)
+        return frame.where(F.col(QUERY).isNotNull() | ~drop)
+
+
+class Rename(TableOp):
+    """Gives columns other names: `rename: {to: {old: new}}`. Two may swap theirs.
+
+    The label and the event's time keep theirs: other parts of the spec name them. Source: NVTabular's Rename.
+    """
+
+    name: ClassVar[str] = "rename"
+    rowwise: ClassVar[bool] = True
+
+    to: Mapping[str, str] = Field(min_length=1)
+
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        for old, new in self.to.items():
+            schema.type_of(old)
+            refuse(old == schema.label, f"'{old}' is the label; features.label names it")
+            refuse(old == schema.time, f"'{old}' is the event's time; table.event_time names it")
+            refuse(reserved(new), f"'{new}' is a reserved name (`ds`, names that begin with `_`)")
+        out: dict[str, ValueType] = {}
+        there: set[str] = set()
+        for name, type_ in schema.types.items():
+            new = self.to.get(name, name)
+            # Spark's names have no case.
+            refuse(new.lower() in there, f"two columns would be named '{new}'")
+            there.add(new.lower())
+            out[new] = type_
+        return out
+
+    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
+        return {c for c in schema.types if self.to.get(c, c) in wanted}
+
+    def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table]:
+        return lambda rows: rows.rename_columns([self.to.get(c, c) for c in rows.schema.names])
+
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
+        from headrace.features.functions.spark_expressions import col
+        from headrace.features.table_ops.spark_windows import without_helpers
+
+        frame = without_helpers(frame)
+        return frame.select(*[col(c).alias(self.to.get(c, c)) for c in frame.columns])
+
 
 #: Results that another run of the same day would not give.
 _CHANGING = frozenset(
