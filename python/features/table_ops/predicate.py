@@ -14,80 +14,101 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.functions.arrays import nan_to_null, one_chunk
+from headrace.features.table_ops.sql import (
+    Arithmetic,
+    Between,
+    BooleanLiteral,
+    Call,
+    ColumnName,
+    Compare,
+    Comparison,
+    Expression,
+    In,
+    IsNull,
+    Logic,
+    Not,
+    NumberLiteral,
+    Parentheses,
+    Signed,
+    SqlSyntaxError,
+    TextLiteral,
+    parse_sql,
+)
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>`(?:[^`]|``)+`)
-    |(?P<sign><=|>=|<>|!=|==|=|<|>|\(|\)|,)|(?P<word>[^\W\d]\w*))""",
-    re.VERBOSE,
-)
-_WORDS = {"and", "or", "not", "in", "is", "null", "between", "true", "false"}
-_COMPARE = {
-    "=": "equal",
-    "==": "equal",
-    "!=": "not_equal",
-    "<>": "not_equal",
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
-}
-
 Kind = Literal["bigint", "double", "string", "boolean", "timestamp", "date"]
 
 
-@dataclass(frozen=True)
-class _Name:
-    column: str
+#: Functions of pyarrow.compute.
+_COMPARE = {"=": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 
 
 @dataclass(frozen=True)
-class _Value:
+class _Column:
+    name: str
+
+
+@dataclass(frozen=True)
+class _Literal:
     value: int | float | str | bool
+
+
+_Operand: TypeAlias = _Column | _Literal
 
 
 @dataclass(frozen=True)
 class _Node:
-    """`does` is a value of _COMPARE, and, or, not, null, or true (a boolean column)."""
+    """`operation` is a value of _COMPARE, and, or, not, null, or true (a boolean column)."""
 
-    does: str
-    of: tuple[Any, ...]
+    operation: str
+    operands: tuple[Any, ...]
 
 
 class Predicate:
     """A parsed condition, checked against the columns' types."""
 
     def __init__(self, text: str, types: Mapping[str, ValueType]) -> None:
-        """Raises OpError for what is no condition, an unknown column, or types that do not compare."""
+        """Parse and check a condition.
+
+        Raises:
+            OpError: the text is no condition, names an unknown column, or compares types that do not compare.
+        """
         self.text, self._types = text, types
-        self._tokens, self._at = _tokens(text), 0
         self._columns: dict[str, None] = {}
-        self._root = self._or()
-        if self._at < len(self._tokens):
-            raise self._fault(f"'{self._tokens[self._at][1]}' is not expected here")
+        if not text.strip():
+            raise OpError("the condition is empty")
+        try:
+            tree = parse_sql(text)
+        except SqlSyntaxError as e:
+            raise self._fault(str(e)) from None
+        self._root = self._condition(tree)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it looks at."""
+        """Columns that the condition names."""
         return tuple(self._columns)
 
     def spark(self) -> Column:
-        """Boolean, never null."""
+        """Return the condition as a boolean expression that is never null."""
         from pyspark.sql import functions as F
 
         return F.coalesce(self._spark(self._root), F.lit(False))
 
     def arrow(self, column: Callable[[str], pa.Array]) -> pa.Array:
-        """bool [rows], never null; `column` gives the values of a column in its declared type."""
+        """Return the condition of each row: bool [rows], never null.
+
+        Args:
+            column: gives the values of a column in its declared type.
+        """
 
         def values(name: str) -> pa.Array:
             x = column(name)
@@ -95,116 +116,65 @@ class Predicate:
 
         return pc.fill_null(_arrow(self._root, values), False)
 
-    # Parsing: or > and > not > comparison.
+    def _condition(self, tree: Expression) -> _Node:
+        """Turn a tree into a condition, from the left to the right."""
+        match tree:
+            case Logic(word, left, right):
+                return _Node(word, (self._condition(left), self._condition(right)))
+            case Not(inner):
+                return _Node("not", (self._condition(inner),))
+            case Parentheses(inner):
+                return self._condition(inner)
+            case IsNull(inner):
+                return _Node("null", (self._only_column(self._operand(inner)),))
+            case Between(inner, low, high):
+                x, low_, high_ = (self._operand(e) for e in (inner, low, high))
+                return _Node("and", (self._compare(">=", x, low_), self._compare("<=", x, high_)))
+            case In(inner, options):
+                x = self._operand(inner)
+                first, *others = (self._compare("=", x, self._operand(option)) for option in options)
+                for other in others:
+                    first = _Node("or", (first, other))
+                return first
+            case Compare(sign, left, right):
+                return self._compare(sign, self._operand(left), self._operand(right))
+        column = self._only_column(self._operand(tree))
+        if (type_ := self._types[column.name]) != ValueType("boolean"):
+            raise self._fault(f"column '{column.name}' is {type_}; compare it with something")
+        return _Node("true", (column,))
 
-    def _or(self) -> _Node:
-        left = self._and()
-        while self._word("or"):
-            left = _Node("or", (left, self._and()))
-        return left
+    def _operand(self, tree: Expression) -> _Operand:
+        match tree:
+            case NumberLiteral(text):
+                return _Literal(int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text))
+            case TextLiteral(value) | BooleanLiteral(value):
+                return _Literal(value)
+            case ColumnName(name) | Call(name):
+                if name not in self._types:
+                    raise OpError(f"'{self.text}': column '{name}' is not there (there are: {', '.join(self._types)})")
+                if isinstance(tree, Call):
+                    raise self._fault("'(' is not expected here")
+                if self._types[name].is_list and self._types[name].element not in ("string", "int", "bigint"):
+                    raise self._fault(f"column '{name}' is {self._types[name]}, which compares with nothing")
+                self._columns[name] = None
+                return _Column(name)
+            case Arithmetic(sign) | Signed(sign):
+                raise self._fault(f"'{sign}' is not expected here")
+            case Parentheses():
+                raise self._fault("parentheses go around conditions, not around values")
+        raise self._fault("a comparison takes columns and values")
 
-    def _and(self) -> _Node:
-        left = self._not()
-        while self._word("and"):
-            left = _Node("and", (left, self._not()))
-        return left
-
-    def _not(self) -> _Node:
-        if self._word("not"):
-            return _Node("not", (self._not(),))
-        if self._sign("("):
-            inner = self._or()
-            if not self._sign(")"):
-                raise self._fault("a ')' is missing")
-            return inner
-        return self._comparison()
-
-    def _comparison(self) -> _Node:
-        left = self._operand()
-        if self._word("is"):
-            no = self._word("not")
-            if not self._word("null"):
-                raise self._fault("write `is null` or `is not null`")
-            found = _Node("null", (self._only_column(left),))
-            return _Node("not", (found,)) if no else found
-        no = self._word("not")
-        if self._word("between"):
-            low = self._operand()
-            if not self._word("and"):
-                raise self._fault("write `between LOW and HIGH`")
-            high = self._operand()
-            found = _Node("and", (self._compare("greater_equal", left, low), self._compare("less_equal", left, high)))
-        elif self._word("in"):
-            if not self._sign("("):
-                raise self._fault("write `in (VALUE, ...)`")
-            each = [self._compare("equal", left, self._operand())]
-            while self._sign(","):
-                each.append(self._compare("equal", left, self._operand()))
-            if not self._sign(")"):
-                raise self._fault("a ')' is missing")
-            found = each[0]
-            for more in each[1:]:
-                found = _Node("or", (found, more))
-        elif no:
-            raise self._fault("`not` here must be followed by `in` or `between`")
-        else:
-            sign = self._tokens[self._at][1] if self._at < len(self._tokens) else ""
-            if sign in _COMPARE:
-                self._at += 1
-                return self._compare(_COMPARE[sign], left, self._operand())
-            column = self._only_column(left)
-            if self._types[column.column] != ValueType("boolean"):
-                raise self._fault(
-                    f"column '{column.column}' is {self._types[column.column]}; compare it with something"
-                )
-            return _Node("true", (column,))
-        return _Node("not", (found,)) if no else found
-
-    def _operand(self) -> _Name | _Value:
-        if self._at >= len(self._tokens):
-            raise self._fault("it ends too early")
-        kind, text = self._tokens[self._at]
-        self._at += 1
-        if kind == "number":
-            return _Value(int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text))
-        if kind == "text":
-            return _Value(text[1:-1].replace("''", "'"))
-        if kind == "word" and text.lower() in ("true", "false"):
-            return _Value(text.lower() == "true")
-        if kind == "quoted" or (kind == "word" and text.lower() not in _WORDS):
-            name = text[1:-1].replace("``", "`") if kind == "quoted" else text
-            if name not in self._types:
-                raise OpError(f"'{self.text}': column '{name}' is not there (there are: {', '.join(self._types)})")
-            if self._types[name].is_list and self._types[name].element not in ("string", "int", "bigint"):
-                raise self._fault(f"column '{name}' is {self._types[name]}, which compares with nothing")
-            self._columns[name] = None
-            return _Name(name)
-        raise self._fault(f"'{text}' is not expected here")
-
-    def _only_column(self, operand: _Name | _Value) -> _Name:
-        if isinstance(operand, _Value):
+    def _only_column(self, operand: _Operand) -> _Column:
+        if isinstance(operand, _Literal):
             raise self._fault(f"{operand.value!r} alone is no condition")
         return operand
 
-    def _word(self, word: str) -> bool:
-        return self._take("word", word)
+    def _fault(self, message: str) -> OpError:
+        return OpError(f"'{self.text}': {message}")
 
-    def _sign(self, sign: str) -> bool:
-        return self._take("sign", sign)
-
-    def _take(self, kind: str, text: str) -> bool:
-        there = self._at < len(self._tokens) and self._tokens[self._at][0] == kind
-        if there and self._tokens[self._at][1].lower() == text:
-            self._at += 1
-            return True
-        return False
-
-    def _fault(self, what: str) -> OpError:
-        return OpError(f"'{self.text}': {what}")
-
-    def _compare(self, does: str, left: _Name | _Value, right: _Name | _Value) -> _Node:
-        """A comparison of two operands of a common kind."""
-        if isinstance(left, _Value) and isinstance(right, _Value):
+    def _compare(self, sign: Comparison, left: _Operand, right: _Operand) -> _Node:
+        """Return the comparison of two operands in the type that they have in common."""
+        if isinstance(left, _Literal) and isinstance(right, _Literal):
             raise self._fault(f"compares {left.value!r} with {right.value!r}; one of them must be a column")
         kinds = [self._kind(left), self._kind(right)]
         if set(kinds) <= {"bigint", "double"}:
@@ -212,26 +182,26 @@ class Predicate:
         elif kinds[0] == kinds[1]:
             kind = kinds[0]
         elif "string" in kinds and set(kinds) & {"timestamp", "date"}:
-            text = left if isinstance(left, _Value) else right
+            text = left if isinstance(left, _Literal) else right
             kind = next(k for k in kinds if k != "string")
-            if not isinstance(text, _Value):
+            if not isinstance(text, _Literal):
                 raise self._fault(f"compares {kinds[0]} with {kinds[1]}")
-            moment = _Value(_moment(str(text.value), kind, self))
-            left, right = (moment, right) if isinstance(left, _Value) else (left, moment)
+            moment = _Literal(_moment(str(text.value), kind, self))
+            left, right = (moment, right) if isinstance(left, _Literal) else (left, moment)
         else:
             raise self._fault(f"compares {kinds[0]} with {kinds[1]}")
         for operand in (left, right):
-            if kind == "bigint" and isinstance(operand, _Value) and not -(2**63) <= int(operand.value) < 2**63:
+            if kind == "bigint" and isinstance(operand, _Literal) and not -(2**63) <= int(operand.value) < 2**63:
                 raise self._fault(f"{operand.value} does not fit 64 bits")
-        return _Node(does, (left, right, kind))
+        return _Node(_COMPARE[sign], (left, right, kind))
 
-    def _kind(self, operand: _Name | _Value) -> Kind:
-        if isinstance(operand, _Value):
+    def _kind(self, operand: _Operand) -> Kind:
+        if isinstance(operand, _Literal):
             by_type: Mapping[type, Kind] = {bool: "boolean", int: "bigint", float: "double", str: "string"}
             return by_type[type(operand.value)]
-        type_ = self._types[operand.column]
+        type_ = self._types[operand.name]
         if type_.is_list:
-            raise self._fault(f"column '{operand.column}' is {type_}; only `is null` can be asked of it")
+            raise self._fault(f"column '{operand.name}' is {type_}; only `is null` can be asked of it")
         kinds: Mapping[str, Kind] = {
             **{k: k for k in get_args(Kind)},
             "int": "bigint",
@@ -240,23 +210,21 @@ class Predicate:
         }
         return kinds[type_.element]
 
-    # The Spark implementation.
-
     def _spark(self, node: _Node) -> Column:
         from pyspark.sql import functions as F
 
-        if node.does in ("and", "or"):
-            a, b = (self._spark(x) for x in node.of)
-            return a & b if node.does == "and" else a | b
-        if node.does == "not":
-            return ~self._spark(node.of[0])
-        if node.does in ("null", "true"):
-            x = self._column(node.of[0])
-            return x.isNull() if node.does == "null" else x
-        left, right, kind = node.of
+        if node.operation in ("and", "or"):
+            a, b = (self._spark(x) for x in node.operands)
+            return a & b if node.operation == "and" else a | b
+        if node.operation == "not":
+            return ~self._spark(node.operands[0])
+        if node.operation in ("null", "true"):
+            x = self._column(node.operands[0])
+            return x.isNull() if node.operation == "null" else x
+        left, right, kind = node.operands
 
-        def value(x: _Name | _Value) -> Column:
-            if isinstance(x, _Value):
+        def value(x: _Operand) -> Column:
+            if isinstance(x, _Literal):
                 return F.lit(float(x.value) if kind == "double" else x.value).cast(kind)
             return self._column(x).cast(kind)
 
@@ -269,13 +237,13 @@ class Predicate:
             "greater": lambda: a > b,
             "greater_equal": lambda: a >= b,
         }
-        return compare[node.does]()
+        return compare[node.operation]()
 
-    def _column(self, name: _Name) -> Column:
+    def _column(self, column: _Column) -> Column:
         from headrace.features.functions.spark_expressions import col, nan_to_null
 
-        x = col(name.column)
-        return nan_to_null(x) if self._types[name.column] in (ValueType("float"), ValueType("double")) else x
+        x = col(column.name)
+        return nan_to_null(x) if self._types[column.name] in (ValueType("float"), ValueType("double")) else x
 
 
 _ARROW = {
@@ -289,20 +257,20 @@ _ARROW = {
 
 
 def _arrow(node: _Node, column: Callable[[str], pa.Array]) -> pa.Array:
-    if node.does in ("and", "or"):
-        a, b = (_arrow(x, column) for x in node.of)
-        return pc.and_kleene(a, b) if node.does == "and" else pc.or_kleene(a, b)
-    if node.does == "not":
-        return pc.invert(_arrow(node.of[0], column))
-    if node.does in ("null", "true"):
-        x = column(node.of[0].column)
-        return pc.is_null(x) if node.does == "null" else x
-    left, right, kind = node.of
-    compare: Callable[[Any, Any], pa.Array] = getattr(pc, node.does)
+    if node.operation in ("and", "or"):
+        a, b = (_arrow(x, column) for x in node.operands)
+        return pc.and_kleene(a, b) if node.operation == "and" else pc.or_kleene(a, b)
+    if node.operation == "not":
+        return pc.invert(_arrow(node.operands[0], column))
+    if node.operation in ("null", "true"):
+        x = column(node.operands[0].name)
+        return pc.is_null(x) if node.operation == "null" else x
+    left, right, kind = node.operands
+    compare: Callable[[Any, Any], pa.Array] = getattr(pc, node.operation)
 
-    def value(x: _Name | _Value) -> Any:
-        if isinstance(x, _Name):
-            found = column(x.column)
+    def value(x: _Operand) -> Any:
+        if isinstance(x, _Column):
+            found = column(x.name)
             if kind == "string" and pa.types.is_dictionary(found.type):
                 return found
             return found.cast(_ARROW[kind], safe=False)
@@ -345,17 +313,3 @@ def _moment(text: str, kind: str, of: Predicate) -> str:
         ) from None
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     return at.isoformat(sep=" ", timespec="microseconds")
-
-
-def _tokens(text: str) -> list[tuple[str, str]]:
-    found, at = [], 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise OpError(f"'{text}': '{text[at:].strip()[:20]}' is not understood")
-        kind = str(match.lastgroup)
-        found.append((kind, match[kind]))
-        at = match.end()
-    if not found:
-        raise OpError("the condition is empty")
-    return found

@@ -20,6 +20,28 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.features.table_ops.sql import (
+    Arithmetic,
+    Between,
+    BooleanLiteral,
+    Call,
+    Case,
+    Cast,
+    ColumnName,
+    Compare,
+    Comparison,
+    Expression,
+    In,
+    IsNull,
+    Logic,
+    Not,
+    NumberLiteral,
+    Parentheses,
+    Signed,
+    SqlSyntaxError,
+    TextLiteral,
+    parse_sql,
+)
 from headrace.features.types import ValueType
 
 #: A row's columns by name, as they are in the table: NaN is NaN.
@@ -47,15 +69,27 @@ _CASTS = {
 }
 _NARROWED = {("bigint", "int")}
 
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<number>(?:\d+\.\d+|\.\d+|\d+)(?![\w.]))|(?P<text>'[^'\\]*')|(?P<quoted>`(?:[^`]|``)+`)
-    |(?P<sign><=(?!>)|>=|<>|!=|==|=|<|>|\(|\)|,|\+|-|\*|/)|(?P<word>[A-Za-z_]\w*))""",
-    re.VERBOSE,
-)
-_COMPARE = {"=", "==", "!=", "<>", "<", "<=", ">", ">="}
+#: A number without an exponent, and the beginning of a plain name, as Spark's own parser reads them.
+_PLAIN_NUMBER, _PLAIN_NAME = re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+)"), re.compile(r"[A-Za-z_]")
+#: Words of Spark's SQL that are no columns.
 _WORDS = frozenset(
-    {"and", "or", "not", "in", "is", "null", "between", "true", "false", "case", "when", "then", "else", "end", "cast"}
-    | {"as", "like", "rlike", "ilike", "div", "mod", "interval", "distinct", "over", "escape", "collate", "exists"}
+    {
+        "case",
+        "when",
+        "then",
+        "else",
+        "end",
+        "cast",
+        "as",
+        "like",
+        "rlike",
+        "ilike",
+        "div",
+        "mod",
+        "interval",
+        "distinct",
+    }
+    | {"over", "escape", "collate", "exists"}
 )
 
 
@@ -86,106 +120,83 @@ class RowExpression:
 
 def parse(text: str, types: Mapping[str, ValueType], result: ValueType) -> RowExpression | None:
     """An expression over columns of these types, cast to `result`; None where only Spark evaluates it as Spark does."""
+    if "--" in text or "/*" in text:
+        return None  # a comment
+    typing = _Typing(types)
     try:
-        parser = _Parser(text, types)
-        root = _cast(parser.whole(), str(result))
-    except _OnlySpark:
+        root = _cast(typing.node(parse_sql(text)), str(result))
+    except (_OnlySpark, SqlSyntaxError):
         return None
-    return RowExpression(root, list(parser.columns)) if parser.columns else None
+    return RowExpression(root, list(typing.columns)) if typing.columns else None
 
 
-class _Parser:
-    """Or > and > not > comparison > sum > product > sign, as in Spark's grammar."""
+class _Typing:
+    """Give each part of a tree its type and its Arrow kernel, in the order in which the text has them."""
 
-    def __init__(self, text: str, types: Mapping[str, ValueType]) -> None:
-        if "--" in text or "/*" in text:
-            raise _OnlySpark  # a comment
-        self._tokens: list[tuple[str, str]] = []
-        at = 0
-        while text[at:].strip():
-            match = _TOKEN.match(text, at)
-            if match is None:
-                raise _OnlySpark
-            self._tokens.append((str(match.lastgroup), match[str(match.lastgroup)]))
-            at = match.end()
-        self._at, self._types = 0, types
+    def __init__(self, types: Mapping[str, ValueType]) -> None:
+        self._types = types
         self._names = {name.lower(): name for name in types}
+        #: Columns that the expression names.
         self.columns: dict[str, None] = {}
 
-    def whole(self) -> _Node:
-        found = self._or()
-        if self._at < len(self._tokens):
-            raise _OnlySpark
-        return found
+    def node(self, tree: Expression) -> _Node:
+        match tree:
+            case Logic(word, left, right):
+                return _logic(pc.or_kleene if word == "or" else pc.and_kleene, self.node(left), self.node(right))
+            case Not(inner):
+                return _negated(self.node(inner))
+            case IsNull(inner):
+                x = self.node(inner)
+                return _Node("boolean", lambda rows: pc.is_null(x.value(rows)), x.fails)
+            case Between(inner, low, high):
+                x, low_, high_ = (self.node(e) for e in (inner, low, high))
+                return _logic(pc.and_kleene, _compared(">=", x, low_), _compared("<=", x, high_))
+            case In(inner, options):
+                return self._in(inner, options)
+            case Compare(sign, left, right):
+                return _compared(sign, self.node(left), self.node(right))
+            case Arithmetic("/", left, right):
+                return _quotient(self.node(left), self.node(right))
+            case Arithmetic(operator, left, right):
+                return _arithmetic(operator, self.node(left), self.node(right))
+            case Signed(operator, inner):
+                return self._signed(operator, inner)
+            case Parentheses(inner):
+                x = self.node(inner)
+                return replace(x, literal=None) if x.type != "decimal" else x
+            case Case(conditions, values):
+                return self._case(conditions, values)
+            case Cast(inner, type_):
+                return _cast(self.node(inner), _SPELLINGS.get(type_.lower(), type_.lower()))
+            case Call(function, arguments):
+                return self._call(function.lower(), [self.node(argument) for argument in arguments])
+            case ColumnName(name, is_quoted):
+                if not is_quoted and (name.lower() in _WORDS or not _PLAIN_NAME.match(name)):
+                    raise _OnlySpark
+                return self._column(name)
+            case NumberLiteral(text, is_ambiguous):
+                if is_ambiguous or not _PLAIN_NUMBER.fullmatch(text):
+                    raise _OnlySpark
+                return _number(text)
+            case TextLiteral(value):
+                if "'" in value or "\\" in value:
+                    raise _OnlySpark  # Spark reads escapes, and texts that touch as one
+                return _Node("string", lambda rows: pa.scalar(value), literal=value)
+            case BooleanLiteral(truth):
+                return _Node("boolean", lambda rows: pa.scalar(truth))
+        raise _OnlySpark
 
-    def _or(self) -> _Node:
-        left = self._and()
-        while self._word("or"):
-            left = _logic(pc.or_kleene, left, self._and())
-        return left
-
-    def _and(self) -> _Node:
-        left = self._not()
-        while self._word("and"):
-            left = _logic(pc.and_kleene, left, self._not())
-        return left
-
-    def _not(self) -> _Node:
-        return _negated(self._not()) if self._word("not") else self._comparison()
-
-    def _comparison(self) -> _Node:
-        left = self._sum()
-        if self._word("is"):
-            negated = self._word("not")
-            self._need("null")
-            found = _Node("boolean", lambda rows: pc.is_null(left.value(rows)), left.fails)
-            return _negated(found) if negated else found
-        negated = self._word("not")
-        if self._word("between"):
-            low = self._sum()
-            self._need("and")
-            found = _logic(pc.and_kleene, _compared(">=", left, low), _compared("<=", left, self._sum()))
-        elif self._word("in"):
-            found = self._in(left)
-        elif negated:
-            raise _OnlySpark
-        else:
-            sign = self._next("sign", _COMPARE)
-            if sign is None:
-                return left
-            found = _compared(sign, left, self._sum())
-            if self._next("sign", _COMPARE) is not None:
-                raise _OnlySpark
-        return _negated(found) if negated else found
-
-    def _in(self, left: _Node) -> _Node:
-        self._need("(")
-        several = [left, self._sum()]
-        while self._next("sign", {","}) is not None:
-            several.append(self._sum())
-        self._need(")")
-        left, *others = _alike(several)
-        found = _compared("=", left, others[0])
+    def _in(self, operand: Expression, options: Sequence[Expression]) -> _Node:
+        x, *others = _alike([self.node(operand), *(self.node(option) for option in options)])
+        out = _compared("=", x, others[0])
         for other in others[1:]:
-            found = _logic(pc.or_kleene, found, _compared("=", left, other))
-        return found
+            out = _logic(pc.or_kleene, out, _compared("=", x, other))
+        return out
 
-    def _sum(self) -> _Node:
-        left = self._product()
-        while (sign := self._next("sign", {"+", "-"})) is not None:
-            left = _arithmetic(sign, left, self._product())
-        return left
-
-    def _product(self) -> _Node:
-        left = self._signed()
-        while (sign := self._next("sign", {"*", "/"})) is not None:
-            left = (_quotient if sign == "/" else _product)(left, self._signed())
-        return left
-
-    def _signed(self) -> _Node:
-        if self._next("sign", {"-"}) is None:
-            return self._primary()
-        x = self._signed()
+    def _signed(self, sign: str, operand: Expression) -> _Node:
+        if sign == "+":
+            raise _OnlySpark
+        x = self.node(operand)
         if x.literal is not None and x.type in ("int", "bigint", "decimal"):
             return _number(x.literal[1:] if x.literal.startswith("-") else f"-{x.literal}")
         if x.type not in _RANK:
@@ -193,30 +204,6 @@ class _Parser:
         return replace(
             x, value=lambda rows: pc.negate_checked(x.value(rows)), fails=x.fails or x.type != "double", literal=None
         )
-
-    def _primary(self) -> _Node:
-        if self._at >= len(self._tokens):
-            raise _OnlySpark
-        kind, text = self._tokens[self._at]
-        self._at += 1
-        if kind == "number":
-            return _number(text)
-        if kind == "text":
-            return _Node("string", lambda rows: pa.scalar(text[1:-1]), literal=text[1:-1])
-        if text == "(":
-            inner = self._or()
-            self._need(")")
-            return replace(inner, literal=None) if inner.type != "decimal" else inner
-        word = text.lower() if kind == "word" else ""
-        if word in ("true", "false"):
-            return _Node("boolean", lambda rows: pa.scalar(word == "true"))
-        if word == "case":
-            return self._case()
-        if word and self._next("sign", {"("}) is not None:
-            return self._call(word)
-        if kind == "sign" or word in _WORDS:
-            raise _OnlySpark
-        return self._column(text if word else text[1:-1].replace("``", "`"))
 
     def _column(self, text: str) -> _Node:
         name = self._names.get(text.lower())  # Spark's names have no case
@@ -226,31 +213,12 @@ class _Parser:
         element = self._types[name].element
         return _Node(element, lambda rows: pc.cast(rows(name), _TYPES[element]))
 
-    def _case(self) -> _Node:
-        conditions, values = [], []
-        self._need("when")
-        while True:
-            conditions.append(self._or())
-            self._need("then")
-            values.append(self._or())
-            if not self._word("when"):
-                break
-        if self._word("else"):
-            values.append(self._or())
-        self._need("end")
-        return _chosen(conditions, values)
+    def _case(self, conditions: Sequence[Expression], values: Sequence[Expression]) -> _Node:
+        pairs = [(self.node(condition), self.node(value)) for condition, value in zip(conditions, values, strict=False)]
+        otherwise = [self.node(value) for value in values[len(conditions) :]]
+        return _chosen([condition for condition, _ in pairs], [*(value for _, value in pairs), *otherwise])
 
-    def _call(self, function: str) -> _Node:
-        if function == "cast":
-            x = self._or()
-            self._need("as")
-            type_ = self._next("word", None)
-            self._need(")")
-            return _cast(x, _SPELLINGS.get(str(type_).lower(), str(type_).lower()))
-        arguments = [self._or()]
-        while self._next("sign", {","}) is not None:
-            arguments.append(self._or())
-        self._need(")")
+    def _call(self, function: str, arguments: Sequence[_Node]) -> _Node:
         if function == "if" and len(arguments) == 3:
             return _chosen(arguments[:1], arguments[1:])
         if function == "coalesce":
@@ -264,22 +232,6 @@ class _Parser:
             if separator.type == "string" and separator.literal is not None:
                 return _joined(arguments[1:], separator.literal)
         raise _OnlySpark
-
-    def _next(self, kind: str, texts: set[str] | None) -> str | None:
-        """The next token, taken, where it is of that kind and one of `texts` (None: any)."""
-        if self._at < len(self._tokens):
-            found, text = self._tokens[self._at]
-            if found == kind and (texts is None or text.lower() in texts):
-                self._at += 1
-                return text
-        return None
-
-    def _word(self, word: str) -> bool:
-        return self._next("word", {word}) is not None
-
-    def _need(self, text: str) -> None:
-        if self._next("word" if text.isalpha() else "sign", {text}) is None:
-            raise _OnlySpark
 
 
 def _number(text: str) -> _Node:
@@ -341,10 +293,6 @@ def _arithmetic(sign: str, a: _Node, b: _Node) -> _Node:
     return _Node(a.type, lambda rows: function(a.value(rows), b.value(rows)), fails)
 
 
-def _product(a: _Node, b: _Node) -> _Node:
-    return _arithmetic("*", a, b)
-
-
 def _quotient(a: _Node, b: _Node) -> _Node:
     if {a.type, b.type} - {"decimal"} <= {"int", "bigint"} and "decimal" in (a.type, b.type):
         raise _OnlySpark
@@ -361,9 +309,9 @@ def _quotient(a: _Node, b: _Node) -> _Node:
     return _Node("double", divide, a.fails or b.fails or not whole)
 
 
-def _compared(sign: str, a: _Node, b: _Node) -> _Node:
+def _compared(sign: Comparison, a: _Node, b: _Node) -> _Node:
     a, b = _alike([a, b])
-    if a.type == "boolean" and sign not in ("=", "==", "!=", "<>"):
+    if a.type == "boolean" and sign not in ("=", "!="):
         raise _OnlySpark
 
     def both(function: Callable[[Any, Any], Any]) -> _Node:
@@ -381,7 +329,7 @@ def _compared(sign: str, a: _Node, b: _Node) -> _Node:
         "<=": lambda: _negated(greater),
         ">=": lambda: _negated(less),
     }
-    return found[{"==": "=", "<>": "!="}.get(sign, sign)]()
+    return found[sign]()
 
 
 def _equal_doubles(x: Any, y: Any) -> Any:
