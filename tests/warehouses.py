@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.config import Warehouse
-from headrace.lake.iceberg.manifests import snapshot_files
-from headrace.lake.iceberg.metadata import newest_metadata
 from headrace.lake.spark.session import iceberg_jars
+from headrace.lake.tables.iceberg_metadata import newest_metadata, snapshot_files
 from headrace.publish.postgres.server import connect
 from headrace.storage import local
 from headrace.workspace import Workspace

@@ -40,7 +40,7 @@ class TableFormat:
     """
 
     #: `module:function` that opens a table at a version. Its arguments and result: see
-    #: `headrace.lake.source_tables.opened.open_table`.
+    #: `headrace.lake.tables.opened.open_table`.
     opens: ClassVar[str]
     #: Whether the table is a folder of files without a log of its own, and so has no versions.
     is_files: ClassVar[bool] = False
@@ -74,21 +74,21 @@ class JsonLines(FileFormat):
 class Delta(TableFormat):
     """Delta tables."""
 
-    opens = "headrace.lake.source_tables.opened:open_delta"
+    opens = "headrace.lake.tables.opened:open_delta"
     has_changes = True
 
 
 class Iceberg(TableFormat):
     """Iceberg tables."""
 
-    opens = "headrace.lake.source_tables.opened:open_iceberg"
+    opens = "headrace.lake.tables.opened:open_iceberg"
     properties = ICEBERG_BY_PATH
 
 
 class Folder(TableFormat):
     """Folders of Parquet, ORC or Avro files."""
 
-    opens = "headrace.lake.source_tables.opened:open_folder"
+    opens = "headrace.lake.tables.opened:open_folder"
     is_files = True
 
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.protocol import check_listable
-from headrace.lake.iceberg.manifests import snapshot_files
-from headrace.lake.iceberg.metadata import newest_metadata
+from headrace.lake.tables.iceberg_metadata import newest_metadata, snapshot_files
 from headrace.scaffold.file_rows import FileFormat, file_rows
 from headrace.scaffold.stored_names import StoredNames
 from headrace.storage import Location

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, TableSource
-from headrace.lake.source_tables.taken import PinnedTable
+from headrace.lake.tables.declared import PinnedTable
 from headrace.workspace import Workspace
 from tests.reported.support import ingest
 

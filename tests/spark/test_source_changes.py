@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.lake.source_tables.live_rows import COPY, ROW, live_rows
+from headrace.lake.tables.change_feed import COPY, ROW, live_rows
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
 from tests.source_table_support import D1, D2, D3, D4, DDL, dataset, expected, frame, ids, ingest, make_rows, make_spec

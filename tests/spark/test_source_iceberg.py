@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.lake.iceberg.metadata import newest_metadata
-from headrace.lake.source_tables.iceberg import IcebergSnapshot
 from headrace.lake.spark.session import iceberg_jars, spark_settings
+from headrace.lake.tables.iceberg import IcebergSnapshot
+from headrace.lake.tables.iceberg_metadata import newest_metadata
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.source_table_support import (

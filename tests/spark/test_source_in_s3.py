@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.source_tables.snapshot import FILE, LINE
 from headrace.lake.spark.session import iceberg_jars
+from headrace.lake.tables.snapshot import FILE, LINE
 from headrace.manifest import Manifest
 from headrace.storage import Location, local, location
 from headrace.storage.objects.store import ObjectStore

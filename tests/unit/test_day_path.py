@@ -14,7 +14,7 @@ from headrace.config import LandingSource, TableSource
 from headrace.config.section import day_groups, day_regex, names_day, path_of_day
 from headrace.errors import UserError
 from headrace.lake import landing
-from headrace.lake.source_tables.folder import FolderSnapshot
+from headrace.lake.tables.folder import FolderSnapshot
 from headrace.storage import local
 from headrace.workspace import Workspace
 

@@ -39,9 +39,9 @@ from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup
 from headrace.features.vocabulary.table_writer import write_table
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.source_tables import parquet_files
-from headrace.lake.source_tables.folder import FolderSnapshot
-from headrace.lake.source_tables.parquet_files import shorten_batches
+from headrace.lake.tables import parquet as parquet_files
+from headrace.lake.tables.folder import FolderSnapshot
+from headrace.lake.tables.parquet import shorten_batches
 from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.storage.host_scratch import HostScratch

@@ -15,14 +15,13 @@ import pytest
 from headrace.config import TableSource
 from headrace.config.source import SourceDay
 from headrace.errors import UserError
-from headrace.lake.delta.change_data import check_feed
 from headrace.lake.delta.log import DeltaLog, commit_times, newest_until
 from headrace.lake.landing import day_folders
-from headrace.lake.source_tables.change_feed import VersionRange
-from headrace.lake.source_tables.delta import DeltaSnapshot
-from headrace.lake.source_tables.folder import FolderSnapshot
-from headrace.lake.source_tables.parquet_files import arrow_reads
-from headrace.lake.source_tables.snapshot import FIRST, LAST
+from headrace.lake.tables.change_feed import VersionRange, check_feed
+from headrace.lake.tables.delta import DeltaSnapshot
+from headrace.lake.tables.folder import FolderSnapshot
+from headrace.lake.tables.parquet import arrow_reads
+from headrace.lake.tables.snapshot import FIRST, LAST
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.unit.test_lake_log import SCHEMA, add, commit, remove

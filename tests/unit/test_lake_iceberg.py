@@ -15,9 +15,15 @@ from hypothesis import strategies as st
 from headrace.config import Spark, build_spec
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.errors import UserError
-from headrace.lake.iceberg.manifests import snapshot_files
-from headrace.lake.iceberg.metadata import TableMetadata, metadata_with, named_place, newest_metadata, primitives
 from headrace.lake.spark import session
+from headrace.lake.tables.iceberg_metadata import (
+    TableMetadata,
+    metadata_with,
+    named_place,
+    newest_metadata,
+    primitives,
+    snapshot_files,
+)
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.source_table_support import make_spec

@@ -11,8 +11,8 @@ from fastavro import parse_schema, writer
 from pyarrow import orc
 
 from headrace.errors import UserError
-from headrace.lake.source_tables.row_format_types import check_same_types
-from headrace.lake.source_tables.snapshot import TableFile
+from headrace.lake.tables.folder import check_same_types
+from headrace.lake.tables.snapshot import TableFile
 from headrace.storage import local
 
 

@@ -113,7 +113,7 @@ def test_a_format_of_tables_of_a_package_makes_the_source_a_table(
         "def open_lance(source, table, place, days, version):\n"
         "    return (source.path, place.format, version)\n"
     )
-    from headrace.lake.source_tables.opened import find_table, open_table
+    from headrace.lake.tables.opened import find_table, open_table
 
     def spec_of(form: str) -> Spec:
         source = {"format": form, "path": str(tmp_path / "t")}

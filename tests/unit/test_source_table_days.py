@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import TableSource
-from headrace.lake.source_tables.delta import DeltaSnapshot
-from headrace.lake.source_tables.folder import FolderSnapshot
-from headrace.lake.source_tables.snapshot import FIRST, LAST, FileSnapshot
-from headrace.lake.source_tables.taken import holds_only
+from headrace.lake.tables.declared import holds_only
+from headrace.lake.tables.delta import DeltaSnapshot
+from headrace.lake.tables.folder import FolderSnapshot
+from headrace.lake.tables.snapshot import FIRST, LAST, FileSnapshot
 from headrace.storage import local
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import TableSource
-from headrace.lake.source_tables.folder import FolderSnapshot
-from headrace.lake.source_tables.snapshot import FIRST, LAST
+from headrace.lake.tables.folder import FolderSnapshot
+from headrace.lake.tables.snapshot import FIRST, LAST
 from headrace.storage import local
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -18,9 +18,9 @@ from headrace.errors import UserError
 from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.lake.delta.log import DeltaLog, commit_times
 from headrace.lake.landing import day_folders
-from headrace.lake.source_tables.opened import TablePlace, find_table, open_table, table_name
-from headrace.lake.source_tables.parquet_files import arrow_reads
-from headrace.lake.source_tables.snapshot import Snapshot
+from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
+from headrace.lake.tables.parquet import arrow_reads
+from headrace.lake.tables.snapshot import Snapshot
 from headrace.storage import Location, local, missing
 from headrace.storage.objects import calls
 from headrace.workspace import Workspace

@@ -22,8 +22,8 @@ from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.preparation import Preparation
 from headrace.lake import landing
 from headrace.lake.ingest.source_context import SourceContext, source_contexts
-from headrace.lake.source_tables.opened import TablePlace, find_table, open_table, table_name
 from headrace.lake.spark.requirements import ACCESSED, store_properties
+from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
 from headrace.observe.openlineage.names import DatasetName, name_of
 from headrace.scaffold.roles import Named
 from headrace.score.candidates.table import tables_of_score

@@ -22,16 +22,16 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.arrow import lake_file
 from headrace.features.workflow import saved
 from headrace.lake.blocks.quotes import QuotedFields
-from headrace.lake.iceberg.metadata import read_metadata
 from headrace.lake.ingest import check_days
 from headrace.lake.ingest.changed_days import net_change
 from headrace.lake.landing import LandingFile
-from headrace.lake.source_tables import folder as table_folder
-from headrace.lake.source_tables import parquet_files
 from headrace.lake.sources import lines
 from headrace.lake.sources.delimited import header_of
 from headrace.lake.sources.text_lines import DAMAGED, UNREADABLE
 from headrace.lake.spark.errors import told
+from headrace.lake.tables import folder as table_folder
+from headrace.lake.tables import parquet as parquet_files
+from headrace.lake.tables.iceberg_metadata import read_metadata
 from headrace.models import mapped, predictor
 from headrace.publish.tables import iceberg_expiry
 from headrace.storage import Location, StoreAway, StoreRefused, local

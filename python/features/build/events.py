@@ -15,7 +15,7 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.types import declared
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.source_tables.taken import PinnedTable
+from headrace.lake.tables.declared import PinnedTable
 from headrace.manifest import Output
 from headrace.schema import TableColumn, is_wider
 from headrace.stage import Context

@@ -21,7 +21,7 @@ from headrace.features.vocabulary.codes import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files
-from headrace.lake.source_tables.taken import PinnedTable
+from headrace.lake.tables.declared import PinnedTable
 from headrace.stage import Context
 from headrace.storage import Location
 from headrace.workspace import Workspace

@@ -11,9 +11,9 @@ from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.ingest.rules import event_time
 from headrace.lake.landing import midnight
-from headrace.lake.source_tables.live_rows import AFTER, DELETE, INSERT, TYPE
 from headrace.lake.sources.frame import quoted
 from headrace.lake.sources.values import extract
+from headrace.lake.tables.change_feed import AFTER, DELETE, INSERT, TYPE
 
 _KINDS = ("late", "updated", "deleted")
 
@@ -24,7 +24,7 @@ def count_changes(before: DataFrame, now: DataFrame, table: Table) -> dict[str, 
     With `table.keys` a row is its keys; without, its values, so that a change is one row less and one more.
 
     Args:
-        before: of headrace.lake.source_tables.declared.table_rows, at the older version.
+        before: of headrace.lake.tables.declared.table_rows, at the older version.
         now: the same at the newer one.
         table: the declaration.
 
@@ -60,7 +60,7 @@ def count_feed(feed: DataFrame, ds: str, source: TableSource, table: Table) -> d
     """What the change data feed has of a day besides new events.
 
     Args:
-        feed: of headrace.lake.source_tables.change_feed.ChangeFeed.changes.
+        feed: of headrace.lake.tables.change_feed.ChangeFeed.changes.
         ds: the day.
         source: the spec's.
         table: the declaration.

@@ -31,11 +31,11 @@ from headrace.lake.ingest.table_look import TableLook
 from headrace.lake.ingest.tables import create_quarantine
 from headrace.lake.ingest.taken_days import TakenDay, metadata
 from headrace.lake.ingest.write_rows import QUARANTINE, frame_files
-from headrace.lake.source_tables.change_feed import ChangeFeed
-from headrace.lake.source_tables.declared import StoredColumns, table_rows
-from headrace.lake.source_tables.opened import open_table
-from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot
 from headrace.lake.spark.errors import own_error
+from headrace.lake.tables.change_feed import ChangeFeed
+from headrace.lake.tables.declared import StoredColumns, table_rows
+from headrace.lake.tables.opened import open_table
+from headrace.lake.tables.snapshot import FILE, LINE, Snapshot
 from headrace.storage import StoreError, StoreRefused
 
 _LOG = logging.getLogger("headrace.lake")

@@ -12,11 +12,11 @@ from pyspark.sql import functions as F
 from headrace.config import Table, TableSource
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.rules import Wrong, column_of, event_time, missing, out_of_range, unfit_texts, untimely
-from headrace.lake.source_tables.days import day_limits
-from headrace.lake.source_tables.declared import FAULTS
-from headrace.lake.source_tables.snapshot import FILE, LINE
 from headrace.lake.sources.frame import BAD, GOOD, quoted
 from headrace.lake.sources.values import extract
+from headrace.lake.tables.days import day_limits
+from headrace.lake.tables.declared import FAULTS
+from headrace.lake.tables.snapshot import FILE, LINE
 from headrace.schema import TableColumn
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,7 +30,7 @@ def judged(
     """Rows with what is wrong with them.
 
     Args:
-        rows: of headrace.lake.source_tables.declared.table_rows.
+        rows: of headrace.lake.tables.declared.table_rows.
         source: the spec's.
         table: the declaration.
         ids: declared text columns whose values are ids.

@@ -14,9 +14,9 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.completeness import incomplete, lacking, warn_left_out
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.ingest.taken_days import TakenDays
-from headrace.lake.source_tables.opened import TablePlace, find_table, open_table, table_name
-from headrace.lake.source_tables.snapshot import Snapshot
 from headrace.lake.spark.session import session
+from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
+from headrace.lake.tables.snapshot import Snapshot
 from headrace.manifest import Input, fingerprint
 
 #: Version of a day that was taken and has no rows any more.

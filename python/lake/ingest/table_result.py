@@ -12,7 +12,7 @@ from headrace.lake.ingest.assess import summed
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.ingest.table_look import GONE, TableLook
 from headrace.lake.ingest.taken_days import TakenDays
-from headrace.lake.source_tables.opened import TablePlace, open_table, table_name
+from headrace.lake.tables.opened import TablePlace, open_table, table_name
 from headrace.manifest import Output
 from headrace.stage import Result
 
@@ -43,7 +43,7 @@ def table_result(seen: TableLook) -> Result:
             "drift": [x for d in mine for x in d.drift],
             "expectations": [c for d in mine for c in d.expectations],
             "reasons": summed(d.reasons for d in mine),
-            # What headrace.lake.source_tables.taken.PinnedTable is made from.
+            # What headrace.lake.tables.declared.PinnedTable is made from.
             "table": {
                 "name": name,
                 "place": seen.place.facts(),

@@ -17,8 +17,8 @@ from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
 from headrace.lake.ingest.judged_rows import newest
 from headrace.lake.ingest.plan import declaration
 from headrace.lake.ingest.table_look import TableLook
-from headrace.lake.source_tables.change_feed import ChangeFeed
-from headrace.lake.source_tables.snapshot import FileSnapshot, Snapshot
+from headrace.lake.tables.change_feed import ChangeFeed
+from headrace.lake.tables.snapshot import FileSnapshot, Snapshot
 from headrace.manifest import fingerprint
 
 _LOG = logging.getLogger("headrace.lake")

@@ -25,7 +25,7 @@ class TakenDay:
     key: str
     #: Fingerprint of the data files that may hold its rows.
     files: str
-    #: Version of the table (headrace.lake.source_tables.snapshot.Snapshot.pin).
+    #: Version of the table (headrace.lake.tables.snapshot.Snapshot.pin).
     table_version: str
     #: Fingerprints of the declaration, see headrace.lake.ingest.load_history.LoadRecord.
     declared: str
@@ -52,7 +52,7 @@ class TakenDays:
     """What the log of a quarantine table tells."""
 
     days: Mapping[str, TakenDay]
-    #: Where the table was (headrace.lake.source_tables.opened.TablePlace).
+    #: Where the table was (headrace.lake.tables.opened.TablePlace).
     place: Mapping[str, Any] | None
     #: Its columns, name to type, when a day was taken last.
     columns: Mapping[str, str] | None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -15,12 +16,11 @@ from pyspark.sql import functions as F
 
 from headrace.config import TableSource
 from headrace.errors import UserError
-from headrace.lake.source_tables.days import Bounds, days_of_file, path_day, path_day_column
-from headrace.lake.source_tables.mixed_files import mixed_rows, partition_values
-from headrace.lake.source_tables.parquet_files import escaped, footer
-from headrace.lake.source_tables.parquet_schema import StoredSchema, time_bounds
-from headrace.lake.source_tables.row_format_types import check_same_types
-from headrace.lake.source_tables.snapshot import (
+from headrace.lake.spark.session import spark_settings
+from headrace.lake.tables.days import Bounds, days_of_file, path_day, path_day_column
+from headrace.lake.tables.mixed_files import mixed_rows, partition_values
+from headrace.lake.tables.parquet import StoredSchema, escaped, footer, time_bounds
+from headrace.lake.tables.snapshot import (
     DAY,
     FILE,
     READERS,
@@ -31,7 +31,6 @@ from headrace.lake.source_tables.snapshot import (
     relative_file,
     relative_name,
 )
-from headrace.lake.spark.session import spark_settings
 from headrace.manifest import fingerprint
 from headrace.storage import Location, StoreError
 from headrace.storage.store import Info
@@ -191,3 +190,103 @@ def _is_parquet(path: Location) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
+
+
+def check_same_types(files: Sequence[TableFile], form: str) -> None:
+    """Compare the types of columns, and of fields within, of all files that have them.
+
+    Files that cannot be opened here are left to Spark.
+
+    Args:
+        files: data files.
+        form: orc or avro.
+
+    Raises:
+        UserError: a column has two types; names it with both files and types.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        types = list(pool.map(lambda f: _types(f.path, f.identity, form), files))
+    first: dict[str, tuple[str, Location]] = {}
+    for file, of_file in zip(files, types, strict=True):
+        for column, type_ in of_file.items():
+            earlier_type, earlier_file = first.setdefault(column, (type_, file.path))
+            if earlier_type != type_:
+                raise UserError(
+                    f"source: column '{column}' is {earlier_type} in {earlier_file} and {type_} in {file.path}, and "
+                    f"a folder of {form} files has one type for each column: write one of them again, or the folder as "
+                    f"Parquet, whose files may differ"
+                )
+
+
+@lru_cache(maxsize=1 << 16)
+def _types(path: Location, identity: str, form: str) -> Mapping[str, str]:
+    """Return the type of each column and field of a file by its path, such as `user.id` or `tags[]`."""
+    del identity  # the file does not change while it stays the same
+    column_types: dict[str, str] = {}
+    # Modules are imported late: only such folders need them.
+    with path.open() as stream:
+        if form == "orc":
+            from pyarrow import orc
+
+            try:
+                schema = orc.ORCFile(pa.PythonFile(stream, "r")).schema
+            except (pa.ArrowException, OSError):
+                return {}
+            for field in schema:
+                _add_arrow(field.type, field.name, column_types)
+            return column_types
+        from fastavro import reader
+
+        try:
+            written: Any = reader(stream).writer_schema
+        except (ValueError, EOFError, KeyError):
+            return {}
+    for field in written.get("fields", ()) if isinstance(written, Mapping) else ():
+        _add_avro(field["type"], field["name"], column_types)
+    return column_types
+
+
+def _add_arrow(type_: pa.DataType, path: str, column_types: dict[str, str]) -> None:
+    if pa.types.is_struct(type_):
+        column_types[path] = "struct"
+        for field in type_:
+            _add_arrow(field.type, f"{path}.{field.name}", column_types)
+    elif pa.types.is_list(type_):
+        column_types[path] = "list"
+        _add_arrow(type_.value_type, f"{path}[]", column_types)
+    elif pa.types.is_map(type_):
+        column_types[path] = "map"
+        _add_arrow(type_.key_type, f"{path}[key]", column_types)
+        _add_arrow(type_.item_type, f"{path}[value]", column_types)
+    elif pa.types.is_decimal(type_):
+        # Spark takes the largest number of digits.
+        column_types[path] = f"decimal with {type_.scale} digits behind the point"
+    else:
+        column_types[path] = str(type_)
+
+
+def _add_avro(type_: Any, path: str, column_types: dict[str, str]) -> None:
+    if isinstance(type_, list):
+        types = [t for t in type_ if t != "null"]
+        if len(types) == 1:
+            _add_avro(types[0], path, column_types)
+        elif types:  # null alone has the type of whatever others have
+            column_types[path] = "a union"
+        return
+    kind = type_["type"] if isinstance(type_, Mapping) else str(type_)
+    if kind == "record":
+        column_types[path] = "record"
+        for field in type_["fields"]:
+            _add_avro(field["type"], f"{path}.{field['name']}", column_types)
+    elif kind == "array":
+        column_types[path] = "array"
+        _add_avro(type_["items"], f"{path}[]", column_types)
+    elif kind == "map":
+        column_types[path] = "map"
+        _add_avro(type_["values"], f"{path}[value]", column_types)
+    elif isinstance(type_, Mapping) and type_.get("logicalType") == "decimal":
+        column_types[path] = f"decimal({type_['precision']},{type_.get('scale', 0)})"
+    elif isinstance(type_, Mapping) and "logicalType" in type_:
+        column_types[path] = f"{kind} ({type_['logicalType']})"
+    elif kind != "null":
+        column_types[path] = str(kind)

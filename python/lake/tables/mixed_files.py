@@ -19,20 +19,21 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.errors import UserError
-from headrace.lake.source_tables.parquet_files import escaped, shorten_batches
-from headrace.lake.source_tables.parquet_schema import (
+from headrace.lake.sources.frame import quoted
+from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
+from headrace.lake.tables.parquet import (
     StoredSchema,
     as_read,
     as_restored,
+    escaped,
     has_nanoseconds,
     named,
     pruned,
     restored_columns,
+    shorten_batches,
     unreadable,
 )
-from headrace.lake.source_tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
-from headrace.lake.sources.frame import quoted
-from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
+from headrace.lake.tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
 from headrace.storage import Location
 
 #: Spark has no type for Parquet's times in nanoseconds; `restored_columns` makes times of these numbers.

@@ -9,28 +9,40 @@ Which versions a day is made of is written down when it is taken (`5..9`, of the
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import Table, TableSource
+from headrace.config.source import RowChange
 from headrace.errors import UserError
-from headrace.lake.delta.change_data import check_feed, has_feed
-from headrace.lake.delta.log import DeltaLog, commit_times, newest_until
+from headrace.lake.delta.log import DeltaLog, commit_times, file_path, newest_until
 from headrace.lake.landing import following, midnight
-from headrace.lake.source_tables.delta import DeltaSnapshot
-from headrace.lake.source_tables.live_rows import COPY, INSERT, ROW, TYPE, VERSION, live_rows
-from headrace.lake.source_tables.snapshot import DAY, FILE, LINE, StoredRows, TableFile
 from headrace.lake.sources.frame import quoted
 from headrace.lake.sources.values import extract
-from headrace.storage import Location
+from headrace.lake.tables.delta import DeltaSnapshot
+from headrace.lake.tables.snapshot import DAY, FILE, LINE, StoredRows, TableFile
+from headrace.storage import Location, missing
 
 _RANGE = re.compile(r"(\d+)?\.\.(\d+)")
+#: Columns of a change data feed.
+TYPE, VERSION = "_change_type", "_commit_version"
+INSERT, BEFORE, AFTER, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+#: Columns of `live_rows`.
+ROW, COPY = "__row", "__copy"
+#: Types that Spark does not hash, or whose nulls it does not tell apart.
+_NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
+_ENABLED = "delta.enableChangeDataFeed"
+_MAPPING = "delta.columnMapping.mode"
+_PHYSICAL = "delta.columnMapping.physicalName"
+_ANEW = "give the pipeline another name: it then begins with the table as it is"
 
 
 @dataclass(frozen=True)
@@ -229,3 +241,140 @@ class ChangeFeed:
         columns = [one.value for one in keys if one is not None]
         known = reduce(lambda a, b: a & b, (c.isNotNull() for c in columns))
         return F.when(known, F.xxhash64(*columns))
+
+
+def live_rows(
+    changes: DataFrame, schema: T.StructType, key: Column | None, *, updates: RowChange, deletes: RowChange
+) -> DataFrame:
+    """What is left of some changes.
+
+    A row that is taken away is the newest one with its values. So which one it is does not depend on whether older
+    changes are among these.
+
+    Args:
+        changes: `_change_type`, `_commit_version` and the columns of the table.
+        schema: the columns of the table.
+        key: bigint; rows with the same one are taken for the same row, whatever their values; null: the values count.
+            Given where updates are ignored, for what is deleted then has other values than what was inserted.
+        updates: `ignore`: rows stay as they were inserted.
+        deletes: `ignore`: rows stay.
+
+    Returns:
+        the columns of `changes`; ROW bigint, a hash of the row; COPY int, from 1: the how many-th of a commit with this
+        hash.
+    """
+    added = [INSERT] if updates == "ignore" else [INSERT, AFTER]
+    gone = [] if updates == "ignore" else [BEFORE]
+    gone += [] if deletes == "ignore" else [DELETE]
+    values = _hash(schema)
+    row = values if key is None else F.coalesce(key, values)
+    named = changes.where(F.col(TYPE).isin(added + gone)).select("*", values.alias("__values"), row.alias(ROW))
+    comes = F.col(TYPE).isin(added)
+    of_commit = Window.partitionBy(ROW, VERSION, "__comes").orderBy("__values")
+    named = named.select("*", comes.alias("__comes")).select("*", F.row_number().over(of_commit).alias(COPY))
+    if not gone:
+        return named
+    # What a commit takes away was there before what it brings. Depths are as of nested brackets.
+    order = Window.partitionBy(ROW).orderBy(VERSION, "__comes", COPY)
+    step = F.when(F.col("__comes"), 1).otherwise(-1)
+    deep = F.sum(step).over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    named = named.select("*", deep.alias("__depth"))
+    least = F.min("__depth").over(order.rowsBetween(1, Window.unboundedFollowing))
+    stays = F.coalesce(least >= F.col("__depth"), F.lit(True))
+    return named.select("*", stays.alias("__stays")).where(F.col("__comes") & F.col("__stays"))
+
+
+def _hash(schema: T.StructType) -> Column:
+    """Of all values, nulls included."""
+    columns = [F.col(quoted([f.name])[0]) for f in schema.fields]
+    whole = [
+        F.to_json(F.struct(c.alias("v"))) if isinstance(f.dataType, _NESTED) else c
+        for c, f in zip(columns, schema.fields, strict=True)
+    ]
+    # xxhash64 leaves nulls out, so where they are is hashed, too.
+    return F.xxhash64(*whole, *(c.isNull() for c in columns))
+
+
+def has_feed(metadata: Mapping[str, Any] | None) -> bool:
+    """Whether commits under this `metaData` action are recorded in the feed."""
+    return str(((metadata or {}).get("configuration") or {}).get(_ENABLED)).lower() == "true"
+
+
+def check_feed(log: DeltaLog, shown: str, first: int, last: int) -> None:
+    """Look whether the changes from version `first` to `last` can be read, under the columns of `last`.
+
+    Args:
+        log: of the table.
+        shown: the table for a message.
+        first: the first version.
+        last: the last one.
+
+    Raises:
+        UserError: a commit or a file is gone, commits were not recorded, or columns have changed.
+    """
+    there = log.versions()
+    gone = next((v for v in range(first, last + 1) if v not in there), None)
+    metadata = None if gone is not None else log.metadata(first)
+    if gone is not None or metadata is None:
+        raise UserError(
+            f"source.day.changes: the log of {shown} no longer has version {first if gone is None else gone}, which is "
+            f"read for these days. Keep it for longer than features.window_days (delta.logRetentionDuration), and "
+            f"{_ANEW}"
+        )
+    schemas = [(first, metadata["schemaString"])]
+    for version in range(first, last + 1):
+        files, changed = _changes(log, version)
+        if changed is not None:
+            metadata = changed
+            schemas.append((version, metadata["schemaString"]))
+        if not has_feed(metadata):
+            raise UserError(
+                f"source.day.changes: {shown} has no change data feed of version {version}. Record changes from now on "
+                f"(ALTER TABLE ... SET TBLPROPERTIES ('{_ENABLED}' = 'true')), and {_ANEW}"
+            )
+        lost = missing(files)
+        if lost is not None:
+            raise UserError(
+                f"source.day.changes: {lost}, which has changes of version {version} of {shown}, is gone: VACUUM has "
+                f"removed it. Keep such files for longer than features.window_days (delta.deletedFileRetentionDuration "
+                f"of the table), and {_ANEW}"
+            )
+    newest = log.version
+    mapped = (metadata.get("configuration") or {}).get(_MAPPING, "none") != "none"
+    if not mapped and newest is not None and newest > last:
+        # Delta reads changes under the columns of today, where the table does not map them.
+        _check_columns([schemas[-1], (newest, (log.metadata(newest) or metadata)["schemaString"])], shown)
+    _check_columns(schemas, shown)
+
+
+def _changes(log: DeltaLog, version: int) -> tuple[list[Location], Mapping[str, Any] | None]:
+    """The files that have a commit's changes, and its `metaData` action."""
+    recorded: list[Location] = []
+    moved: list[Location] = []
+    metadata = None
+    for action in log.actions(version):
+        metadata = action.get("metaData", metadata)
+        if "cdc" in action:
+            recorded.append(file_path(log.folder, action["cdc"]["path"]))
+        for kind in ("add", "remove"):
+            if kind in action and action[kind].get("dataChange", True):
+                moved.append(file_path(log.folder, action[kind]["path"]))
+    # Where a commit has files of changes, they are all of its changes.
+    return recorded or moved, metadata
+
+
+def _check_columns(schemas: list[tuple[int, str]], shown: str) -> None:
+    """Refuse columns that are no more as they were: Delta cannot read changes across that."""
+    now = dict(_columns(schemas[-1][1]))
+    for version, text in schemas[:-1]:
+        for name, was in _columns(text):
+            if now.get(name) != was:
+                raise UserError(
+                    f"source.day.changes: column '{name}' of {shown} was renamed, dropped or given another type after "
+                    f"version {version}, and changes across that cannot be read; {_ANEW}"
+                )
+
+
+def _columns(schema: str) -> Iterator[tuple[str, str]]:
+    for field in json.loads(schema)["fields"]:
+        yield field["name"], json.dumps([field["type"], (field.get("metadata") or {}).get(_PHYSICAL)])

@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 from headrace.config import Table, TableSource
 from headrace.config.formats import TABLE_FORMATS
 from headrace.errors import UserError
-from headrace.lake.iceberg.metadata import named_place
-from headrace.lake.source_tables.change_feed import ChangeFeed
-from headrace.lake.source_tables.delta import DeltaSnapshot, pinned_version
-from headrace.lake.source_tables.folder import FolderSnapshot
-from headrace.lake.source_tables.iceberg import IcebergSnapshot, pinned_snapshot
-from headrace.lake.source_tables.snapshot import Snapshot
 from headrace.lake.sources.frame import quoted
 from headrace.lake.spark.requirements import S3_FILES, S3A
+from headrace.lake.tables.change_feed import ChangeFeed
+from headrace.lake.tables.delta import DeltaSnapshot, pinned_version
+from headrace.lake.tables.folder import FolderSnapshot
+from headrace.lake.tables.iceberg import IcebergSnapshot, pinned_snapshot
+from headrace.lake.tables.iceberg_metadata import named_place
+from headrace.lake.tables.snapshot import Snapshot
 from headrace.plugins import resolve
 from headrace.storage import location_of
 from headrace.workspace import Workspace

@@ -19,17 +19,18 @@ from pyspark.sql import functions as F
 
 from headrace.config import TableSource
 from headrace.errors import UserError
-from headrace.lake.iceberg.manifests import SnapshotFile, snapshot_files
-from headrace.lake.iceberg.metadata import (
+from headrace.lake.tables.days import Bounds, days_of_file, within
+from headrace.lake.tables.iceberg_metadata import (
+    SnapshotFile,
     TableMetadata,
     metadata_with,
     named_place,
     newest_metadata,
     primitives,
     read_metadata,
+    snapshot_files,
 )
-from headrace.lake.source_tables.days import Bounds, days_of_file, within
-from headrace.lake.source_tables.snapshot import FILE, LINE, FileSnapshot, StoredRows, TableFile, one_spelling
+from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, StoredRows, TableFile, one_spelling
 from headrace.manifest import fingerprint
 from headrace.storage import Location
 

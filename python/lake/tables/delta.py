@@ -23,10 +23,9 @@ from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState, commit_times, newest_until
 from headrace.lake.delta.protocol import FEATURE, check_listable
-from headrace.lake.source_tables.days import Bounds, days_of_file, within
-from headrace.lake.source_tables.parquet_files import read_parquet
-from headrace.lake.source_tables.parquet_schema import named
-from headrace.lake.source_tables.snapshot import (
+from headrace.lake.tables.days import Bounds, days_of_file, within
+from headrace.lake.tables.parquet import named, read_parquet
+from headrace.lake.tables.snapshot import (
     FILE,
     LINE,
     FileSnapshot,

@@ -17,8 +17,8 @@ from headrace.config import TableSource
 from headrace.config.section import day_groups, day_regex
 from headrace.errors import UserError, nearest
 from headrace.lake.landing import following, midnight
-from headrace.lake.source_tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
 from headrace.lake.sources.frame import quoted
+from headrace.lake.tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
 
 _DAY = re.compile(r"(\d{4})-(\d{2})-(\d{2})|(\d{4})(\d{2})(\d{2})")
 #: Delta's statistics cut times off after the milliseconds.

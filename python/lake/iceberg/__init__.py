@@ -1,1 +1,0 @@
-"""Iceberg tables without Spark: which snapshots there are, and the files of one. Written to Iceberg's specification."""
