@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from bench.report import Figure, publish
 from headrace.config import Train
-from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.parquet import lists
-from headrace.dataset.parquet.layout import open_split
+from headrace.dataset import lists
+from headrace.dataset.layout import open_split
+from headrace.dataset.loaders import TrainLoader
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 

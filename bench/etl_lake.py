@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench.criteo_data import CATEGORIES, COUNTS
 from headrace.config import Spec, build_spec
+from headrace.features.arrow.decode import LakeFile
+from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.build.lake_files import files_of_day, fit_files
-from headrace.features.engines.arrow.lake_file import LakeFile
-from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import split_rows
 from headrace.features.vocabulary.delta_table import VocabularyTable

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.peers.torchrec_step import Step, draw_ids
-from headrace.dataset.loader.batch import Batch
+from headrace.dataset.batches import Batch
 from headrace.embeddings.addressing import CodeBatch
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from bench.peers.torchrec_step import Step
 from bench.report import Figure
 from bench.train_ranks import MALLOC, schema_of, step_of, train_of
-from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
-from headrace.dataset.parquet.layout import SplitLayout, open_split, stored_columns
+from headrace.dataset.layout import SplitLayout, open_split, stored_columns
+from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.storage import local
 from headrace.workspace import checkout
 

@@ -32,9 +32,9 @@ from headrace.comm.base import Collective
 from headrace.comm.shared_memory import shared
 from headrace.comm.torch_dist import TorchCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
-from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.parquet.layout import open_split
+from headrace.dataset.batches import Batch
+from headrace.dataset.layout import open_split
+from headrace.dataset.loaders import TrainLoader
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding_plan import Lookup, Plan, Table
 from headrace.jagged import JaggedArray

@@ -284,7 +284,7 @@ class Feature(BaseModel):
     """One logical column of a dataset.
 
     A dataset stores it as one Parquet column `name`; a multi-hot or list feature as lists without their padding. In a
-    batch a list of length k is k columns `name__0 .. name__{k-1}`, padded with 0 (headrace.dataset.parquet.lists).
+    batch a list of length k is k columns `name__0 .. name__{k-1}`, padded with 0 (headrace.dataset.lists).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.dataset.loader.batch import Batch
+from headrace.dataset.batches import Batch
 from headrace.schema import DatasetSchema, Kind
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from headrace.comm.base import LocalCollective
 from headrace.config import Model, Spec
-from headrace.features.engines.spark.transform import transform
+from headrace.features.spark.transform import transform
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest

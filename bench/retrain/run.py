@@ -17,7 +17,7 @@ import torch
 
 from headrace.config import Spec, load_overlay, load_spec
 from headrace.errors import UserError
-from headrace.features.layout.day_ranges import time_ranges
+from headrace.features.layout.split_rule import time_ranges
 from headrace.stage import Context, run_stage
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local

@@ -1,4 +1,4 @@
-// Columns as a dictionary and, for each row, the number of its value: called from headrace.features.engines.arrow.kernels by
+// Columns as a dictionary and, for each row, the number of its value: called from headrace.features.arrow.kernels by
 // ctypes, which lets other threads run meanwhile. Numbers of values are unsigned, of 1, 2 or 4 bytes (those of 4 bytes below
 // 2^31). The callers have checked all sizes and own all memory but that of TextCounts.
 #include <algorithm>

@@ -1,5 +1,5 @@
 // A column chunk of a Parquet file as its distinct values and, for each row, the number of its value: called from
-// headrace.features.engines.arrow.dictionary_chunk by ctypes, which lets other threads run meanwhile.
+// headrace.features.arrow.kernels by ctypes, which lets other threads run meanwhile.
 //
 // Parquet's writers keep repeated values once each, on a dictionary page, and numbers on the data pages, in runs and packed
 // bits. Here the numbers are unpacked and nothing else is done to them: no value is hashed for each of its rows. Where a

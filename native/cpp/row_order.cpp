@@ -1,4 +1,4 @@
-// The order of rows by part and hash: called from headrace.features.engines.arrow.kernels by ctypes, which lets other threads
+// The order of rows by part and hash: called from headrace.features.arrow.kernels by ctypes, which lets other threads
 // run meanwhile. Hashes are spread evenly, so their highest bits say where each row goes but for a few places: no comparison
 // sort of all rows, whose branches nobody predicts. Rows that are not like that are sorted by comparison.
 #include <algorithm>

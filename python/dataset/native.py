@@ -1,7 +1,7 @@
 """The C++ loops of native/cpp/dataset.cpp, where `make native` has built them; elsewhere Arrow and NumPy work.
 
 The library has those of native/cpp/dictionary.cpp, dictionary_chunk.cpp and row_order.cpp, too, for
-headrace.features.engines.arrow.
+headrace.features.arrow.
 """
 
 from __future__ import annotations

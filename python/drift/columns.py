@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.drift.column_statistics import I64, Bins, ColumnStatistics, NumberBins, ValueBins, describe
-from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null
 from headrace.features.ops.numbers import decimal_doubles
 from headrace.features.types import ValueType

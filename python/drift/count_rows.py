@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.dataset.parquet import lists
+from headrace.dataset import lists
 from headrace.drift import columns
 from headrace.drift.column_statistics import Bins, ColumnStatistics, NumberBins
 from headrace.drift.columns import MeasuredColumn, SplitStatistics, StatisticsByColumn, bins_of
-from headrace.features.engines.arrow.lake_file import LakeFile, LakeRowGroup, row_groups
-from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.arrow.decode import LakeFile, LakeRowGroup, row_groups
+from headrace.features.arrow.scan import LakeRows
 from headrace.features.functions.spark_expressions import col, nan_to_null
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.files import Engine

@@ -16,8 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.features.engines.spark.fit import fit as fit
-    from headrace.features.engines.spark.transform import transform as transform
     from headrace.features.ops.bins import Bucketize as Bucketize
     from headrace.features.ops.bins import QuantileBin as QuantileBin
     from headrace.features.ops.categories import Categorify as Categorify
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     from headrace.features.ops.selection import AddTags as AddTags
     from headrace.features.ops.times import Age as Age
     from headrace.features.ops.times import Cyclic as Cyclic
+    from headrace.features.spark.fit import fit as fit
+    from headrace.features.spark.transform import transform as transform
     from headrace.features.workflow.fitted import FittedWorkflow as FittedWorkflow
     from headrace.features.workflow.workflow import Workflow as Workflow
     from headrace.schema import TableColumn as TableColumn
@@ -54,8 +54,8 @@ _OTHERS = {
     "FittedWorkflow": "headrace.features.workflow.fitted",
     "TableColumn": "headrace.schema",
     "Workflow": "headrace.features.workflow.workflow",
-    "fit": "headrace.features.engines.spark.fit",
-    "transform": "headrace.features.engines.spark.transform",
+    "fit": "headrace.features.spark.fit",
+    "transform": "headrace.features.spark.transform",
 }
 #: NVTabular's names of operators that have another one here.
 ALIASES = {"LogOp": "Log", "ReduceDtypeSize": "ReduceDtype"}

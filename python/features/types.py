@@ -11,7 +11,7 @@ from headrace.schema import TableColumn, decimal_digits
 
 #: `code` is the output of an operator that makes embedding rows of values: int32, 0 for null. `id` is a raw id, which
 #: finds its row while the model is trained: int64, 0 for null. A `decimal` is one only up to the beginning of a chain:
-#: there it becomes a double or text (headrace.features.workflow.binding).
+#: there it becomes a double or text (headrace.features.workflow.workflow).
 Element = Literal["string", "int", "bigint", "float", "double", "decimal", "boolean", "timestamp", "date", "code", "id"]
 
 _ARROW: dict[str, pa.DataType] = {

@@ -14,10 +14,9 @@ from pyspark.sql import functions as F
 from headrace.config import Gate, Spec, Train
 from headrace.config.effects import Effect, keys_with
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
-from headrace.dataset.parquet.layout import TEST
+from headrace.dataset.layout import TEST
 from headrace.errors import UserError
-from headrace.features.build.events import pinned_table
-from headrace.features.build.prepared_rows import day_rows
+from headrace.features.build.rows import day_rows, pinned_table
 from headrace.features.build.run import day_events
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace import config
-from headrace.dataset.parquet.layout import open_split
+from headrace.dataset.layout import open_split
 from headrace.features.functions.arrays import one_batch
 from headrace.features.layout.split import SPLIT
 from headrace.gate.predictions import CollectedRows, OpenModel, RawActions, score_counts

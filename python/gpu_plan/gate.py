@@ -26,11 +26,11 @@ from headrace.config import Chain, OpSpec, Spec, Table
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.engines.spark.fit import fit
-from headrace.features.engines.spark.transform import transform
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.layout.day_ranges import split_ranges
+from headrace.features.layout.split_rule import split_ranges
 from headrace.features.ops import REGISTRY
+from headrace.features.spark.fit import fit
+from headrace.features.spark.transform import transform
 from headrace.features.table_ops import TABLE_OPS
 from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import SourceRead, SourceTable, TrainRange

@@ -6,7 +6,7 @@ Imports neither Spark nor torch.
 from __future__ import annotations
 
 from headrace.config import Spec
-from headrace.features.build.checks import checked_workflow
+from headrace.features.build.plan import checked_workflow
 from headrace.score.rank.pair_features import check_columns
 from headrace.score.rerank.columns import check_rule_columns
 

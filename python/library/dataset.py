@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.config import Train
-from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
-from headrace.dataset.parquet.layout import SplitLayout, open_split
+from headrace.dataset.batches import Batch
+from headrace.dataset.layout import SplitLayout, open_split
+from headrace.dataset.loaders import EvalLoader, TrainLoader
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.features.workflow import saved

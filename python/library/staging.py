@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
-from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
+from headrace.features.arrow.decode import FILE, LINE, LakeFile
+from headrace.features.arrow.scan import LakeRows, Splitter, lake_rows
 from headrace.features.layout.split_rule import ColumnRule
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.build.listing import complete
-from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.engines.arrow.write_lake import write_lake_rows
+from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.scan import LakeRows
+from headrace.features.arrow.write_lake import write_lake_rows
+from headrace.features.build.run import complete
 from headrace.features.layout.files import plan_files
 from headrace.features.ops.selection import Chains, Selection, as_chains
 from headrace.features.vocabulary.codes import Vocabularies, VocabulariesInMemory
@@ -147,7 +147,7 @@ class FittedWorkflow:
         label = workflow.label_column
         keep = {n if n == label else self.schema.carried_name(n): n for n in dict.fromkeys(others)}
         if library_of(frame) == "spark":
-            from headrace.features.engines.spark.transform import transform
+            from headrace.features.spark.transform import transform
 
             return transform(self.fitted, frame, keep)
         types = {c.name: c for c in workflow.declared}

@@ -19,7 +19,7 @@ from pyspark.sql.types import IntegralType
 from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.experiments.assignment import Live, live_experiments, pinned
-from headrace.features.build.events import pinned_table
+from headrace.features.build.rows import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import pin
 from headrace.lake.delta.with_spark import read_version

@@ -52,8 +52,8 @@ def check_operator(
 
 def _compare_spark(fitted: FittedWorkflow, table: pa.Table, made: pa.Table, spark: SparkSession) -> None:
     # Late: whoever checks on Arrow alone needs no Spark.
-    from headrace.features.engines.spark.fit import fit
-    from headrace.features.engines.spark.transform import transform
+    from headrace.features.spark.fit import fit
+    from headrace.features.spark.transform import transform
     from headrace.features.vocabulary.codes import VocabulariesInMemory
 
     workflow = fitted.fitted.workflow

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headrace.dataset.loader.batch import Batch
+from headrace.dataset.batches import Batch
 from headrace.embeddings.jagged import JaggedTensor
 from headrace.models.categorical import CategoricalBatch
 from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels

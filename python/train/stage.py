@@ -11,10 +11,9 @@ from typing import Any
 from headrace import registry
 from headrace.config import Spec
 from headrace.config.effects import OF_RUNS, keys_with
-from headrace.dataset.loader.candidates import CandidateSampler
-from headrace.dataset.loader.negatives import NegativeSampler
-from headrace.dataset.loader.unknown import UnknownIds
-from headrace.dataset.parquet.layout import TEST, check_streams, open_split
+from headrace.dataset.candidates import CandidateSampler
+from headrace.dataset.layout import TEST, check_streams, open_split
+from headrace.dataset.negatives import NegativeSampler, UnknownIds
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.spark.session import session, with_slots

@@ -28,7 +28,7 @@ from optuna.trial import TrialState
 from headrace.config import Evaluation, Search, Spec
 from headrace.config.effects import OF_CHECKPOINTS, keys_with
 from headrace.config.evaluation import ClickMetric, RankingMetric, UserMetric
-from headrace.dataset.parquet.layout import SplitLayout, open_split
+from headrace.dataset.layout import SplitLayout, open_split
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema

@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 from headrace.commands import plan
 from headrace.config import build_spec
 from headrace.errors import UserError
-from headrace.features.engines.spark import write as writer_spark
 from headrace.features.ops import REGISTRY
 from headrace.features.ops.base import Elementwise, SparkOpContext
+from headrace.features.spark import write as writer_spark
 from headrace.gpu_plan import cases as gpu_cases
 from headrace.gpu_plan import gate as gpu_gate
 from headrace.gpu_plan.explain import Explainer, Plan, explain_session

@@ -23,10 +23,10 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
+from headrace.features import transport
+from headrace.features.arrow import fit as arrow_fit
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.engines import keyed_exchange
-from headrace.features.engines.arrow import fit as arrow_fit
-from headrace.features.engines.spark import fit as spark_fit
+from headrace.features.spark import fit as spark_fit
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.lake.ingest import arrow_rows, batch_rows, unpack
 from headrace.lake.ingest.stage import Ingest
@@ -116,12 +116,12 @@ def refused(table: FileKeyedTable) -> pa.Table:
 def features(spark: SparkSession, given: Any, ws: Workspace, ds: str) -> dict[str, Any]:
     """By both engines; an executor is lost with its folder after the fit."""
     said = dict[str, Any]()
-    keyed_exchange.most_in_driver = lambda spark: 0
+    transport.most_in_driver = lambda spark: 0
     tables = said["tables"] = {"arrow": list[str](), "spark": list[str]()}
 
     def noted(engine: str) -> Callable[..., Any]:
         def made(*args: Any) -> Any:
-            found = keyed_exchange.keyed_tables(*args)
+            found = transport.keyed_tables(*args)
             tables[engine] += sorted(name for learned in found.values() for name in learned.tables)
             return found
 

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
-from headrace.features.engines.spark.fit import fit
-from headrace.features.engines.spark.transform import transform
 from headrace.features.ops.numbers import log1p
+from headrace.features.spark.fit import fit
+from headrace.features.spark.transform import transform
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow

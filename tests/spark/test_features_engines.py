@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
+from headrace.features.arrow import fit
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.engines.arrow import fit
 from headrace.features.table_ops.preparation import row_preparation
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow

@@ -24,19 +24,16 @@ from pyspark.sql import functions as F
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.engines import keyed_exchange
-from headrace.features.engines.arrow.aggregate import aggregate_batch
-from headrace.features.engines.blocks import packed
-from headrace.features.engines.keyed_exchange import FinishParts, KeyedStep, keyed_tables
-from headrace.features.engines.spark import groups
-from headrace.features.engines.spark.fit import fit
-from headrace.features.engines.spark.transform import transform
+from headrace.features import transport
+from headrace.features.arrow.aggregate import aggregate_batch
 from headrace.features.learn.exact_sums import LARGEST, SMALLEST
-from headrace.features.learn.folds import folds_of
-from headrace.features.learn.merge import merge_all
-from headrace.features.learn.statistics import IDENTITY, Rows
+from headrace.features.learn.statistics import IDENTITY, Rows, folds_of, merge_all
 from headrace.features.ops.base import EstimatorOp
 from headrace.features.ops.groups import ValueCount
+from headrace.features.spark import aggregate
+from headrace.features.spark.fit import fit
+from headrace.features.spark.transform import transform
+from headrace.features.transport import FinishParts, KeyedStep, keyed_tables, packed
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.codes import VocabulariesInMemory
 from headrace.features.vocabulary.delta_table import VocabularyTable
@@ -227,7 +224,7 @@ def test_tables_that_the_driver_does_not_hold(
         for _ in range(80)
     ]
     frame = as_frame(spark, as_batch(rows)).repartition(3)
-    monkeypatch.setattr(groups, "PARTITION_VALUES", 10)
+    monkeypatch.setattr(aggregate, "PARTITION_VALUES", 10)
 
     def persisted() -> int:
         assert spark.sparkContext._jsc is not None
@@ -235,7 +232,7 @@ def test_tables_that_the_driver_does_not_hold(
 
     before, found = persisted(), {}
     for most in (1 << 20, 0):
-        monkeypatch.setattr(keyed_exchange, "most_in_driver", lambda spark, most=most: most)
+        monkeypatch.setattr(transport, "most_in_driver", lambda spark, most=most: most)
         folder = local(tmp_path / f"tables-{most}")
         found[most] = fit(build(), frame, VocabulariesInMemory(), folder=folder)
         found[most].save(local(tmp_path / f"{most}"))
@@ -273,7 +270,7 @@ def test_statistics_reach_a_task_a_few_at_a_time(
     """Statistics have megabytes each, and a batch of Spark has thousands of rows unless it is told otherwise."""
     parts = [pa.table({"key": [f"k{i}"], "rows": pa.array([i], pa.int64())}) for i in range(30)]
     statistics = pa.table({"name": pa.array([0] * 30, pa.int32()), "statistic": [packed(part, 0) for part in parts]})
-    monkeypatch.setattr(keyed_exchange, "FinishParts", partial(_Noted, file=tmp_path / "rows"))
+    monkeypatch.setattr(transport, "FinishParts", partial(_Noted, file=tmp_path / "rows"))
     step = KeyedStep(ValueCount(), {"s": ValueType("string")}, {0: "s"}, {})
     merged = spark.createDataFrame(statistics).coalesce(1)
     found = keyed_tables(merged, {(0, 0): step}, local(tmp_path / "tables"))[0, 0].tables["s"]

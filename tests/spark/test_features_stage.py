@@ -20,13 +20,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, build_spec, load_spec
-from headrace.dataset.buffers import BufferPool
-from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.dataset.row_groups import BufferPool, StoredRowGroup
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.engines.spark.write import _OPTIONS
 from headrace.features.functions.spark_expressions import col
+from headrace.features.spark.write import _OPTIONS
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.engines.spark.fit import fit
-from headrace.features.engines.spark.transform import transform
+from headrace.features.spark.fit import fit
+from headrace.features.spark.transform import transform
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow

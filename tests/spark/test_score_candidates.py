@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import BlockedFilter, CandidateTable, SeenFilter, build_spec
 from headrace.errors import UserError
-from headrace.features.build.source_rows import SourceRows
+from headrace.features.build.rows import SourceRows
 from headrace.features.layout.split import SPLIT
 from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.external import ExternalReader

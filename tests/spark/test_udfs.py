@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.engines.spark.transform import transform
 from headrace.features.ops import REGISTRY
+from headrace.features.spark.transform import transform
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn

@@ -16,11 +16,10 @@ from pydantic import ValidationError
 from scipy.stats import chisquare
 
 from headrace.config import Negatives, Train
-from headrace.dataset.loader.alias_table import AliasTable
-from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.candidates import CandidateSampler
-from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.parquet.layout import SplitLayout, split_of
+from headrace.dataset.batches import Batch
+from headrace.dataset.candidates import AliasTable, CandidateSampler
+from headrace.dataset.layout import SplitLayout, split_of
+from headrace.dataset.loaders import TrainLoader
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest

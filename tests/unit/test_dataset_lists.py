@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataset import native
-from headrace.dataset.parquet import lists
+from headrace.dataset import lists, native
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray, concatenated
 

@@ -15,12 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Negatives, Train
-from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
-from headrace.dataset.parquet.layout import LISTING, SplitLayout, open_split, split_of
-from headrace.dataset.parquet.petastorm_reader import RowGroupReader
-from headrace.dataset.parquet.read_ahead import ReadAhead
-from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.dataset.batches import Batch
+from headrace.dataset.layout import LISTING, SplitLayout, open_split, split_of
+from headrace.dataset.loaders import EvalLoader, TrainLoader
+from headrace.dataset.petastorm_reader import RowGroupReader
+from headrace.dataset.row_groups import ReadAhead, StoredRowGroup
 from headrace.errors import UserError
 from headrace.jagged import concatenated
 from headrace.manifest import Manifest
@@ -163,7 +162,7 @@ def _half(b: Batch, rank: int) -> Batch:
 
 
 def test_skipping_decodes_no_earlier_row_group(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    import headrace.dataset.loader.stream as module
+    import headrace.dataset.stream as module
 
     decoded: list[int] = []
     original = module.write_features
@@ -352,7 +351,7 @@ def test_row_groups_come_in_the_order_asked_for(split: Split) -> None:
 
 def test_a_failing_stream_is_heard_where_its_rows_are_missing(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that are whole come before it; then everybody who asks hears of it."""
-    import headrace.dataset.loader.stream as module
+    import headrace.dataset.stream as module
 
     original, calls = module.write_features, itertools.count()
 
@@ -372,7 +371,7 @@ def test_a_failing_stream_is_heard_where_its_rows_are_missing(split: Split, monk
 
 def test_streams_stay_near_what_is_taken(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     """No stream runs away: rows in memory are bounded, whatever the consumer's speed."""
-    import headrace.dataset.loader.stream as module
+    import headrace.dataset.stream as module
 
     written: list[int] = []
     original = module.Stream._write

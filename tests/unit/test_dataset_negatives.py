@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.config import Negatives, Train
-from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.loader.negatives import NegativeSampler
-from headrace.dataset.loader.seen_pairs import SeenPairs
-from headrace.dataset.parquet.layout import SplitLayout, split_of
+from headrace.dataset.layout import SplitLayout, split_of
+from headrace.dataset.loaders import TrainLoader
+from headrace.dataset.negatives import NegativeSampler, SeenPairs
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind

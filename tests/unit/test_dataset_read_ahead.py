@@ -20,11 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Train
-from headrace.dataset.buffers import BufferPool
-from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
-from headrace.dataset.parquet.layout import LISTING, RowGroup, SplitLayout, split_of
-from headrace.dataset.parquet.read_ahead import ReadAhead
+from headrace.dataset.batches import Batch
+from headrace.dataset.layout import LISTING, RowGroup, SplitLayout, split_of
+from headrace.dataset.loaders import EvalLoader, TrainLoader
+from headrace.dataset.row_groups import BufferPool, ReadAhead
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema
@@ -183,7 +182,7 @@ def test_a_small_cache_holds_what_is_ahead_and_little_more(
     largest = max(g.path.size() for g in stored_split[0].row_groups)
     limit, one = 4 * largest, TRAIN.model_copy(update={"streams": 1})
     monkeypatch.setenv(copies.LIMIT, str(limit / 2**30))
-    monkeypatch.setattr("headrace.dataset.parquet.read_ahead._MOST", 2)
+    monkeypatch.setattr("headrace.dataset.row_groups._MOST", 2)
     peaks = []
     real = copies._make_room
 

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from headrace.config import Train
 from headrace.dataset import native
-from headrace.dataset.buffers import BufferPool
-from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.parquet.layout import split_of
-from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.dataset.layout import split_of
+from headrace.dataset.loaders import TrainLoader
+from headrace.dataset.row_groups import BufferPool, StoredRowGroup
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace

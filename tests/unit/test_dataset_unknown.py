@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from headrace.config import Negatives, Train
 from headrace.config.load import build_spec, load_spec
-from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.loaders import EvalLoader, ReplayLoader, TrainLoader
-from headrace.dataset.loader.replay import ReplayRows
-from headrace.dataset.loader.unknown import UnknownIds
+from headrace.dataset.batches import Batch
+from headrace.dataset.layout import SplitLayout, open_split, split_of
+from headrace.dataset.loaders import EvalLoader, ReplayLoader, ReplayRows, TrainLoader
 from headrace.dataset.native import OutputColumns
-from headrace.dataset.parquet.layout import SplitLayout, open_split, split_of
+from headrace.dataset.negatives import UnknownIds
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.saved import load_model

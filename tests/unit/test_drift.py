@@ -25,7 +25,7 @@ from headrace.drift.columns import MeasuredColumn, feature_columns, input_column
 from headrace.drift.count_day import SCHEMA
 from headrace.drift.stage import JudgeDrift, judge
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.dictionary import DictionaryColumn
 from headrace.features.types import ValueType
 from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest, Output

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.comm.base import run_ranks
 from headrace.config.evaluation import OffPolicy
-from headrace.dataset.parquet.layout import RowGroup, SplitLayout
+from headrace.dataset.layout import RowGroup, SplitLayout
 from headrace.errors import UserError
 from headrace.schema import Feature, Kind
 from headrace.storage import local

@@ -11,7 +11,7 @@ import pytest
 from headrace.config import Spec, build_spec, load_spec
 from headrace.errors import UserError
 from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, link_kept, merge
-from headrace.features.build.checks import checked_workflow
+from headrace.features.build.plan import checked_workflow
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
 from headrace.features.layout.split_rule import TimeRule, day_number

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
-from headrace.dataset.parquet.column_bytes import column_bytes
-from headrace.features.engines.arrow import lake_file
-from headrace.features.engines.arrow.dictionary_chunk import dictionary_columns
-from headrace.features.engines.arrow.lake_file import LakeFile, RowGroupLayout, row_groups
+from headrace.dataset.layout import column_bytes
+from headrace.features.arrow import decode
+from headrace.features.arrow.decode import LakeFile, RowGroupLayout, row_groups
+from headrace.features.arrow.kernels import dictionary_columns
 from headrace.features.types import ValueType, declared
 from headrace.schema import TableColumn
 from headrace.storage import local
@@ -208,7 +208,7 @@ def test_row_groups_are_the_same_without_the_library(
     )
     path = tmp_path / "a.parquet"
     pq.write_table(table, path, row_group_size=2_000)
-    monkeypatch.setattr(lake_file, "_DECODED_BYTES", rows_a_part * 7 * lake_file._CELL_BYTES)
+    monkeypatch.setattr(decode, "_DECODED_BYTES", rows_a_part * 7 * decode._CELL_BYTES)
     file, layout = LakeFile(local(path), path.stat().st_size), RowGroupLayout(types)
     found = []
     for library in (native.library(), None):
@@ -242,8 +242,8 @@ def test_long_texts_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "a.parquet"
     pq.write_table(table, path)
     size = sum(column_bytes(pq.read_metadata(path), "long"))
-    monkeypatch.setattr(lake_file, "_LONG_TEXTS", size - 1)
-    monkeypatch.setattr(lake_file, "_DECODED_BYTES", size // 4)
+    monkeypatch.setattr(decode, "_LONG_TEXTS", size - 1)
+    monkeypatch.setattr(decode, "_DECODED_BYTES", size // 4)
     text = declared(TableColumn(name="t", type="string"))
     layout = RowGroupLayout({"long": text, "short": text})
     made, _ = row_groups(LakeFile(local(path), path.stat().st_size), local(tmp_path / "home"), layout)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
-from headrace.features.engines.arrow import kernels
-from headrace.features.engines.arrow.text_counts import counted, in_parts
+from headrace.features.arrow import kernels
+from headrace.features.arrow.collect import counted, in_parts
 
 BOTH = pytest.mark.parametrize("built", [True, False])
 

@@ -22,22 +22,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain, build_spec, load_spec
+from headrace.features.arrow import write_lake as module
+from headrace.features.arrow.aggregate import TrainRows, aggregate, aggregate_batch
+from headrace.features.arrow.decode import FILE, LINE, LakeFile
+from headrace.features.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.scan import DROPPED, LakeRows, Splitter, lake_rows, split_codes
+from headrace.features.arrow.transform import row_order
+from headrace.features.arrow.write_lake import load_part, save_arrays, write_lake_rows
 from headrace.features.build import lake_files
 from headrace.features.build.lake_files import of_day
-from headrace.features.engines.arrow import write_lake as module
-from headrace.features.engines.arrow.aggregate import TrainRows, aggregate, aggregate_batch
-from headrace.features.engines.arrow.array_file import load_part, save_arrays
-from headrace.features.engines.arrow.dictionary import DictionaryColumn
-from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
-from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
-from headrace.features.engines.arrow.row_order import row_order
-from headrace.features.engines.arrow.split import DROPPED, split_codes
-from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import WrittenDataset, plan_files
 from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
-from headrace.features.learn.merge import canonical
-from headrace.features.learn.statistics import Number, Statistic
+from headrace.features.learn.statistics import Number, Statistic, canonical
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.features.vocabulary.lookup import Lookup, MappedLookup

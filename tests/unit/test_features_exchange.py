@@ -17,20 +17,18 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import native
-from headrace.features.engines import blocks as module
-from headrace.features.engines.arrow import dictionary, part_rows
-from headrace.features.engines.arrow.aggregate_task import Name
-from headrace.features.engines.arrow.dictionary import DictionaryColumn
-from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.fit_exchange import MergeStatistics, SendStatistics, Tables, by_key
-from headrace.features.engines.arrow.host_folder import HostFolder
-from headrace.features.engines.arrow.lake_file import LakeFile
-from headrace.features.engines.arrow.lake_rows import FileTasks, ScanTask, Splitter, lake_rows
-from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
-from headrace.features.engines.blocks import Sender, cut, packed, unpacked
+from headrace.features import transport as module
+from headrace.features.arrow import dictionary, transform
+from headrace.features.arrow.collect import MergeStatistics, Name, SendStatistics, Tables, by_key
+from headrace.features.arrow.decode import HostFolder, LakeFile
+from headrace.features.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.scan import FileTasks, ScanTask, Splitter, lake_rows
+from headrace.features.arrow.write_lake import SendRows, WritePart
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split_rule import TimeRule
-from headrace.features.learn.merge import canonical, merge
+from headrace.features.learn.statistics import canonical, merge
+from headrace.features.transport import Sender, cut, packed, unpacked
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.codes import VocabularyRule
 from headrace.lake.spark.exchange import Block
@@ -261,7 +259,7 @@ def test_texts_beyond_one_array(sources: list[list[str | None]], most: int, seed
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dictionary, "DECODED_TEXT", most)
         columns = [DictionaryColumn(a) for a in arrays]
-        found = part_rows.gathered(columns, np.array(order, np.int32), pa.string())
+        found = transform.gathered(columns, np.array(order, np.int32), pa.string())
     assert found.type == pa.string()
     assert found.to_pylist() == [rows[i] for i in order]
     if isinstance(found, pa.ChunkedArray):

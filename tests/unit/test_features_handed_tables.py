@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.lake_rows import FileScan, LakeRows, ScanTask, lake_rows
-from headrace.features.learn.merge import canonical
+from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.scan import FileScan, LakeRows, ScanTask, lake_rows
+from headrace.features.learn.statistics import canonical
 from headrace.features.ops.base import FittedState
 from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, keyed_of
 from headrace.features.vocabulary.table_writer import write_table

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from headrace.config import Spec, build_spec
+from headrace.features.build.plan import first_day
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.build.window import first_day
-from headrace.features.layout.day_ranges import split_ranges
-from headrace.features.layout.label_horizon import seen_until
+from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.preparation import midnight
 from headrace.lake.ingest.stage import Ingest
 from headrace.manifest import fingerprint

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain
-from headrace.features.engines.arrow.aggregate import aggregate_batch
-from headrace.features.engines.arrow.fit_exchange import by_key
-from headrace.features.engines.blocks import cut, packed
-from headrace.features.engines.keyed_exchange import FinishParts, KeyedStep, decoded, encoded
+from headrace.features.arrow.aggregate import aggregate_batch
+from headrace.features.arrow.collect import by_key
 from headrace.features.learn.statistics import Partial, Rows
 from headrace.features.ops.base import EstimatorOp
+from headrace.features.transport import FinishParts, KeyedStep, cut, decoded, encoded, packed
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, MappedKeyedTable
 from headrace.features.workflow import saved

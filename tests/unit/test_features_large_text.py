@@ -16,20 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Chain, TableSource, build_spec
+from headrace.features.arrow import collect, decode, dictionary
+from headrace.features.arrow.decode import FILE, LINE, HostFolder, LakeFile, RowGroupLayout, row_groups
+from headrace.features.arrow.dictionary import DictionaryColumn
+from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.scan import LakeRows, ScanTask, Splitter, lake_rows
+from headrace.features.arrow.write_lake import SendRows, WritePart, write_lake_rows
 from headrace.features.build.lake_files import fit_files
-from headrace.features.engines.arrow import aggregate_task, dictionary, lake_file
-from headrace.features.engines.arrow.dictionary import DictionaryColumn
-from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.host_folder import HostFolder
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, RowGroupLayout, row_groups
-from headrace.features.engines.arrow.lake_rows import LakeRows, ScanTask, Splitter, lake_rows
-from headrace.features.engines.arrow.write_exchange import SendRows, WritePart
-from headrace.features.engines.arrow.write_lake import write_lake_rows
-from headrace.features.engines.spark.joins import Joins, Side
-from headrace.features.engines.spark.write import _block_bytes, _most_text
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
+from headrace.features.spark.transform import Joins, Side
+from headrace.features.spark.write import _block_bytes, _most_text
 from headrace.features.table_ops.preparation import row_preparation
 from headrace.features.types import declared
 from headrace.features.vocabulary import lookup, table_writer
@@ -166,7 +164,7 @@ def test_statistics_of_long_keys_are_merged_while_small(tmp_path: Path, monkeypa
     table = pa.table({c: pa.array(rows[c]) for c in rows})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
     file = LakeFile(local(tmp_path / "rows.parquet"), (tmp_path / "rows.parquet").stat().st_size)
-    merge, most, given = aggregate_task.merge, 40_000, list[int]()
+    merge, most, given = collect.merge, 40_000, list[int]()
 
     def watched(parts: Sequence[pa.Table]) -> pa.Table:
         if len(parts) > 1:
@@ -175,8 +173,8 @@ def test_statistics_of_long_keys_are_merged_while_small(tmp_path: Path, monkeypa
 
     with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "home"), {}) as found:
         whole = built(found, tmp_path / "whole")
-        monkeypatch.setattr(aggregate_task, "_MERGED_BYTES", most)
-        monkeypatch.setattr(aggregate_task, "merge", watched)
+        monkeypatch.setattr(collect, "_MERGED_BYTES", most)
+        monkeypatch.setattr(collect, "merge", watched)
         task = LakeFit(WORKFLOW, found).next_task()
         assert task is not None
         scan = ScanTask((tuple(enumerate(found.files)),), found.folder, found.layout, found.splitter, None)
@@ -212,8 +210,8 @@ def test_long_texts_side_by_side_are_decoded_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: pa.DataType
 ) -> None:
     """A row group whose long texts stand one behind the other: no part has many more than the others."""
-    monkeypatch.setattr(lake_file, "_LONG_TEXTS", 10_000)
-    monkeypatch.setattr(lake_file, "_DECODED_BYTES", 40_000)
+    monkeypatch.setattr(decode, "_LONG_TEXTS", 10_000)
+    monkeypatch.setattr(decode, "_DECODED_BYTES", 40_000)
     rows = make()
     rows["body"] = [f"{i}" + "x" * (1_000 if 200 <= i < 300 else 0) if i % 7 else None for i in range(ROWS)]
     file = write(rows, tmp_path / "rows.parquet", text)
@@ -248,7 +246,7 @@ def test_rows_that_are_dropped_cost_no_text(tmp_path: Path) -> None:
     )
     layout = RowGroupLayout({c.name: declared(c) for c in COLUMNS}, row_preparation(spec))
     seen: list[int] = []
-    cast = lake_file.kernels.used
+    cast = decode.kernels.used
 
     def watched(column: pa.DictionaryArray) -> pa.DictionaryArray:
         found = cast(column)
@@ -256,7 +254,7 @@ def test_rows_that_are_dropped_cost_no_text(tmp_path: Path) -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lake_file.kernels, "used", watched)
+        patch.setattr(decode.kernels, "used", watched)
         ((piece,), _) = row_groups(file, local(tmp_path / "encoded"), layout)
     left = rows[rows["k"] != 3]
     assert piece.column("body").decode().to_pylist() == left["body"].tolist()

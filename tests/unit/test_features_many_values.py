@@ -14,11 +14,11 @@ import pytest
 
 from headrace.config import Chain
 from headrace.dataset import native
+from headrace.features.arrow import write_lake as module
+from headrace.features.arrow.decode import FILE, LINE, LakeFile
+from headrace.features.arrow.scan import Splitter, lake_rows
+from headrace.features.arrow.write_lake import load_part
 from headrace.features.build.lake_files import fit_files
-from headrace.features.engines.arrow import write_lake as module
-from headrace.features.engines.arrow.array_file import load_part
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
-from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.config import Chain
+from headrace.features.arrow import decode, kernels
+from headrace.features.arrow.decode import FILE, LINE, LakeFile
+from headrace.features.arrow.scan import Splitter, lake_rows
+from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.build.lake_files import fit_files
-from headrace.features.engines.arrow import kernels, lake_file
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
-from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
-from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
@@ -77,7 +77,7 @@ class AnonymousPeak:
 def build(folder: Path) -> None:
     """Fit and write the file `rows.parquet` of a folder, with small budgets; prints peak MiB and what was made."""
     # Fractions of what is set for real files.
-    lake_file._DECODED_BYTES = 6 << 20
+    decode._DECODED_BYTES = 6 << 20
     kernels._TEXTS_AT_ONCE = 1 << 15
     pa.set_cpu_count(1)
     path = folder / "rows.parquet"

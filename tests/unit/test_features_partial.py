@@ -14,13 +14,24 @@ from hypothesis import strategies as st
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.engines.arrow.aggregate import aggregate_batch
+from headrace.features.arrow.aggregate import aggregate_batch
 from headrace.features.functions.keys import joint_key
-from headrace.features.learn import exact_sums, quantiles
+from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import rounded
-from headrace.features.learn.folds import folds_of
-from headrace.features.learn.merge import canonical, merge, merge_all
-from headrace.features.learn.statistics import LABEL, Number, Rows, Statistic, numbers
+from headrace.features.learn.statistics import (
+    LABEL,
+    Number,
+    Rows,
+    Statistic,
+    canonical,
+    cumulated,
+    folds_of,
+    median,
+    merge,
+    merge_all,
+    numbers,
+    quantile_edges,
+)
 from headrace.features.ops.base import EstimatorOp
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.keyed_tables import KeyedTable
@@ -246,10 +257,10 @@ def test_a_vocabulary_has_one_number_of_buckets() -> None:
 def test_quantiles_of_counts_are_numpys(values: list[int], bins: int) -> None:
     x = np.array(values, float)
     partial = aggregate_batch(Statistic(key=("x",), kind="number"), {"x": pa.array(x)}, TYPES, Rows())
-    found, upto = quantiles.cumulated(partial)
-    assert quantiles.median(found, upto) == np.median(x)
+    found, upto = cumulated(partial)
+    assert median(found, upto) == np.median(x)
     wanted = {np.sort(x)[math.ceil(Fraction(i * len(x), bins)) - 1] for i in range(1, bins)}
-    assert quantiles.edges(found, upto, bins) == sorted(wanted)
+    assert quantile_edges(found, upto, bins) == sorted(wanted)
 
 
 def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:

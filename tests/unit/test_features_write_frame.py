@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Chain
-from headrace.features.engines.arrow import task_workflow, write_frame
+from headrace.features.arrow import write
 from headrace.features.layout.files import carried_columns, plan_files
 from headrace.features.vocabulary.lookup import Lookup, MappedLookup
 from headrace.features.workflow import saved
@@ -52,9 +52,9 @@ def test_workers_map_large_vocabularies(own: bool, tmp_path: Path, monkeypatch: 
     plans = plan_files({"train": n}, 20, 1)
     (tmp_path / "out" / "train").mkdir(parents=True)
     out, carried = local(tmp_path / "out"), tuple(carried_columns(workflow))
-    task = write_frame._Task(tuple(plans), out, local(tmp_path / "workflow"), of_run, carried, tuple(given))
+    task = write._Task(tuple(plans), out, local(tmp_path / "workflow"), of_run, carried, tuple(given))
     rows = pa.RecordBatch.from_pydict(given)
-    task_workflow.mapped.cache_clear()
+    write.mapped.cache_clear()
     written = [b for b in task.run([rows.slice(0, 13), rows.slice(13)]) if b.num_rows]
     assert len(written) == len(plans)
     found = pa.concat_tables(pq.read_table(f) for f in sorted((tmp_path / "out" / "train").iterdir()))
@@ -67,5 +67,5 @@ def test_workers_map_large_vocabularies(own: bool, tmp_path: Path, monkeypatch: 
     )
     maps = (tmp_path / "host" / "encoded" / "shop" / "scratch.one" if own else tmp_path / "run") / "maps"
     assert [p.name for p in maps.iterdir() if p.is_dir()] == ["user"]
-    kinds = {k: type(v) for k, v in task_workflow.mapped(task.workflow, local(maps)).vocabularies.items()}
+    kinds = {k: type(v) for k, v in write.mapped(task.workflow, local(maps)).vocabularies.items()}
     assert kinds == {"user": MappedLookup, "device": Lookup}

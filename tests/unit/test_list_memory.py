@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Chain, Train
-from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
-from headrace.dataset.parquet.layout import open_split
-from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.lake_file import LakeFile
-from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
-from headrace.features.engines.arrow.write_lake import write_lake_rows
+from headrace.dataset.layout import open_split
+from headrace.dataset.loaders import EvalLoader, TrainLoader
+from headrace.features.arrow.decode import LakeFile
+from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.scan import Splitter, lake_rows
+from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split_rule import PositionRule
 from headrace.features.workflow.fitted import FittedWorkflow

@@ -20,10 +20,10 @@ import pytest
 import headrace as hr
 from headrace import config
 from headrace.comm.base import LocalCollective
-from headrace.dataset.parquet.layout import LISTING
+from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
-from headrace.features.build.listing import complete
-from headrace.features.engines.arrow.write_lake import write_lake_rows
+from headrace.features.arrow.write_lake import write_lake_rows
+from headrace.features.build.run import complete
 from headrace.features.layout.files import plan_files
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.delta.data_files import DataFileWriter, remove_files

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer
-from headrace.dataset.parquet.layout import RowGroup, SplitLayout, split_of
+from headrace.dataset.layout import RowGroup, SplitLayout, split_of
 from headrace.embeddings.checkpoint import new_rows as writing
 from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
 from headrace.embeddings.layer import ShardedEmbeddings

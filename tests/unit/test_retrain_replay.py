@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from headrace.comm.base import run_ranks
 from headrace.config import Replay, Spec, build_spec
-from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.loaders import ReplayLoader, TrainLoader
-from headrace.dataset.loader.replay import ReplayRows, WithReplay, joined
-from headrace.dataset.parquet.layout import RowGroup, SplitLayout, split_of
+from headrace.dataset.batches import Batch
+from headrace.dataset.layout import RowGroup, SplitLayout, split_of
+from headrace.dataset.loaders import ReplayLoader, ReplayRows, TrainLoader, WithReplay, joined
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest

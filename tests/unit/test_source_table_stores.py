@@ -15,7 +15,7 @@ import pytest
 from headrace.config import TableSource
 from headrace.config.source import SourceDay
 from headrace.errors import UserError
-from headrace.features.engines.arrow.lake_file import LakeFile
+from headrace.features.arrow.decode import LakeFile
 from headrace.lake.delta.log import DeltaLog, commit_times
 from headrace.lake.landing import day_folders
 from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name

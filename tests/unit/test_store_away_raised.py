@@ -12,14 +12,14 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from headrace.dataset.parquet import layout
+from headrace.dataset import layout
 from headrace.drift import stage as drift
 from headrace.embeddings.checkpoint import saved_rows
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.export.triton.two_stage import Catalogue
+from headrace.features.arrow import decode
 from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.engines.arrow import lake_file
 from headrace.features.workflow import saved
 from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.ingest import check_days
@@ -196,12 +196,12 @@ def test_a_landing_file_that_may_not_be_looked_at_any_more() -> None:
 def test_decoded_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, or torn, they are made again; a disk that gives no answer is not passed over."""
     file: Any = SimpleNamespace(size=1)
-    assert lake_file._whole(local(tmp_path), file) is None
-    (tmp_path / lake_file._META).write_text('{"size": ')
-    assert lake_file._whole(local(tmp_path), file) is None
+    assert decode._whole(local(tmp_path), file) is None
+    (tmp_path / decode._META).write_text('{"size": ')
+    assert decode._whole(local(tmp_path), file) is None
     monkeypatch.setattr(Location, "read_text", lambda self: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
-        lake_file._whole(local(tmp_path), file)
+        decode._whole(local(tmp_path), file)
 
 
 def test_a_split_without_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

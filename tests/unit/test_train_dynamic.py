@@ -15,7 +15,7 @@ import torch
 from headrace.comm.base import Collective, LocalCollective, run_ranks
 from headrace.commands.plan_sharding import sharding
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
-from headrace.dataset.loader.negatives import NegativeSampler
+from headrace.dataset.negatives import NegativeSampler
 from headrace.embeddings.dynamic.rows import DynamicReport, bytes_for
 from headrace.errors import UserError
 from headrace.manifest import Manifest

@@ -286,7 +286,7 @@ def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> Non
 def test_evaluation_does_not_depend_on_ranks(
     home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
 ) -> None:
-    from headrace.dataset.parquet.layout import split_of
+    from headrace.dataset.layout import split_of
     from headrace.train.evaluation.predict import predict_split
 
     layout, schema = split_of(features, home, "valid")

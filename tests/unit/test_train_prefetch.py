@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.dataset.loader.batch import Batch
+from headrace.dataset.batches import Batch
 from headrace.jagged import JaggedArray
 from headrace.train.micro_batch import MicroBatch, prefetch_to_device
 

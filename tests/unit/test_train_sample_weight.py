@@ -11,8 +11,8 @@ import torch
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import build_spec
-from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.parquet.layout import split_of
+from headrace.dataset.layout import split_of
+from headrace.dataset.loaders import TrainLoader
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.sharded_model import ShardedModel

@@ -16,7 +16,7 @@ import torch
 
 from headrace.comm.base import LocalCollective, run_ranks
 from headrace.config import Model, Train
-from headrace.dataset.parquet.layout import split_of
+from headrace.dataset.layout import split_of
 from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest, Output
 from headrace.models.categorical import CategoricalBatch

@@ -34,8 +34,8 @@ from headrace.export.features.operators import lacks, written
 from headrace.export.features.tables import MOST_INTEGERS
 from headrace.export.features.values import Value, doubles
 from headrace.features.types import ValueType
-from headrace.features.workflow.binding import BoundChain
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import BoundChain
 from headrace.schema import Feature
 from headrace.storage import Location
 

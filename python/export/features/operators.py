@@ -36,7 +36,7 @@ from headrace.features.ops.times import PERIODS, UNITS, Age, Cyclic, circle
 from headrace.features.types import ValueType, element_of
 from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.binding import BoundOp
+from headrace.features.workflow.workflow import BoundOp
 from headrace.schema import NULL_CODE
 
 Values = dict[str, Value]

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.arrow.scan import LakeRows
 from headrace.features.layout.files import ColumnCounts, FilePlan, WrittenDataset, WrittenFile, plan_files
 from headrace.features.layout.split_rule import TimeRule, day_name, day_number
 from headrace.features.workflow.fitted import FittedWorkflow

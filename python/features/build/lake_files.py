@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
-from headrace.features.build.events import days_of_window
-from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.lake_file import LakeFile
-from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
-from headrace.features.layout.day_ranges import time_ranges
+from headrace.features.arrow.decode import LakeFile
+from headrace.features.arrow.fit import LakeFit
+from headrace.features.arrow.scan import LakeRows, Splitter, lake_rows
+from headrace.features.build.rows import days_of_window
 from headrace.features.layout.split import SplitRows, check_counts
-from headrace.features.layout.split_rule import columns_of
+from headrace.features.layout.split_rule import columns_of, time_ranges
 from headrace.features.table_ops.preparation import prepared_columns, row_preparation
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.codes import Vocabularies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,19 +15,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import TableSource
+from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
+from headrace.features.arrow import write as arrow_write
+from headrace.features.arrow.scan import LakeRows
+from headrace.features.arrow.write_lake import write_lake_rows
 from headrace.features.build import append
-from headrace.features.build.events import events_of_window, pinned_table, read_events, source_table
 from headrace.features.build.lake_files import files_of_day, fit_files, table_files
-from headrace.features.build.listing import complete, facts_of
-from headrace.features.engines.arrow import write_frame
-from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.engines.arrow.write_lake import write_lake_rows
-from headrace.features.engines.spark import write as spark_write
-from headrace.features.engines.spark.fit import fit
-from headrace.features.layout.files import Engine, FilePlan, WrittenDataset, engine_of, plan_files
+from headrace.features.build.rows import events_of_window, pinned_table, read_events, source_table
+from headrace.features.layout.files import (
+    ColumnCounts,
+    Engine,
+    FilePlan,
+    WrittenDataset,
+    WrittenFile,
+    engine_of,
+    plan_files,
+)
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
 from headrace.features.layout.split_rule import TimeRule
+from headrace.features.spark import write as spark_write
+from headrace.features.spark.fit import fit
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.restoration import SavedCopies
@@ -35,6 +44,7 @@ from headrace.features.workflow.saved import whole_vocabularies
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.spark.scratch import KEYED_TABLES, VOCABULARIES, handed_on
 from headrace.manifest import Manifest, Output
+from headrace.schema import Kind
 from headrace.stage import Context, Result
 from headrace.storage import Location
 from headrace.storage.host_scratch import RunFolder
@@ -125,7 +135,7 @@ def write_dataset(
         (folder / split).make_dir()
     if engine == "spark":
         return spark_write.write(fitted, rows, plans, folder, workflow)
-    return write_frame.write(fitted, rows, plans, folder, workflow, of_run)
+    return arrow_write.write(fitted, rows, plans, folder, workflow, of_run)
 
 
 def build(
@@ -307,3 +317,60 @@ def _why_not_appended(ctx: Context) -> str:
         f"{table.version}, or deletion vectors mark rows of them as deleted; run ingest again, or write the files anew "
         f"(REORG TABLE delta.`...` APPLY (PURGE)) and run ingest again, or set append: false"
     )
+
+
+def complete(folder: Location, files: list[WrittenFile], counts: Mapping[str, int]) -> None:
+    """Check that every row was written once, clear away what killed tasks left, list the files."""
+    for split, rows in counts.items():
+        found = sum(f.rows for f in files if f.name.startswith(f"{split}/"))
+        if found != rows:
+            raise RuntimeError(f"split '{split}' has {rows} rows, but {found} were written")
+    wanted = {folder / f.name for f in files}
+    for split in counts:
+        (folder / split).discard_unfinished()
+        for path in (folder / split).entries():
+            if path not in wanted:
+                path.remove()
+    listed = [{"name": f.name, "size": f.size, "rows": f.rows, "row_groups": f.row_groups} for f in files]
+    listed += [{"name": path.below(folder), "size": path.size()} for path in (folder / "workflow").files()]
+    (folder / LISTING).put_text(json.dumps(listed, indent=1) + "\n")
+
+
+def facts_of(
+    fitted: FittedWorkflow,
+    vocabularies: VocabularyTable,
+    rows: SplitRows,
+    counts: Mapping[str, int],
+    written: WrittenDataset,
+) -> dict[str, Any]:
+    """What the manifest says of a dataset: splits, vocabularies, and rates of what is missing and out of vocabulary."""
+    by_split = {s: [f for f in written.files if f.name.startswith(f"{s}/")] for s in rows.splits}
+    columns = []
+    for feature in fitted.features:
+        entry: dict[str, Any] = {"name": feature.name, "kind": feature.kind.value, "sources": list(feature.sources)}
+        has_oov = feature.kind is Kind.CATEGORICAL and feature.vocabulary is not None
+        found = {s: columns_of[feature.name] for s, columns_of in written.counts.items()}
+        entry |= _rates(sum(found.values(), ColumnCounts()), sum(counts.values()), has_oov)
+        entry["splits"] = {s: _rates(mine, counts[s], has_oov) for s, mine in found.items()}
+        columns.append(entry)
+    return {
+        "splits": {
+            s: {"rows": sum(f.rows for f in mine), "row_groups": sum(f.row_groups for f in mine), "files": len(mine)}
+            for s, mine in by_split.items()
+        },
+        "vocabulary_version": vocabularies.version,
+        "vocabularies": {
+            name: {"size": len(v), "new": vocabularies.added.get(name, 0)} for name, v in fitted.vocabularies.items()
+        },
+        "columns": columns,
+        **{f"{split}_range": list(days) if days else None for split, days in rows.ranges.items()},
+    }
+
+
+def _rates(found: ColumnCounts, rows: int, has_oov: bool) -> dict[str, float | None]:
+    """missing_rate: of the rows, those that lack a value of the feature's columns; oov_rate: of the values, those that
+    the vocabulary lacks."""
+    return {
+        "missing_rate": found.missing / rows if rows else 0.0,
+        "oov_rate": (found.oov / found.coded if found.coded else 0.0) if has_oov else None,
+    }

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.config import Spec
-from headrace.dataset.parquet.layout import LISTING
+from headrace.dataset.layout import LISTING
 from headrace.features.build import append
-from headrace.features.build.checks import checked_workflow
-from headrace.features.build.events import pinned_table
-from headrace.features.build.prepared_rows import day_rows, other_inputs
+from headrace.features.build.plan import checked_workflow
+from headrace.features.build.rows import day_rows, other_inputs, pinned_table
 from headrace.features.build.run import CountStatistics, append_day, build, day_events
 from headrace.features.layout.files import engine_of
 from headrace.features.table_ops.preparation import Preparation

@@ -1,9 +1,17 @@
-"""The split as a rule over columns, and days as numbers."""
+"""Splits without Spark: a split as a rule over columns, days as numbers, the days (UTC) of each split.
+
+The days of a split by time end with the last day whose events have labels that no longer change.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
+
+from headrace.config import Features, Spec
+from headrace.features.table_ops.preparation import Preparation, midnight
+from headrace.lake.landing import following
+from headrace.lake.landing import midnight as landing_midnight
 
 
 @dataclass(frozen=True)
@@ -62,3 +70,46 @@ def day_number(day: str) -> int:
 def day_name(number: int) -> str:
     """The reverse of `day_number`."""
     return (date(1970, 1, 1) + timedelta(days=number)).isoformat()
+
+
+#: First and last day, as ISO dates.
+DayRange = tuple[str, str]
+
+
+def time_ranges(features: Features, ds: str) -> tuple[DayRange, DayRange]:
+    """(train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each.
+
+    The `test_days` up to `ds` come behind both.
+    """
+    last = date.fromisoformat(ds) - timedelta(days=features.split.test_days)
+    valid_from = last - timedelta(days=features.split.valid_days - 1)
+    train_to = valid_from - timedelta(days=1)
+    train_from = train_to - timedelta(days=features.window_days - 1)
+    return (train_from.isoformat(), train_to.isoformat()), (valid_from.isoformat(), last.isoformat())
+
+
+def split_ranges(spec: Spec, ds: str) -> tuple[DayRange, DayRange]:
+    """`time_ranges` up to the last day up to `ds` whose events have labels by then."""
+    return time_ranges(spec.features, last_labelled_day(spec, ds))
+
+
+def seen_until(spec: Spec, ds: str) -> int | None:
+    """The microsecond up to which the source of the labels tells what happened by the end of `ds`.
+
+    None: labels are not made of another source, or of one without days: then it tells up to its newest row.
+    """
+    source = Preparation.from_spec(spec).label_source
+    if source is None or not (spec.source.daily and spec.sources[source].source.daily):
+        return None
+    end = landing_midnight(spec.sources[source].source, following(ds))
+    return min(midnight(ds, 1), int(end.timestamp()) * 1_000_000)
+
+
+def last_labelled_day(spec: Spec, ds: str) -> str:
+    """The last day (UTC) up to `ds` some of whose events have labels that stay."""
+    wait = Preparation.from_spec(spec).label_wait
+    if not wait:
+        return ds
+    # Labels of events before this instant are known.
+    until = (seen_until(spec, ds) or midnight(ds, 1)) - wait
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=until - 1)).date().isoformat()

@@ -55,7 +55,7 @@ def no_table(*_: Any) -> Any:
 
 
 def no_lookup(vocabulary: str, *_: Any) -> Any:
-    """In the place of vocabularies while a workflow is fitted: workflow.binding lets nothing ask then."""
+    """In the place of vocabularies while a workflow is fitted: `workflow.bind` lets nothing ask then."""
     raise RuntimeError(f"vocabulary '{vocabulary}' is looked up before it has codes")
 
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
 from headrace.features.functions.arrays import doubles, to_numpy
-from headrace.features.learn import quantiles
-from headrace.features.learn.statistics import Partials, Statistic
+from headrace.features.learn.statistics import Partials, Statistic, cumulated, quantile_edges
 from headrace.features.ops.base import Elementwise, EstimatorOp, FittedState, State, scalars
 from headrace.features.types import OpError, ValueType
 
@@ -108,9 +107,9 @@ class QuantileBin(QuantileOp):
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         states = {}
         for name in types:
-            values, upto = quantiles.cumulated(partials[name])
+            values, upto = cumulated(partials[name])
             states[name] = {
-                "edges": quantiles.edges(values, upto, self.bins),
+                "edges": quantile_edges(values, upto, self.bins),
                 "count": int(upto[-1]) if len(upto) else 0,
             }
         return FittedState(states)

@@ -13,8 +13,17 @@ from pydantic import Field, field_validator
 from headrace.features.functions.keys import check_keys, joint_key, spark_joint_key
 from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import F64, I64
-from headrace.features.learn.folds import folds_of, spark_fold
-from headrace.features.learn.statistics import LABEL, Number, Partial, Partials, Statistic, counts, numbers
+from headrace.features.learn.statistics import (
+    LABEL,
+    Number,
+    Partial,
+    Partials,
+    Statistic,
+    counts,
+    folds_of,
+    numbers,
+    spark_fold,
+)
 from headrace.features.ops.base import ArrowOpContext, EstimatorOp, FittedState, SparkOpContext
 from headrace.features.ops.numbers import log1p
 from headrace.features.types import OpError, ValueType

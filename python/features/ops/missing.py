@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
 from headrace.features.functions.arrays import doubles
-from headrace.features.learn import quantiles
-from headrace.features.learn.statistics import Partials
+from headrace.features.learn.statistics import Partials, cumulated, median
 from headrace.features.ops.base import ArrowOpContext, Elementwise, FittedState, SparkOpContext, State, number
 from headrace.features.ops.bins import QuantileOp
 from headrace.features.types import OpError, ValueType
@@ -121,10 +120,10 @@ class FillMedian(WithIndicator, QuantileOp):
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         states = {}
         for name in types:
-            values, upto = quantiles.cumulated(partials[name])
+            values, upto = cumulated(partials[name])
             n = int(upto[-1]) if len(upto) else 0
-            median = quantiles.median(values, upto) if n else 0.0
-            states[name] = {"median": median, "count": n}
+            middle = median(values, upto) if n else 0.0
+            states[name] = {"median": middle, "count": n}
         return FittedState(states)
 
     def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.dataset.parquet.column_bytes import column_bytes
+from headrace.dataset.layout import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import VocabularyRule, give_codes

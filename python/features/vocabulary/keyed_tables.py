@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.dataset.parquet.column_bytes import column_bytes
+from headrace.dataset.layout import column_bytes
 from headrace.features.vocabulary.lookup import (
     SCHEMA,
     Lookup,

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.dataset import native
-from headrace.dataset.parquet.column_bytes import column_bytes
+from headrace.dataset.layout import column_bytes
 from headrace.features.functions.arrays import one_chunk
 from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
 from headrace.storage import Location

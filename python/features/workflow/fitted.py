@@ -3,7 +3,7 @@
     fitted.transform_batch(batch)     # in a process without Spark: what the dataset's writer wrote, bit for bit
     fitted.save(folder); FittedWorkflow.load(folder)
 
-With Spark: headrace.features.engines.spark, which fits and transforms frames.
+With Spark: headrace.features.spark, which fits and transforms frames.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace import __version__
-from headrace.dataset.parquet import lists
+from headrace.dataset import lists
 from headrace.errors import UserError
 from headrace.features.functions.arrays import doubles, input_values, is_missing, to_numpy, with_elements
 from headrace.features.learn.statistics import IDENTITY
@@ -25,7 +25,6 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.keyed_tables import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow import saved
-from headrace.features.workflow.schema import physical_schema
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Feature, Kind
 from headrace.storage import Location
@@ -117,7 +116,7 @@ class FittedWorkflow:
     def transform_lists(self, batch: pa.RecordBatch, only: Collection[str] | None = None) -> list[pa.Array]:
         """`transform_batch` as the dataset's files have it, an array for each of `features`: lists are not padded.
 
-        A list feature is an array of lists without the zeros at their ends (headrace.dataset.parquet.lists).
+        A list feature is an array of lists without the zeros at their ends (headrace.dataset.lists).
 
         Args:
             batch: see `transform_batch`.
@@ -214,3 +213,34 @@ def finished(x: pa.Array, end: ValueType) -> pa.Array:
         single = to_numpy(doubles(flat)).astype(np.float32)
     out = pa.array(np.where(np.isfinite(single), single, np.float32(0)))
     return with_elements(x, out) if end.is_list else out
+
+
+_PHYSICAL = {
+    "float32": pa.float32(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.bool_(),
+}
+
+
+def stored_schema(features: Sequence[Feature]) -> pa.Schema:
+    """Arrow fields of the Parquet columns, a list one of them; only carried columns may have nulls."""
+
+    def type_of(f: Feature) -> pa.DataType:
+        plain = _PHYSICAL[f.dtype]
+        return pa.list_(pa.field("element", plain, nullable=False)) if f.is_list else plain
+
+    return pa.schema([pa.field(f.name, type_of(f), nullable=f.kind is Kind.CARRIED) for f in features])
+
+
+def physical_schema(features: Sequence[Feature]) -> pa.Schema:
+    """Arrow fields of the columns that features have in a batch, a list padded; only carried columns may have nulls."""
+    return pa.schema(
+        [
+            pa.field(column, _PHYSICAL[f.dtype], nullable=f.kind is Kind.CARRIED)
+            for f in features
+            for column in f.physical
+        ]
+    )

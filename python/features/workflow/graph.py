@@ -14,8 +14,7 @@ from typing import Any, Literal
 from headrace.config import Spec
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import ValueType
-from headrace.features.workflow.binding import BoundChain
-from headrace.features.workflow.workflow import Workflow
+from headrace.features.workflow.workflow import BoundChain, Workflow
 from headrace.schema import Feature, Kind
 
 Format = Literal["text", "mermaid", "dot"]

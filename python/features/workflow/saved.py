@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__
 from headrace.config import Chain
-from headrace.dataset.parquet.column_bytes import column_bytes
+from headrace.dataset.layout import column_bytes
 from headrace.errors import UserError
 from headrace.features.vocabulary.keyed_tables import KEY, FileKeyedTable, KeyedTable, MappedKeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup, MappedLookup
@@ -195,3 +195,19 @@ def _read(file: Location) -> pa.Table:
         raise
     except (OSError, pa.ArrowException) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
+
+
+def hand_on(table: FileKeyedTable, folder: Location, name: str) -> Location:
+    """Put a table that the driver does not hold where a saved workflow has it (`workflow.saved.table_file`).
+
+    Args:
+        table: its file is this host's.
+        folder: which all tasks see.
+        name: `CHAIN.STEP.NAME`.
+
+    Returns:
+        The file.
+    """
+    file = table_file(folder, name)
+    file.copy_from(local(table.path))
+    return file

@@ -1,17 +1,30 @@
-"""A workflow: chains of operators over declared columns, checked before any data is seen."""
+"""Workflows: chains of operators bound to declared columns, every type known and checked before any data is seen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from headrace.config import Chain, Spec
 from headrace.errors import UserError, nearest
+from headrace.features.ops import REGISTRY
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
+from headrace.features.ops.numbers import FromDecimal
 from headrace.features.ops.selection import Chains, Selection, as_chains
+from headrace.features.registry import build
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
-from headrace.features.types import ValueType, declared
+from headrace.features.types import OpError, ValueType, declared, least
 from headrace.features.vocabulary.codes import VocabularyRule
-from headrace.features.workflow.binding import BoundChain, bind
+from headrace.features.vocabulary.keyed_tables import KeyedTable
+from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind, TableColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
 
 #: NumPy's names of the types that a carried column may have.
 _CARRIED = {
@@ -182,3 +195,191 @@ class Workflow:
             for c in self.carried_columns
         )
         return DatasetSchema(features=(*features, *carried))
+
+
+@dataclass(frozen=True)
+class BoundOp:
+    """An operator in its place.
+
+    Columns are named: an operator may give back others, and more or fewer, than it took.
+    """
+
+    op: Op
+    #: The columns that it takes.
+    inputs: Mapping[str, ValueType]
+    #: The columns that pass by it, being final.
+    passthrough: Mapping[str, ValueType]
+    #: The columns that come out, those that pass by among them.
+    outputs: Mapping[str, ValueType]
+    #: By column that comes out: leading elements of a list that the rest of the chain looks at; None: all.
+    reads: Mapping[str, int | None]
+
+    def spark(
+        self,
+        columns: Mapping[str, SparkColumn],
+        state: Mapping[str, State],
+        lookup: Callable[[str, SparkColumn], SparkColumn],
+        table: Callable[[str, SparkColumn], Mapping[str, SparkColumn]] = no_table,
+        identity: SparkColumn | None = None,
+    ) -> dict[str, SparkColumn]:
+        """The chain's columns after the operator, by its Spark expressions."""
+        context = SparkOpContext(self.inputs, state, lookup, self.reads, table, identity)
+        out = self.op.spark({name: columns[name] for name in self.inputs}, context)
+        return out | {name: columns[name] for name in self.passthrough}
+
+    def arrow(
+        self,
+        columns: Mapping[str, pa.Array],
+        state: Mapping[str, State],
+        lookup: Callable[[str], Lookup],
+        table: Callable[[str], KeyedTable] = no_table,
+        identity: pa.Array | None = None,
+    ) -> dict[str, pa.Array]:
+        """The chain's columns after the operator, by its Arrow kernels."""
+        context = ArrowOpContext(self.inputs, state, lookup, table, identity)
+        out = self.op.arrow({name: columns[name] for name in self.inputs}, context)
+        return out | {name: columns[name] for name in self.passthrough}
+
+
+@dataclass(frozen=True)
+class BoundChain:
+    """A chain whose every step has been checked against the declared columns."""
+
+    #: The columns that go in.
+    columns: tuple[str, ...]
+    steps: tuple[BoundOp, ...]
+    #: Types of the columns at the end: numbers or codes, lists with a length. Their names are the features'.
+    outputs: Mapping[str, ValueType]
+    #: By column at the end: the columns that go in that it is made of.
+    sources: Mapping[str, tuple[str, ...]]
+    tags: tuple[str, ...]
+    metadata: Mapping[str, Any]
+
+    def named_steps(self) -> Iterator[tuple[int, BoundOp]]:
+        """The steps that the spec names, with their places in its list."""
+        return enumerate(s for s in self.steps if not isinstance(s.op, FromDecimal))
+
+
+def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str) -> BoundChain:
+    """Check a chain.
+
+    Args:
+        declared: the columns that there are, by name.
+        label: the one of them that no feature may be made of.
+        where: the chain's place in the spec.
+
+    Raises:
+        UserError: no or an unknown column, an unknown operator or parameter, a column that an operator cannot take, two
+            columns of one name, an end that no model can take.
+    """
+    if not chain.columns:
+        raise UserError(f"{where}: names no column")
+    for column in chain.columns:
+        if column not in declared:
+            raise UserError(
+                f"{where}.columns: column '{column}' is not declared in table.columns{nearest(column, declared)}"
+            )
+        if column == label:
+            raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
+        if chain.columns.count(column) > 1:
+            raise UserError(f"{where}.columns: names '{column}' twice")
+    if any(declared[c].element == "decimal" for c in chain.columns):
+        try:
+            return _bound(chain, declared, where, FromDecimal(to="double"))
+        except UserError as as_number:
+            try:
+                return _bound(chain, declared, where, FromDecimal(to="string"))
+            except UserError:
+                raise as_number from None
+    return _bound(chain, declared, where)
+
+
+def _bound(chain: Chain, declared: Mapping[str, ValueType], where: str, entry: Op | None = None) -> BoundChain:
+    """The chain's operators in their places, behind `entry` where there is one."""
+    checked: list[_CheckedOp] = []
+    coded: list[str] = []
+    types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
+    sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
+    ops = [
+        build(REGISTRY, spec.op, spec.params, f"{where}.ops[{j}]", "operator", Op) for j, spec in enumerate(chain.ops)
+    ]
+    placed = [(op, f"{where}.ops[{j}] ({op.name})") for j, op in enumerate(ops)]
+    for op, at in [(entry, where), *placed] if entry is not None else placed:
+        checked.append(_check_op(op, types, at, coded))
+        coded += [n for n, t in checked[-1].outputs.items() if t.vocabulary]
+        types = checked[-1].outputs
+        sources = {n: tuple(dict.fromkeys(s for m in checked[-1].of[n] for s in sources[m])) for n in types}
+    for column, output in types.items():
+        _check_output(where, column, output)
+    return BoundChain(chain.columns, _steps(checked, types), types, sources, chain.tags, chain.metadata)
+
+
+@dataclass(frozen=True)
+class _CheckedOp:
+    """An operator whose types are known, but not yet how much of lists the rest looks at."""
+
+    op: Op
+    at: str
+    taken: dict[str, ValueType]
+    passthrough: dict[str, ValueType]
+    outputs: dict[str, ValueType]
+    #: By column that comes out, those that it is made of.
+    of: dict[str, tuple[str, ...]]
+
+
+def _check_op(op: Op, types: Mapping[str, ValueType], at: str, coded: Sequence[str]) -> _CheckedOp:
+    """One operator on. `types`: of the columns that arrive; `coded`: columns that were given a vocabulary's codes."""
+    passthrough = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
+    taken = {n: t for n, t in types.items() if n not in passthrough}
+    if not op.takes_final and any(t.length is not None for t in taken.values()):
+        raise UserError(f"{at}: nothing can follow `pad`; put it last")
+    # Also where another operator has made something else of the codes.
+    if op.learns and coded:
+        raise UserError(
+            f"{at}: column '{coded[0]}' has been through categorify, whose codes are given when all values have been "
+            f"counted, so nothing can be learned from them; begin another chain with the column itself"
+        )
+    try:
+        out, of = op.types(taken), op.sources(taken)
+    except OpError as e:
+        raise UserError(f"{at}: {e}") from None
+    for name in out:
+        if name in passthrough:
+            raise UserError(f"{at}: makes a column '{name}', but the chain has one of that name; rename one")
+    return _CheckedOp(op, at, taken, passthrough, out | passthrough, of | {n: (n,) for n in passthrough})
+
+
+def _steps(checked: Sequence[_CheckedOp], outputs: Mapping[str, ValueType]) -> tuple[BoundOp, ...]:
+    """From the end back: how many elements of its lists each operator must give."""
+    steps: list[BoundOp] = []
+    needed: dict[str, int | None] = {n: t.length or 1 for n, t in outputs.items()}
+    for w in reversed(checked):
+        needed = {n: least(count, w.outputs[n].most) for n, count in needed.items()}
+        if w.op.unrolls and any(t.is_list and needed[n] is None for n, t in w.outputs.items()):
+            raise UserError(
+                f"{w.at}: what follows looks at lists from their end or as a whole, so their length must have a bound "
+                f"here; put list_slice: {{length: N, keep: last}} before it"
+            )
+        steps.append(BoundOp(w.op, w.taken, w.passthrough, w.outputs, needed))
+        before: dict[str, int | None] = {}
+        for n, parts in w.of.items():
+            reads = needed[n] if n in w.passthrough else w.op.reads(needed[n])
+            for part in parts:
+                known = before.get(part, 0)
+                before[part] = None if reads is None or known is None else max(known, reads)
+        needed = {n: before.get(n, 1) for n in (*w.taken, *w.passthrough)}
+    return tuple(reversed(steps))
+
+
+def _check_output(where: str, column: str, output: ValueType) -> None:
+    if output.is_list and output.length is None:
+        raise UserError(f"{where}: column '{column}' ends as {output}; end the chain with pad: {{length: N}}")
+    if output.element in ("timestamp", "date"):
+        raise UserError(
+            f"{where}: column '{column}' ends as {output}, which no model can take; add cyclic or age to the chain"
+        )
+    if not output.is_categorical and not output.is_number:
+        raise UserError(
+            f"{where}: column '{column}' ends as {output}, which no model can take; "
+            f"add categorify or hash_bucket to the chain"
+        )

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import PairEvents
 from headrace.errors import UserError, nearest
-from headrace.features.build.source_rows import end_of_day
+from headrace.features.build.rows import end_of_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT

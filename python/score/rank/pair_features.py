@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.config import Score, Spec
-from headrace.dataset.parquet import lists
+from headrace.dataset import lists
 from headrace.errors import UserError
 from headrace.features.functions.arrays import one_batch
 from headrace.features.table_ops.preparation import Preparation, prepared_columns

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from headrace import config, registry
 from headrace.config import Trees
-from headrace.dataset.parquet.layout import TEST, open_split
+from headrace.dataset.layout import TEST, open_split
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
 from headrace.lake.spark.session import session, with_slots

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import Spec, Trees
 from headrace.config.effects import Effect, keys_with
-from headrace.dataset.parquet.layout import TEST
+from headrace.dataset.layout import TEST
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import ONLY_TASK, damaged_model, file_digest, read_meta

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Trees
-from headrace.dataset.parquet.layout import open_split
-from headrace.dataset.parquet.lists import by_column
+from headrace.dataset.layout import open_split
+from headrace.dataset.lists import by_column
 from headrace.errors import UserError
 from headrace.models.columns import FeatureColumns
 from headrace.models.predictor import Predictor, load_predictor
@@ -113,7 +113,7 @@ def sample_row_groups(
         carried: carried columns that will be read.
 
     Raises:
-        UserError: no such split, or a damaged file; see `headrace.dataset.parquet.layout.open_split`.
+        UserError: no such split, or a damaged file; see `headrace.dataset.layout.open_split`.
     """
     groups = open_split(dataset, split, schema, carried).row_groups
     total = sum(g.rows for g in groups)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
-from headrace.dataset.parquet.layout import SplitLayout
+from headrace.dataset.layout import SplitLayout
 from headrace.schema import Feature
 from headrace.train.evaluation.auc import user_metrics
 from headrace.train.evaluation.bootstrap import Bootstrap

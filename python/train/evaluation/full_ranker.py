@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from headrace import config
 from headrace.comm.base import Collective
-from headrace.dataset.parquet.layout import SplitLayout, open_split
-from headrace.dataset.parquet.lists import pad
+from headrace.dataset.layout import SplitLayout, open_split
+from headrace.dataset.lists import pad
 from headrace.errors import UserError
 from headrace.models.retrieval import ItemFeatures, further_item_features, item_feature, item_vectors
 from headrace.models.sharded_model import ShardedModel

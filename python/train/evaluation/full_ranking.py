@@ -18,9 +18,9 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.config import FullRanking
-from headrace.dataset.loader.loaders import EvalLoader, streams_of
-from headrace.dataset.parquet import lists
-from headrace.dataset.parquet.layout import SplitLayout
+from headrace.dataset import lists
+from headrace.dataset.layout import SplitLayout
+from headrace.dataset.loaders import EvalLoader, streams_of
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray, concatenated
 from headrace.models.retrieval import query_vectors

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from headrace.config.evaluation import OffPolicy
-from headrace.dataset.parquet.layout import SplitLayout
+from headrace.dataset.layout import SplitLayout
 from headrace.errors import UserError
 from headrace.schema import Feature
 from headrace.train.evaluation.bootstrap import NO_REPLICATES, Bootstrap, sums_by_slice

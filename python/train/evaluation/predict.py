@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.dataset.loader.loaders import EvalLoader
-from headrace.dataset.parquet.layout import SplitLayout
+from headrace.dataset.layout import SplitLayout
+from headrace.dataset.loaders import EvalLoader
 from headrace.models.categorical import CategoricalBatch
 from headrace.schema import DatasetSchema, Kind
 from headrace.train.carried_columns import TaskLabels

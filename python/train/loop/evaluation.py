@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from headrace.comm.base import Collective
 from headrace.config.evaluation import CatalogueMetric
-from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split, stored_columns
+from headrace.dataset.layout import TEST, SplitLayout, open_split, stored_columns
 from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location, StoreAway

@@ -7,7 +7,7 @@ import resource
 from typing import Any
 
 from headrace.comm.base import Collective, LocalCollective
-from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split
+from headrace.dataset.layout import TEST, SplitLayout, open_split
 from headrace.embeddings.lookup.local_tables import cache_use
 from headrace.models import saved
 from headrace.models.sharded_model import ShardedModel

@@ -18,8 +18,7 @@ import torch
 
 from headrace.comm.base import Collective
 from headrace.config import Train
-from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.loader.replay import WithReplay
+from headrace.dataset.loaders import TrainLoader, WithReplay
 from headrace.embeddings.fused_optimizer import NonFiniteGradient
 from headrace.embeddings.lookup.local_tables import bad_gradients
 from headrace.models.sharded_model import PendingLookups, ShardedModel

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from headrace import config
-from headrace.dataset.loader.candidates import CandidateSampler
-from headrace.dataset.loader.loaders import EvalLoader, ReplayLoader, TrainLoader
-from headrace.dataset.loader.negatives import drawn_column
-from headrace.dataset.loader.replay import ReplayRows, WithReplay
-from headrace.dataset.parquet.layout import SplitLayout, open_split
+from headrace.dataset.candidates import CandidateSampler
+from headrace.dataset.layout import SplitLayout, open_split
+from headrace.dataset.loaders import EvalLoader, ReplayLoader, ReplayRows, TrainLoader, WithReplay
+from headrace.dataset.negatives import drawn_column
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
 from headrace.models.inputs import ShareOf

@@ -10,9 +10,9 @@ from typing import Any
 
 from headrace.config import Model, Spec
 from headrace.config.effects import OF_CHECKPOINTS, keys_with
-from headrace.dataset.parquet.layout import open_split
+from headrace.dataset.layout import open_split
 from headrace.errors import UserError
-from headrace.features.layout.day_ranges import split_ranges
+from headrace.features.layout.split_rule import split_ranges
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
 from headrace.registry.promotion import OVERRIDDEN, ROLLED_BACK

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.dataset.parquet.layout import SplitLayout
+from headrace.dataset.layout import SplitLayout
 from headrace.embeddings.checkpoint.index import read_chain
 from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
 from headrace.embeddings.checkpoint.shards import Loaded, load_shards

@@ -15,7 +15,7 @@ from torch import nn
 from headrace import config
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import some_may_share
-from headrace.dataset.parquet.layout import open_split
+from headrace.dataset.layout import open_split
 from headrace.embeddings.dynamic.rows import dynamic_table_bytes
 from headrace.embeddings.planner.cost import OtherMemory
 from headrace.embeddings.planner.popularity import Popularity

@@ -1,0 +1,244 @@
+"""Items that are drawn for each row as batches are read (`train.negatives` with `as: candidates`).
+
+What is drawn for a row follows from the seed, the step, the row's place in the step's global batch and, by method, from
+the batch: any number of ranks, and a run that goes on from a checkpoint, draw the same. Numbers are hashes of these
+(headrace.counter_random), whole batches at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import config
+from headrace.counter_random import stream, uniform
+from headrace.dataset.batches import Batch
+from headrace.dataset.negatives import drawn_column
+from headrace.errors import UserError
+from headrace.jagged import JaggedArray
+from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+#: Draws that are refused are made again so often; the last time from what is left.
+_TRIES = 8
+
+
+@dataclass(frozen=True)
+class CandidateSampler:
+    """Draws `count` items for each row, or `count` for all rows of a step.
+
+    Never the row's own item, nor one of its list `exclude`; of raw ids, where the batch has no other, null.
+    """
+
+    #: The column's place among a batch's codes.
+    column: int
+    count: int
+    method: Literal["uniform", "popularity", "in_batch"]
+    seed: int
+    #: Known codes are `first` to `cardinality` - 1; both 0 of raw ids.
+    first: int
+    cardinality: int
+    shared: bool = False
+    #: A list feature of the same vocabulary.
+    exclude: str | None = None
+    #: By known code; of the method `popularity`.
+    popular: AliasTable | None = None
+
+    @staticmethod
+    def of(
+        schema: DatasetSchema, negatives: config.Negatives | None, seed: int, counts: I64 | None = None
+    ) -> CandidateSampler | None:
+        """The sampler that a spec asks for; None where none is.
+
+        Args:
+            schema: the dataset's.
+            negatives: `train.negatives`.
+            seed: the run's.
+            counts: how often each code of the column is in positive rows of the split train, int64 [cardinality]; of
+                the method `popularity`.
+
+        Raises:
+            UserError: the column or the list to exclude does not fit.
+        """
+        if negatives is None or negatives.form != "candidates":
+            return None
+        feature, column = drawn_column(schema, negatives)
+        if negatives.exclude is not None:
+            _check_excluded(schema, negatives.exclude, feature)
+        popular = None
+        if negatives.method == "popularity" and counts is not None:
+            known = counts[feature.first_code :].astype(np.float64)
+            if not known.any():
+                raise UserError(f"train.negatives: no positive row of the split train has a known '{feature.name}'")
+            popular = AliasTable(known**negatives.exponent)
+        return CandidateSampler(
+            column,
+            negatives.per_positive,
+            negatives.method,
+            seed,
+            0 if feature.dynamic else feature.first_code,
+            0 if feature.dynamic else feature.cardinality or 0,
+            negatives.shared,
+            negatives.exclude,
+            popular,
+        )
+
+    def draw(self, step: int, first_row: int, rows_each: int, batch: Batch) -> I64:
+        """What is drawn for a rank's rows of a step: int64 [B, count], or [count] for all of them.
+
+        Args:
+            step: from 0.
+            first_row: place of the rank's first row in the global batch.
+            rows_each: rows of each stream; in_batch draws among the positive rows of a row's own.
+            batch: the rows.
+        """
+        if self.shared:
+            return self._draws(step, 0, np.arange(self.count), np.zeros(self.count, np.int64), _NO_POOL)
+        own = batch.codes[:, self.column]
+        excluded = None if self.exclude is None else _Excluded(batch.lists[self.exclude], self.cardinality)
+        pool = self._pool(batch, rows_each) if self.method == "in_batch" else _NO_POOL
+        row = np.repeat(np.arange(len(own)), self.count)
+        counter = first_row * self.count + np.arange(len(row))
+        drawn = self._draws(step, 0, counter, row, pool)
+        wrong = np.arange(len(row))
+        for attempt in range(1, _TRIES + 1):
+            refused = drawn[wrong] == own[row[wrong]]
+            if excluded is not None:
+                refused |= excluded.has(row[wrong], drawn[wrong])
+            wrong = wrong[refused]
+            if not len(wrong):
+                break
+            if attempt < _TRIES:
+                drawn[wrong] = self._draws(step, attempt, counter[wrong], row[wrong], pool)
+            else:
+                at = uniform(stream(self.seed, f"candidates/{step}/{attempt}"), counter[wrong])
+                drawn[wrong] = [
+                    self._from_the_rest(int(own[r]), excluded, int(r), pool, float(u))
+                    for r, u in zip(row[wrong], at, strict=True)
+                ]
+        return drawn.reshape(len(own), self.count)
+
+    def _draws(self, step: int, attempt: int, counter: I64, row: I64, pool: _Pool) -> I64:
+        """One draw for each counter; they may be refused."""
+        at = uniform(stream(self.seed, f"candidates/{step}/{attempt}"), counter)
+        if self.popular is not None:
+            return self.first + self.popular.draw(at)
+        known = self.cardinality - self.first
+        anything = self.first + np.minimum((at * known).astype(np.int64), max(known - 1, 0))
+        if self.method != "in_batch":
+            return anything
+        part = row // pool.rows_each
+        size = pool.offsets[part + 1] - pool.offsets[part]
+        place = pool.offsets[part] + np.minimum((at * size).astype(np.int64), np.maximum(size - 1, 0))
+        found = np.append(pool.items, NULL_CODE)[place]
+        return np.where(size > 0, found, anything if known else NULL_CODE)
+
+    def _from_the_rest(self, own: int, excluded: _Excluded | None, row: int, pool: _Pool, at: float) -> int:
+        """One of what may be drawn for a row, all alike; where its list has all there are, any but its own."""
+        if not self.cardinality:
+            part = row // pool.rows_each
+            rest = pool.items[pool.offsets[part] : pool.offsets[part + 1]]
+        else:
+            rest = np.arange(self.first, self.cardinality)
+        rest = rest[rest != own]
+        if excluded is not None:
+            allowed = rest[~excluded.has(np.full(len(rest), row), rest)]
+            rest = allowed if len(allowed) else rest
+        return int(rest[min(int(at * len(rest)), len(rest) - 1)]) if len(rest) else NULL_CODE
+
+    def _pool(self, batch: Batch, rows_each: int) -> _Pool:
+        """The known items of positive rows, stream by stream."""
+        own = batch.codes[:, self.column]
+        is_known = (own >= self.first) if self.cardinality else (own != NULL_CODE)
+        kept = is_known & (batch.labels > 0)
+        parts = -(-len(own) // rows_each)
+        sizes = np.bincount(np.flatnonzero(kept) // rows_each, minlength=parts)
+        return _Pool(rows_each, own[kept], np.concatenate([[0], np.cumsum(sizes)]))
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Items that rows of a stream's part of a batch draw from: part p has items[offsets[p]:offsets[p + 1]]."""
+
+    rows_each: int
+    items: I64
+    offsets: I64
+
+
+_NO_POOL = _Pool(1, np.empty(0, np.int64), np.zeros(1, np.int64))
+
+
+class _Excluded:
+    """Which items each row's list has."""
+
+    def __init__(self, lists: JaggedArray, cardinality: int) -> None:
+        self._cardinality = cardinality
+        row = np.repeat(np.arange(len(lists)), np.diff(lists.offsets))
+        self._keys = np.sort(row * cardinality + lists.flat())
+
+    def has(self, rows: I64, items: I64) -> npt.NDArray[np.bool_]:
+        """Whether the list of each row [N] has the item beside it [N]."""
+        wanted = rows * self._cardinality + items
+        place = np.searchsorted(self._keys, wanted)
+        found: npt.NDArray[np.bool_] = np.append(self._keys, -1)[place] == wanted
+        return found
+
+
+def _check_excluded(schema: DatasetSchema, name: str, item: Feature) -> None:
+    lists = {f.name: f for f in schema.of(Kind.CATEGORICAL) if f.is_list}
+    found = lists.get(name)
+    if found is None or item.dynamic or found.vocabulary != item.vocabulary or item.vocabulary is None:
+        known = [f.name for f in lists.values() if f.vocabulary == item.vocabulary and item.vocabulary is not None]
+        raise UserError(
+            f"train.negatives.exclude: '{name}' is no list of codes of the vocabulary of '{item.name}' (there are: "
+            f"{', '.join(known) or 'none'})"
+        )
+
+
+class AliasTable:
+    """Numbers 0 .. n - 1, each in proportion to its weight.
+
+    Args:
+        weights: float64 [n], at least 0, one of them above it.
+    """
+
+    def __init__(self, weights: F64) -> None:
+        n = len(weights)
+        scaled = weights / weights.sum() * n
+        order = np.argsort(scaled, kind="stable")
+        # Equal weights may all be just below 1, as 49 times 1 / 49 is; the greatest fills up the others.
+        small, large = np.split(order, [min(int(np.searchsorted(scaled[order], 1.0)), n - 1)])
+        # Place by place, what a small weight lacks of 1 is filled up by the large one that is first in line; a large
+        # one that has given so much that it is below 1 itself is filled up by the next.
+        lacks, spare = np.cumsum(1 - scaled[small]), np.cumsum(scaled[large] - 1)
+        self._kept = np.ones(n)
+        self._other = np.arange(n)
+        self._kept[small] = scaled[small]
+        before = np.concatenate([[0.0], lacks[:-1]]) if len(small) else lacks
+        last = len(large) - 1
+        if len(small):
+            self._other[small] = large[np.minimum(np.searchsorted(spare, before, side="right"), last)]
+            first = np.searchsorted(lacks, spare, side="right")  # the small one that takes more than is left
+            # One that begins where the large one ends is the next one's.
+            used = (first < len(small)) & (before[np.minimum(first, len(small) - 1)] < spare)
+            used[-1:] = False  # nobody fills up the last one: all sums are equal, but for rounding
+            missing = lacks[np.minimum(first, len(small) - 1)] - spare
+            self._kept[large[used]] = 1 - missing[used]
+            self._other[large[used]] = np.append(large[1:], large[-1:])[used]
+
+    def draw(self, uniform: F64) -> I64:
+        """For numbers uniform in [0, 1), of any shape, one each."""
+        n = len(self._kept)
+        scaled = uniform * n
+        place = np.minimum(scaled.astype(np.int64), n - 1)
+        return np.where(scaled - place < self._kept[place], place, self._other[place])
+
+    def shares(self) -> F64:
+        """How likely each number is: float64 [n]."""
+        n = len(self._kept)
+        return (self._kept + np.bincount(self._other, weights=1 - self._kept, minlength=n)) / n

@@ -1,0 +1,340 @@
+"""Loops over columns that are kept as a dictionary and, for each row, the number of its value.
+
+In C++ (native/cpp/dictionary.cpp) where `make native` has built it, which lets other threads run; else by NumPy and
+Arrow, with the same results.
+
+`dictionary_columns` takes a column chunk's own dictionary from the Parquet file (native/cpp/dictionary_chunk.cpp).
+Arrow's decoder looks up each text of each row anew, and returns integers as they are, to be numbered again. Chunks that
+are stored in another way are left to Arrow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.dataset import native
+
+Array = npt.NDArray[Any]
+#: Numbers of values: uint8, uint16 or int32.
+Indices = npt.NDArray[Any]
+#: Numbers of rows, or of places.
+Rows = npt.NDArray[np.int32]
+
+#: Integers within so many are numbered by a table.
+_MOST_RANGE = 1 << 22
+#: Texts that are counted at once, a table of them takes 64 MiB (96 while it grows); and bytes of texts, which Arrow's
+#: offsets must hold.
+_TEXTS_AT_ONCE, _BYTES_AT_ONCE = 1 << 20, 1 << 28
+
+
+def scatter(values: Array, index: Indices | None, places: Rows, out: Array) -> None:
+    """out[places] = values[index]; without an index out[places] = values.
+
+    Args:
+        values: [n], of out's dtype.
+        index: [m], within `values`.
+        places: [m], within `out`, none twice.
+        out: is filled at `places`.
+    """
+    lib = native.library()
+    values = np.ascontiguousarray(values, out.dtype)
+    if lib is not None and lib.headrace_scatter(
+        address(values),
+        out.itemsize,
+        None if index is None else address(index),
+        0 if index is None else index.itemsize,
+        address(places),
+        len(places),
+        address(out),
+    ):
+        return
+    out[places] = values if index is None else values[index]
+
+
+def take(values: Array, rows: Rows) -> Array:
+    """values[rows]: of one dimension, of 1, 2, 4 or 8 bytes each."""
+    lib = native.library()
+    values = np.ascontiguousarray(values)
+    out = np.empty(len(rows), values.dtype)
+    if lib is None or not lib.headrace_take(address(values), out.itemsize, address(rows), len(rows), address(out)):
+        return values[rows]
+    return out
+
+
+def row_order(
+    hashes: npt.NDArray[np.int64], part: Indices | None, parts: int
+) -> tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows by part, hash and number, but those of other parts than 0..parts-1.
+
+    Args:
+        hashes: [n].
+        part: of each row [n]; None: 0.
+
+    Returns:
+        The rows; their hashes; where among them each part begins and the last one ends, int64 [parts + 1].
+
+    Raises:
+        MemoryError: there is none left for 32 bytes a row.
+    """
+    lib, n = native.library(), len(hashes)
+    if lib is None:
+        order = np.argsort(hashes, kind="stable")
+        edges = np.array([0, n])
+        if part is not None:
+            order = order[np.argsort(part[order], kind="stable")]
+            edges = np.searchsorted(part[order], np.arange(parts + 1))
+        order = order[: edges[-1]]
+        return order.astype(np.int32), hashes[order], edges
+    hashes = np.ascontiguousarray(hashes)
+    part = None if part is None else np.ascontiguousarray(part)
+    rows, sorted_, edges = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(parts + 1, np.int64)
+    if not lib.headrace_row_order(
+        address(hashes),
+        None if part is None else address(part),
+        0 if part is None else part.itemsize,
+        n,
+        parts,
+        address(rows),
+        address(sorted_),
+        address(edges),
+    ):
+        raise MemoryError(f"no memory to sort {n} rows")
+    return rows[: edges[-1]], sorted_[: edges[-1]], edges
+
+
+def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.NDArray[np.int64]:
+    """How many of the rows that `mask` has (None: all) have each of the values 0..size-1. int64 [size]."""
+    lib = native.library()
+    if lib is None or size > len(index):
+        return np.bincount(index if mask is None else index[mask], minlength=size)
+    tables = 4 if 4 * size <= len(index) else 1
+    counts = np.zeros(tables * size, np.int64)
+    index = np.ascontiguousarray(index)
+    mask = None if mask is None else np.ascontiguousarray(mask)
+    masked = None if mask is None else address(mask)
+    done = lib.headrace_count(address(index), index.itemsize, masked, len(index), size, tables, address(counts))
+    assert done
+    return counts[:size]
+
+
+def narrow(index: pa.Array, null: int, size: int) -> Indices:
+    """Arrow's int32 indices of a dictionary in as few bytes as hold 0..size-1, that of a null being `null`."""
+    dtype = index_type(size)
+    lib = native.library()
+    if lib is None or index.type != pa.int32():
+        wide: Indices = pc.fill_null(index, null).to_numpy(zero_copy_only=False)
+        return wide.astype(dtype)
+    validity, values = index.buffers()
+    out = np.empty(len(index), dtype)
+    done = lib.headrace_narrow(
+        values.address + 4 * index.offset,
+        validity.address if validity is not None and index.null_count else None,
+        index.offset,
+        len(index),
+        null,
+        dtype.itemsize,
+        address(out),
+    )
+    assert done
+    return out
+
+
+def index_type(size: int) -> np.dtype[Any]:
+    """What numbers 0..size-1 are kept as."""
+    return np.dtype(np.uint8 if size <= 1 << 8 else np.uint16 if size <= 1 << 16 else np.int32)
+
+
+def used(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same values, in a dictionary of those that a row has."""
+    index, dictionary = column.indices, column.dictionary
+    there = np.bincount(index.drop_null().to_numpy(), minlength=len(dictionary)) > 0
+    kept = np.flatnonzero(there)
+    if len(kept) == len(dictionary):
+        return column
+    number = np.cumsum(there, dtype=np.int32) - np.int32(1)
+    # A null's number is not looked at.
+    found = (
+        number[pc.fill_null(index, 0).to_numpy(zero_copy_only=False)] if len(kept) else np.zeros(len(index), np.int32)
+    )
+    mask = index.is_null().to_numpy(zero_copy_only=False) if index.null_count else None
+    return pa.DictionaryArray.from_arrays(pa.array(found, mask=mask), dictionary.take(pa.array(kept)), safe=False)
+
+
+def dictionary_encode(values: pa.Array) -> pa.DictionaryArray:
+    """Integers as `values.dictionary_encode(null_encoding="encode")`, the indices in as few bytes as hold them."""
+    found = _by_table(values)
+    if found is None:
+        whole = values.dictionary_encode(null_encoding="encode")
+        found = whole.indices, whole.dictionary
+    index, dictionary = found
+    return pa.DictionaryArray.from_arrays(pa.array(narrow(index, 0, len(dictionary))), dictionary, safe=False)
+
+
+def _by_table(values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
+    lib = native.library()
+    if lib is None or values.type not in (pa.int32(), pa.int64()) or len(values) == values.null_count:
+        return None
+    ends = pc.min_max(values).as_py()
+    size = ends["max"] - ends["min"] + 1
+    if size > _MOST_RANGE:
+        return None
+    width = values.type.bit_width // 8
+    most = min(size + 1, len(values))
+    numbers, index = np.full(size, -1, np.int32), np.empty(len(values), np.int32)
+    dictionary, null_at = np.empty(most, values.type.to_pandas_dtype()), np.empty(1, np.int64)
+    validity, data = values.buffers()
+    found = lib.headrace_encode_integers(
+        data.address + width * values.offset,
+        width,
+        validity.address if validity is not None and values.null_count else None,
+        values.offset,
+        len(values),
+        ends["min"],
+        address(numbers),
+        most,
+        address(index),
+        address(dictionary),
+        address(null_at),
+    )
+    assert found > 0
+    mask = np.zeros(found, np.bool_)
+    if null_at[0] >= 0:
+        mask[null_at[0]] = True
+    return pa.array(index), pa.array(dictionary[:found], values.type, mask=mask)
+
+
+def counted_texts(parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int) -> pa.Table | None:
+    """(key, rows, day): each text of the parts, its rows and its first day; those with at least `least` rows.
+
+    The groups are in any order. Memory does not grow with the texts, but with those that come out: where there are many
+    they are counted by parts of their hash, one after the other.
+
+    Args:
+        parts: (key string, rows int64, day int64) each, no nulls.
+        least: rows that a text must have.
+
+    Returns:
+        None where the library is not there.
+
+    Raises:
+        MemoryError: there is none left for the table.
+    """
+    lib = native.library()
+    if lib is None:
+        return None
+    texts, size = sum(len(key) for key, _, _ in parts), sum(key.nbytes for key, _, _ in parts)
+    rounds = max(1, -(-texts // _TEXTS_AT_ONCE), -(-size // _BYTES_AT_ONCE))
+    found = [_round(lib, parts, least, i, rounds) for i in range(rounds)]
+    return pa.concat_tables(found)
+
+
+def _round(
+    lib: Any, parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int, number: int, rounds: int
+) -> pa.Table:
+    # In most parts no text is twice, so there are at least as many as in the largest.
+    counts = lib.headrace_text_counts(max((len(key) for key, _, _ in parts), default=0) // rounds)
+    if not counts:
+        raise MemoryError("no memory to count texts")
+    try:
+        for key, rows, day in parts:
+            _, offsets, data = key.buffers()
+            if len(key) and not lib.headrace_text_counts_add(
+                counts,
+                offsets.address + 4 * key.offset,
+                data.address if data is not None else None,
+                address(rows.to_numpy()),
+                address(day.to_numpy()),
+                len(key),
+                number,
+                rounds,
+            ):
+                raise MemoryError("no memory to count texts")
+        size = np.zeros(1, np.int64)
+        n = lib.headrace_text_counts_size(counts, least, address(size))
+        if size[0] >= 2**31:
+            raise MemoryError(f"{n} texts whose hashes are alike take {size[0]} bytes; a column holds 2 GiB")
+        offsets, data = np.empty(n + 1, np.int32), np.empty(size[0], np.uint8)
+        sums, days = np.empty(n, np.int64), np.empty(n, np.int64)
+        lib.headrace_text_counts_take(counts, least, address(offsets), address(data), address(sums), address(days))
+    finally:
+        lib.headrace_text_counts_free(counts)
+    keys = pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(data))
+    return pa.table({"key": keys, "rows": pa.array(sums), "day": pa.array(days)})
+
+
+def address(x: Array) -> int:
+    """The address of an array's first element."""
+    return int(x.__array_interface__["data"][0])
+
+
+#: Parquet's numbers of physical types and of compressions.
+_PHYSICAL_TYPES = {"INT32": (1, pa.int32()), "INT64": (2, pa.int64()), "BYTE_ARRAY": (6, pa.string())}
+_CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1}
+
+
+def dictionary_columns(
+    file: pq.ParquetFile, fd: int, group: int, wanted: Mapping[str, pa.DataType]
+) -> Mapping[str, pa.DictionaryArray]:
+    """Columns of a row group of which each value is kept once; those that are left out are Arrow's to read.
+
+    Args:
+        file: the file, for what its footer says.
+        fd: the same, to be read from.
+        group: the row group.
+        wanted: names of columns that may be returned, with the types that they must have there.
+
+    Returns:
+        Texts, int32 and int64: no value twice in a dictionary, a null in it (the last) where a row has one, numbers of
+        as few bytes as hold them. A dictionary may have values that no row has.
+    """
+    lib = native.library()
+    if lib is None:
+        return {}
+    footer, found = file.metadata.row_group(group), {}
+    schema, stored = file.schema_arrow, file.schema
+    for i in range(footer.num_columns):
+        name, leaf = stored.column(i).path, stored.column(i)
+        # A struct's field has its path as its name.
+        if name not in wanted or schema.get_field_index(name) < 0:
+            continue
+        if leaf.max_repetition_level or leaf.max_definition_level > 1:
+            continue
+        chunk = footer.column(i)
+        number, type_ = _PHYSICAL_TYPES.get(chunk.physical_type, (0, None))
+        declared = schema.field(name).type
+        if pa.types.is_dictionary(declared):
+            declared = declared.value_type
+        if not declared == type_ == wanted[name] or chunk.compression not in _CODECS or not chunk.has_dictionary_page:
+            continue
+        start, size = chunk.dictionary_page_offset, chunk.total_compressed_size
+        optional = leaf.max_definition_level
+        read = lib.headrace_chunk_read(fd, start, size, footer.num_rows, number, _CODECS[chunk.compression], optional)
+        if read:
+            try:
+                found[name] = _chunk_column(lib, read, footer.num_rows, declared)
+            finally:
+                lib.headrace_chunk_free(read)
+    return found
+
+
+def _chunk_column(lib: ctypes.CDLL, chunk: int, rows: int, type_: pa.DataType) -> pa.DictionaryArray:
+    """The column that a chunk was decoded to."""
+    counts = np.zeros(2, np.int64)
+    values = lib.headrace_chunk_size(chunk, address(counts[:1]), address(counts[1:]))
+    size, nulls = counts.tolist()
+    index = np.empty(rows, index_type(values + bool(nulls)))
+    offsets, data = np.empty(values + 1, np.int32), np.empty(size, np.uint8)
+    lib.headrace_chunk_take(chunk, index.itemsize, address(index), address(offsets), address(data))
+    parts = [pa.py_buffer(data)] if type_ != pa.string() else [pa.py_buffer(offsets), pa.py_buffer(data)]
+    dictionary = pa.Array.from_buffers(type_, values, [None, *parts])
+    if nulls:
+        dictionary = pa.concat_arrays([dictionary, pa.nulls(1, type_)])
+    return pa.DictionaryArray.from_arrays(pa.array(index), dictionary, safe=False)

@@ -1,0 +1,356 @@
+"""The rows of a day: the pinned events and named sources, through the spec's table operators, split.
+
+Ingest's manifest pins the versions that are read. Named sources are read up to landing day ds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from itertools import count
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import LandingSource, NamedSource, Spec, TableSource
+from headrace.errors import UserError
+from headrace.features.build.plan import by_days, days_before_training, first_day
+from headrace.features.functions.spark_expressions import col
+from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
+from headrace.features.layout.split import SplitRows, split_rows
+from headrace.features.layout.split_rule import seen_until, split_ranges
+from headrace.features.table_ops.base import LABEL_KNOWN, QUERY, SourceRead
+from headrace.features.table_ops.external import ExternalReader, pin
+from headrace.features.table_ops.preparation import Preparation, midnight, row_preparation, train_range
+from headrace.features.table_ops.preparation import source_table as named_table
+from headrace.features.table_ops.spark_windows import EVENT_MICROS
+from headrace.features.types import ValueType, declared
+from headrace.lake.delta.with_spark import read_version
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.landing import following
+from headrace.lake.landing import midnight as landing_midnight
+from headrace.lake.tables.declared import PinnedTable
+from headrace.manifest import Input, Output
+from headrace.schema import TableColumn, is_wider
+from headrace.stage import Context
+from headrace.storage import Location
+
+_LOG = logging.getLogger("headrace.features")
+
+
+def other_inputs(ctx: Context) -> tuple[Input, ...]:
+    """The tables that are joined, as they are now, and the named sources that are read, as ingest's manifest pins them.
+
+    Raises:
+        UserError: one is missing.
+    """
+    if not ctx.spec.features.prepare:
+        return ()
+    preparation = Preparation.from_spec(ctx.spec)
+    pinned = (pinned_table(ctx, name) for name in preparation.sources)
+    sources = (Input(kind="delta", name=p.name, version=p.version) for p in pinned)
+    return (*pin(ctx.ws, preparation.externals), *sources)
+
+
+def within(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
+    """Events that happened from `first_day` to the end of ds, whenever they landed (split by time of daily sources)."""
+    if not by_days(spec):
+        return events
+    assert spec.table.event_time is not None
+    type_ = next(declared(c) for c in spec.table.columns if c.name == spec.table.event_time)
+    t = spark_micros(col(spec.table.event_time), type_)
+    return events.where((t >= F.lit(midnight(first_day(spec, ds)))) & (t < F.lit(midnight(ds, 1))))
+
+
+@contextmanager
+def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> Iterator[SplitRows]:
+    """The rows that the dataset of a day is made of.
+
+    With table operators they are computed once and kept while the stage goes over them several times, to count, to fit,
+    to write: as Parquet files, or by Spark on the executors' disks where they share none. But not where the engine
+    makes them of the lake's files itself.
+
+    Args:
+        ctx: its inputs pin the tables that are joined, see `other_inputs`.
+        events: the pinned events from `first_day` on.
+        from_files: whether the engine works on the lake's files where it can (`row_preparation`).
+
+    Raises:
+        UserError: as the operators and the split do; a table that was joined has changed.
+    """
+    spec = ctx.spec
+    if not spec.features.prepare:
+        yield split_rows(spec, events, ctx.ds)
+        return
+    folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
+    # What a killed run left.
+    folder.remove_quietly()
+    numbers, kept = count(), list[DataFrame]()
+    in_place = from_files and row_preparation(spec) is not None
+
+    def materialize(frame: DataFrame) -> DataFrame:
+        if in_place:
+            return frame
+        if spec.spark.own_scratch:
+            # What is lost with an executor is made again of the pinned versions.
+            kept.append(frame.persist(StorageLevel.DISK_ONLY))
+            return kept[-1]
+        path = folder / str(next(numbers))
+        path.parent.make_dir()
+        return _kept(frame, path)
+
+    try:
+        train, valid = split_ranges(spec, ctx.ds)
+        preparation = Preparation.from_spec(spec)
+        reader = ExternalReader.of(ctx.ws, preparation.externals, ctx.inputs)
+        frame = preparation.spark(
+            within(spec, events, ctx.ds),
+            reader,
+            train_range(spec, train[0], valid[0]),
+            materialize,
+            SourceRows.of(ctx, events.sparkSession),
+            seen_until(spec, ctx.ds),
+        )
+        if LABEL_KNOWN in frame.columns:
+            frame = frame.where(F.col(LABEL_KNOWN)).drop(LABEL_KNOWN)
+        frame = frame.drop(QUERY)
+        if spec.features.split.by == "time":
+            # Without a look at the rows, and what was read for the past alone is not kept.
+            rows = split_rows(spec, frame, ctx.ds)
+            rows = replace(rows, frame=materialize(rows.frame))
+        else:
+            rows = split_rows(spec, materialize(frame), ctx.ds)
+        reader.check_unchanged()
+        _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
+        yield rows
+    finally:
+        for frame in kept:
+            frame.unpersist()
+        folder.remove_quietly()
+
+
+def _kept(frame: DataFrame, path: Location) -> DataFrame:
+    """The same rows, from files."""
+    names = frame.columns
+    # Parquet's writer refuses some characters in names: numbers travel.
+    numbered = frame.toDF(*[f"c{i}" for i in range(len(names))])
+    numbered.write.mode("overwrite").parquet(str(path))
+    return frame.sparkSession.read.schema(numbered.schema).parquet(str(path)).toDF(*names)
+
+
+def pinned_table(ctx: Context, source: str | None = None) -> Output:
+    """The pinned table of events: the main source's, or a named one's.
+
+    Raises:
+        UserError: the manifest names none.
+    """
+    given = ctx.spec.source if source is None else ctx.spec.sources[source].source
+    name = ctx.ws.name_of(ctx.ws.events(ctx.spec.pipeline, source))
+    if isinstance(given, TableSource):
+        facts = _facts(ctx, source)
+        if "table" not in facts:
+            raise UserError(f"ingest's manifest of {ctx.ds} is of landing files; run ingest again")
+        name = facts["table"]["name"]
+    for output in ctx.upstream["ingest"].outputs:
+        if output.name == name:
+            return output
+    raise UserError(f"ingest's manifest of {ctx.ds} names no table {name}; run ingest again")
+
+
+def _facts(ctx: Context, source: str | None) -> Mapping[str, Any]:
+    """What ingest's manifest says of a source."""
+    facts = ctx.upstream["ingest"].facts
+    return facts if source is None else facts["sources"][source]
+
+
+def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
+    """A source that is a table, as ingest has pinned it; None where the source is landing files.
+
+    Raises:
+        UserError: the version is gone, or files are others than they were.
+    """
+    spec = ctx.spec
+    given, table = (spec.source, spec.table)
+    if source is not None:
+        given, table = spec.sources[source].source, spec.sources[source].table
+    if not isinstance(given, TableSource):
+        return None
+    facts = _facts(ctx, source)
+    bad_rows = ctx.ws.quarantine(spec.pipeline, source)
+    name = ctx.ws.name_of(bad_rows)
+    at = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)
+    listed = ForgottenValues.load(ctx.ws.forgotten_values(spec.pipeline))
+    forgotten = None if listed is None else listed.of([c.name for c in table.columns])
+    version = pinned_table(ctx, source).version
+    return PinnedTable.of(given, table, ctx.ds, facts, version, (bad_rows, int(at)), forgotten)
+
+
+def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:
+    """Of days that were taken, those that the dataset of `ctx.ds` may see: see `events_of_window`."""
+    spec = ctx.spec
+    if not spec.source.daily:
+        return sorted(days)
+    first = ""
+    if spec.features.split.by == "time":
+        first = spec.first_landing_day(first_day(spec, ctx.ds))
+    return sorted(d for d in days if first <= d <= ctx.ds)
+
+
+def read_events(ctx: Context, spark: SparkSession, source: str | None = None) -> DataFrame:
+    """The rows of the pinned version of a source, columns in the types that features see them in.
+
+    Of a named source all of them, up to ds where it is a table; of the main source at least those that
+    `events_of_window` leaves, and those alone where it is a table.
+    """
+    table = ctx.spec.table if source is None else ctx.spec.sources[source].table
+    taken = source_table(ctx, source)
+    if taken is not None:
+        days = days_of_window(ctx, taken.days) if source is None else [d for d in taken.days if d <= ctx.ds]
+        return as_features_see(taken.rows(spark, days), table.columns)
+    pinned = pinned_table(ctx, source)
+
+    def wanted(partition: Mapping[str, str | None]) -> bool:
+        ds = partition.get("ds")
+        return ds is not None and (source is not None or not ctx.spec.source.daily or bool(days_of_window(ctx, [ds])))
+
+    return as_features_see(read_version(spark, ctx.ws.locate(pinned.name), int(pinned.version), wanted), table.columns)
+
+
+def as_features_see(events: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
+    """Return events with declared columns as features see them (headrace.features.types).
+
+    Small integers become int, local times those of UTC, and what the pinned version has with a narrower type than the
+    declaration gets the declared one. A column of any other type, of an older declaration, stays for others to refuse.
+    """
+    stored = dict(events.dtypes)
+    casts = {}
+    for column in columns:
+        type_, seen_as = stored.get(column.name), str(declared(column))
+        if (
+            type_ is not None
+            and type_ != seen_as
+            and (type_ == column.stored_type or is_wider(column.stored_type, type_))
+        ):
+            casts[column.name] = col(column.name).cast(seen_as)
+    return events.withColumns(casts)
+
+
+def events_of_window(ctx: Context, events: DataFrame) -> DataFrame:
+    """The rows that the dataset of `ctx.ds` may see.
+
+    Of a daily source those that landed up to ds, with a split by time from `first_day` on; else the newest snapshot up
+    to ds.
+    """
+    spec = ctx.spec
+    if isinstance(spec.source, TableSource):
+        return events
+    if not spec.source.daily:
+        # Each run's day of a snapshot source holds all of it.
+        newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]
+        return events.where(F.col("ds") == F.lit(newest))
+    events = events.where(F.col("ds") <= ctx.ds)
+    if spec.features.split.by == "time":
+        events = events.where(F.col("ds") >= spec.first_landing_day(first_day(spec, ctx.ds)))
+    return events
+
+
+#: Days by which a landing day may be after the UTC day of an event in it: time zones, clocks that are ahead.
+_MOST_AHEAD = 3
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Reads the rows of named sources that a dataset of `ctx.ds` may see."""
+
+    ctx: Context
+    spark: SparkSession
+    #: The first microsecond of the rows that ask; None where they are not bounded.
+    first: int | None
+    #: The same for sources' events where an operator has no bound of its own (`features.history_days`).
+    first_event: int | None = None
+
+    @staticmethod
+    def of(ctx: Context, spark: SparkSession) -> SourceRows:
+        """For the rows of `headrace.features.build.plan`."""
+        spec, days = ctx.spec, ctx.spec.features.history_days
+        if not by_days(spec):
+            return SourceRows(ctx, spark, None)
+        bound = None if days is None else midnight(days_before_training(spec, ctx.ds, days))
+        return SourceRows(ctx, spark, midnight(first_day(spec, ctx.ds)), bound)
+
+    def __call__(self, read: SourceRead) -> DataFrame:
+        """See SparkTableContext.source.
+
+        Raises:
+            UserError: the table lacks a declared column, or has it as another type.
+        """
+        ctx = self.ctx
+        named, pinned = ctx.spec.sources[read.name], pinned_table(ctx, read.name)
+        rows = read_events(ctx, self.spark, read.name).where(F.col("ds") <= ctx.ds)
+        there = dict(rows.dtypes)
+        for c in named.table.columns:
+            if there.get(c.name) != str(declared(c)):
+                raise UserError(
+                    f"column '{c.name}' is declared {c.type}, but {pinned.name} (version {pinned.version}) has it as "
+                    f"{there.get(c.name, 'no column at all')}; run ingest again"
+                )
+        timed = named_table(named).time is not None
+        if named.source.daily and read.use == "newest" and isinstance(named.source, LandingSource):
+            # Ingest has loaded ds: where it has no rows, the list is empty, and not that of a day before.
+            rows = rows.where(F.col("ds") == ctx.ds)
+        elif read.use == "newest" or (not named.source.daily and (timed or read.use == "table")):
+            newest = rows.agg(F.max("ds")).collect()[0][0]
+            rows = rows.where(F.col("ds") == F.lit(newest))
+        rows = rows.withColumn(EVENT_MICROS, _known_from(named))
+        since = self._since(read)
+        if since is None or not timed:
+            return rows
+        if named.source.daily:
+            landed = date(1970, 1, 1) + timedelta(days=since // DAY_MICROS - _MOST_AHEAD)
+            rows = rows.where(F.col("ds") >= landed.isoformat())
+        return rows.where(F.col(EVENT_MICROS) >= F.lit(since))
+
+    def _since(self, read: SourceRead) -> int | None:
+        """The first microsecond from which on rows of a source can matter; None: all may."""
+        if read.lookback is not None:
+            return None if self.first is None else self.first - read.lookback
+        return self.first_event if read.use == "events" else None
+
+
+def has_timestamps(named: NamedSource) -> bool:
+    """Whether the rows of a source say when they happened to the moment, not by dates or landing days."""
+    source = named_table(named)
+    return source.time is not None and source.types[source.time].element == "timestamp"
+
+
+def end_of_day(named: NamedSource, ds: str) -> int:
+    """The first microsecond that is no knowledge of the day `ds`, in terms of a source's EVENT_MICROS.
+
+    Of timestamps it is midnight in UTC, as of splits and windows; of dates and landing days their end in the source's
+    time zone, which is later in the west.
+    """
+    if has_timestamps(named):
+        return midnight(ds, 1)
+    return int(landing_midnight(named.source, following(ds)).timestamp()) * 1_000_000
+
+
+def _known_from(named: NamedSource) -> Column:
+    """The microsecond from which on a row of a source can be known.
+
+    That of its event; where that is a date, or there is none, the end of its day or of its landing day: what happened
+    in the course of a day is no knowledge of that day's rows.
+    """
+    source = named_table(named)
+    if source.time is not None and source.types[source.time].element == "timestamp":
+        return spark_micros(col(source.time), source.types[source.time])
+    day = F.col("ds").cast("date") if source.time is None else col(source.time)
+    end = F.date_add(day, 1).cast("timestamp")
+    if named.source.timezone != "UTC":
+        end = F.to_utc_timestamp(end, F.lit(named.source.timezone))
+    # The day's last microsecond: before an event of the next day's first.
+    return spark_micros(end, ValueType("timestamp")) - F.lit(1)

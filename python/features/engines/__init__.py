@@ -1,1 +1,0 @@
-"""Two engines that fit, transform and write the same bits."""

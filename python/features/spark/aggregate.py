@@ -1,0 +1,427 @@
+"""Statistics by Spark: plain aggregates, so that Catalyst and RAPIDS see all of them, and the tables that Arrow makes.
+
+Before a double is cut into digits its range must be known: one pass for the ranges of all numbers that need it (none
+for integers), one for all statistics of ungrouped rows, one for all that count values or the label by text, one for
+those that count numbers, and one for each other.
+
+Small statistics are collected on the driver; large ones stay a frame, of which tasks make tables by key.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.features import transport
+from headrace.features.functions.keys import spark_joint_key
+from headrace.features.learn import exact_sums
+from headrace.features.learn.exact_sums import I64
+from headrace.features.learn.statistics import LABEL, Number, Partial, Statistic, assemble, spark_fold
+from headrace.features.transport import cut, packed
+from headrace.features.types import ValueType
+from headrace.features.vocabulary.frame_codes import PARTITION_BYTES, PARTITION_VALUES
+
+
+@dataclass(frozen=True)
+class ColumnStatistic:
+    """A statistic of columns of a frame."""
+
+    statistic: Statistic
+    columns: Mapping[str, Column]
+    types: Mapping[str, ValueType]
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """What a frame says of its rows besides features, see `headrace.features.learn.statistics.Rows`."""
+
+    label: Column | None = None
+    label_type: ValueType | None = None
+    day: Column | None = None
+    #: bigint.
+    identity: Column | None = None
+
+
+@dataclass(frozen=True)
+class _TypedColumn:
+    """A number that is to be summed."""
+
+    column: Column
+    type: ValueType
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """Statistics of all rows of a frame."""
+
+    #: By the place among those requested.
+    partials: Mapping[int, Partial]
+    #: The others, which are too large for the driver.
+    large: LargeStatistics | None
+    #: Over the frame.
+    passes: int
+
+
+def aggregate(
+    frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns, by_key: Collection[int] = ()
+) -> Aggregated:
+    """Statistics of all rows of a frame.
+
+    Args:
+        frame: has the rows.
+        requested: what to collect.
+        row_columns: what it may need of the rows besides.
+        by_key: places of those requested that may stay with Spark.
+
+    Raises:
+        UserError: folds are requested and the frame has no identity of rows.
+    """
+    passes = 0
+    places, ranged = _places(frame, requested, row_columns)
+    passes += ranged
+    plain = [i for i, a in enumerate(requested) if not a.statistic.key and not a.statistic.folds]
+    entries: dict[tuple[object, ...], list[int]] = {}
+    alone = []
+    for i, a in enumerate(requested):
+        s = a.statistic
+        if i in plain:
+            continue
+        if all(n.column == LABEL for n in s.numbers):
+            entries.setdefault((s.kind, s.folds, s.day, s.numbers), []).append(i)
+        else:
+            alone.append(i)
+    out: dict[int, Partial] = {}
+    if plain:
+        out |= _ungrouped(frame, {i: requested[i] for i in plain}, row_columns, places)
+        passes += 1
+    batches = [*entries.values(), *([i] for i in alone)]
+    grouped = [_grouped(frame, {i: requested[i] for i in batch}, row_columns, places) for batch in batches]
+    found, large = held(grouped, by_key)
+    return Aggregated(out | found, large, passes + len(batches))
+
+
+def _source(a: ColumnStatistic, number: Number, row_columns: RowColumns) -> _TypedColumn:
+    if number.column == LABEL:
+        assert row_columns.label is not None
+        assert row_columns.label_type is not None
+        return _TypedColumn(row_columns.label, row_columns.label_type)
+    return _TypedColumn(a.columns[number.column], a.types[number.column])
+
+
+#: By statistic and number (all that are of the label have the same).
+_Places = Mapping[tuple[int, int], range]
+
+
+def _places(frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[_Places, int]:
+    """Where each number that is summed has digits, and the passes that it took to know."""
+    places: dict[tuple[int, int], range] = {}
+    ranges: list[Column] = []
+    waiting: list[tuple[tuple[int, int], int, ValueType]] = []
+    of_label: int | None = None
+    for i, a in enumerate(requested):
+        for j, number in enumerate(a.statistic.numbers):
+            if not (number.sum or number.squares):
+                continue
+            source = _source(a, number, row_columns)
+            if source.type.element in ("boolean", "int", "code"):
+                largest = 1.0 if source.type.element == "boolean" else 2.0**31
+                places[i, j] = exact_sums.places(1.0, largest, whole=True)
+                continue
+            at = len(ranges) // 2
+            if number.column == LABEL and of_label is not None:
+                at = of_label
+            else:
+                size = F.abs(exact_sums.spark_usable(source.column))
+                ranges += [F.min(F.when(size > 0, size)).alias(f"r{2 * at}"), F.max(size).alias(f"r{2 * at + 1}")]
+                of_label = at if number.column == LABEL else of_label
+            waiting.append(((i, j), at, source.type))
+    if not ranges:
+        return places, 0
+    row = frame.agg(*ranges).collect()[0]
+    for where, at, type_ in waiting:
+        low, high = row[2 * at], row[2 * at + 1]
+        places[where] = exact_sums.places(low or 0.0, high or 0.0 if low else 0.0, whole=type_.is_integer)
+    return places, 1
+
+
+def _ungrouped(
+    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+) -> dict[int, Partial]:
+    """All statistics without groups, in one pass: a row."""
+    plan = _AggregatePlan()
+    measures: dict[int, dict[str, str]] = {}
+    for i, a in requested.items():
+        measures[i] = plan.add_rows(a.statistic, row_columns)
+        for j, number in enumerate(a.statistic.numbers):
+            measures[i] |= plan.add_number(j, number, _source(a, number, row_columns), places.get((i, j)))
+    answer = plan.select(frame).agg(*[plan.aggregate(alias) for alias in plan.aggregates]).toArrow()
+    return {i: partial_of(answer, mine, {}) for i, mine in measures.items()}
+
+
+def _grouped(
+    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+) -> Groups:
+    """Statistics of one form over one or several columns: their values are entries of the same groups."""
+    order = list(requested)
+    first = requested[order[0]]
+    s = first.statistic
+    plan = _AggregatePlan()
+    plan.values["__entries"] = _entries([requested[i] for i in order])
+    groups = [F.col("__entry.v").alias("v"), F.col("__entry.key").alias("key")]
+    if s.folds:
+        if row_columns.identity is None:
+            raise UserError("folds are of rows with an identity: the columns _source_file and _source_line are missing")
+        plan.values["__fold"] = spark_fold(row_columns.identity, s.folds)
+        groups.append(F.col("__fold").alias("fold"))
+    measures = plan.add_rows(s, row_columns)
+    for j, number in enumerate(s.numbers):
+        measures |= plan.add_number(j, number, _source(first, number, row_columns), places.get((order[0], j)))
+    exploded = plan.select(frame).withColumn("__entry", F.explode("__entries")).where(F.col("__entry.key").isNotNull())
+    grouped = exploded.groupBy(*groups).agg(*[plan.aggregate(alias) for alias in plan.aggregates])
+    keys = tuple((("key",) if requested[i].statistic.key else ()) + (("fold",) if s.folds else ()) for i in order)
+    return Groups(grouped, GroupsForm(tuple(order), keys, measures))
+
+
+def _entries(requested: Sequence[ColumnStatistic]) -> Column:
+    """An array of structs (v: which statistic, key: a text or a double; null where the row counts for none)."""
+
+    def entry(v: int, key: Column) -> Column:
+        return F.struct(F.lit(v).alias("v"), key.alias("key"))
+
+    def text_entry(v: int) -> Callable[[Column], Column]:
+        return lambda x: entry(v, x.cast("string"))
+
+    scalars, lists = [], []
+    for v, a in enumerate(requested):
+        s = a.statistic
+        if not s.key:
+            scalars.append(entry(v, F.lit("")))
+        elif s.kind == "number":
+            scalars.append(entry(v, exact_sums.spark_rounded(exact_sums.spark_usable(a.columns[s.key[0]]), s.bits)))
+        elif a.types[s.key[0]].is_list:
+            lists.append(F.transform(a.columns[s.key[0]], text_entry(v)))
+        else:
+            scalars.append(entry(v, spark_joint_key([a.columns[name] for name in s.key])))
+    parts = ([F.array(*scalars)] if scalars else []) + lists
+    return F.concat(*parts) if len(parts) > 1 else parts[0]
+
+
+class _AggregatePlan:
+    """Values that a pass is made of, in layers of plain columns: an expression that is used often is computed once."""
+
+    def __init__(self) -> None:
+        #: First layer: by alias.
+        self.values: dict[str, Column] = {}
+        #: Second layer: digits of columns of the first.
+        self._digits: dict[str, Column] = {}
+        #: By alias: the aggregate, over columns of both.
+        self.aggregates: dict[str, Column] = {}
+        self._next = itertools.count()
+
+    def add_rows(self, statistic: Statistic, row_columns: RowColumns) -> dict[str, str]:
+        """Add the number of rows, and the first day; names of the partial's columns and of the answer's."""
+        measures = {"rows": self._add(F.count(F.lit(1)))}
+        if statistic.day:
+            self.values["__day"] = (row_columns.day if row_columns.day is not None else F.lit(0)).cast("bigint")
+            measures["day"] = self._add(F.min("__day"))
+        return measures
+
+    def add_number(self, j: int, number: Number, source: _TypedColumn, places: range | None) -> dict[str, str]:
+        """Add all measures of a number."""
+        x = f"__x{next(self._next)}"
+        self.values[x] = exact_sums.spark_usable(source.column)
+        measures = {f"{j}.count": self._add(F.count(x))}
+        if number.minmax:
+            measures |= {f"{j}.min": self._add(F.min(x)), f"{j}.max": self._add(F.max(x))}
+        if places is not None:
+            names = {place: f"{x}d{i}" for i, place in enumerate(places)}
+            for place, digit in exact_sums.sql_digits(x, places).items():
+                self._digits[names[place]] = F.expr(digit)
+                measures[f"{j}.sum.{place}"] = self._add(F.sum(names[place]))
+            if number.squares:
+                for place, digit in exact_sums.sql_square_digits(names, places).items():
+                    measures[f"{j}.squares.{place}"] = self._add(F.expr(f"sum({digit})"))
+        return measures
+
+    def aggregate(self, alias: str) -> Column:
+        """An aggregate of the pass."""
+        return self.aggregates[alias].alias(alias)
+
+    def select(self, frame: DataFrame) -> DataFrame:
+        """The frame with the values, in layers."""
+        values = [column.alias(name) for name, column in self.values.items()] or [F.lit(1).alias("__one")]
+        frame = frame.select(*values)
+        if self._digits:
+            frame = frame.select("*", *[column.alias(name) for name, column in self._digits.items()])
+        return frame
+
+    def _add(self, aggregate: Column) -> str:
+        alias = f"m{next(self._next)}"
+        self.aggregates[alias] = aggregate
+        return alias
+
+
+#: Bytes of a number of a group.
+_NUMBER = 8
+#: Which groups a row is of, in a frame of several.
+_FORM = "form"
+
+
+@dataclass(frozen=True)
+class GroupsForm:
+    """What the columns of groups mean."""
+
+    #: By the value of `v`: the place of the statistic among those requested.
+    order: tuple[int, ...]
+    #: By the value of `v`: those of the columns `key` and `fold` that its groups have.
+    keys: tuple[tuple[str, ...], ...]
+    #: Columns by the names of a partial's.
+    measures: Mapping[str, str]
+
+    def partials(self, answer: pa.Table) -> dict[int, Partial]:
+        """The statistics by their places; those that have no group, too."""
+        answer = answer.combine_chunks()
+        which = answer.column("v").to_numpy()
+        out = {}
+        for v, (i, keys) in enumerate(zip(self.order, self.keys, strict=True)):
+            mine = answer.filter(pa.array(which == v))
+            out[i] = partial_of(mine, self.measures, {name: mine.column(name) for name in keys})
+        return out
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Statistics of one form: groups (v, key, fold where there are folds, numbers), none twice."""
+
+    frame: DataFrame
+    form: GroupsForm
+
+
+@dataclass(frozen=True)
+class LargeStatistics:
+    """Statistics that the driver does not hold."""
+
+    #: (name int, statistic binary), `name` being the place among those requested; all groups of a key in one partition.
+    statistics: DataFrame
+    #: Places among those requested.
+    names: frozenset[int]
+    persisted: tuple[DataFrame, ...]
+
+    def release(self) -> None:
+        """Free what the frame reads, on the executors' disks."""
+        for frame in self.persisted:
+            frame.unpersist()
+
+
+def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, Partial], LargeStatistics | None]:
+    """The statistics of groups: here, but for those at the places `by_key`, where all of them together are large."""
+    out: dict[int, Partial] = {}
+    mixed = []
+    for found in groups:
+        if by_key and not set(by_key).isdisjoint(found.form.order):
+            mixed.append(found)
+        else:
+            out |= found.form.partials(found.frame.toArrow())
+    if not mixed:
+        return out, None
+    # They are looked at more than once; a lost part is made again.
+    frames = tuple(found.frame.persist(StorageLevel.DISK_ONLY) for found in mixed)
+    with ExitStack() as stack:
+        for frame in frames:
+            stack.callback(frame.unpersist)
+        of_keys = [_where(frame, found.form, by_key) for found, frame in zip(mixed, frames, strict=True)]
+        rows, text, size = _size(of_keys)
+        if size <= transport.most_in_driver(frames[0].sparkSession):
+            for found, frame in zip(mixed, frames, strict=True):
+                out |= found.form.partials(frame.toArrow())
+            return out, None
+        for found, frame in zip(mixed, frames, strict=True):
+            if others := set(found.form.order) - set(by_key):
+                answer = found.form.partials(_where(frame, found.form, others).toArrow())
+                out |= {i: partial for i, partial in answer.items() if i in others}
+        pack = _Pack(tuple(found.form for found in mixed))
+        # The same numbers have other names in each of them.
+        parts = reduce(
+            lambda a, b: a.unionByName(b, allowMissingColumns=True),
+            (pack.renamed(number, frame) for number, frame in enumerate(of_keys)),
+        )
+        partitions = max(1, -(-rows // PARTITION_VALUES), -(-text // PARTITION_BYTES))
+        statistics = parts.repartition(partitions, "key").mapInArrow(pack.run, "name int, statistic binary")
+        stack.pop_all()
+        return out, LargeStatistics(statistics, frozenset(by_key), frames)
+
+
+def _where(frame: DataFrame, form: GroupsForm, places: Collection[int]) -> DataFrame:
+    """The groups of some statistics."""
+    return frame.where(F.col("v").isin([v for v, i in enumerate(form.order) if i in places]))
+
+
+def _size(frames: Sequence[DataFrame]) -> tuple[int, int, int]:
+    """(groups, bytes of their keys, bytes)."""
+    rows = text = size = 0
+    for frame in frames:
+        n, keys = frame.agg(F.count("key"), F.sum(F.octet_length("key"))).collect()[0]
+        rows, text = rows + n, text + (keys or 0)
+        size += (keys or 0) + n * _NUMBER * (len(frame.columns) - 1)
+    return rows, text, size
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """In a task: the statistics of the keys of its partition."""
+
+    forms: tuple[GroupsForm, ...]
+
+    def renamed(self, number: int, frame: DataFrame) -> DataFrame:
+        """Groups with names of columns that no others have."""
+        columns = [F.col(name).alias(_own(number, name)) for name in self.forms[number].measures.values()]
+        shared = [name for name in frame.columns if name in ("v", "key", "fold")]
+        return frame.select(F.lit(number).alias(_FORM), *shared, *columns)
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """(name, statistic)."""
+        came = list(batches)
+        if not came:
+            return
+        whole = pa.Table.from_batches(came)
+        for number, form in enumerate(self.forms):
+            mine = whole.filter(pc.equal(whole.column(_FORM), number))
+            measures = {name: _own(number, alias) for name, alias in form.measures.items()}
+            for i, partial in GroupsForm(form.order, form.keys, measures).partials(mine).items():
+                for piece in cut(partial) if partial.num_rows else ():
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array([i], pa.int32()), pa.array([packed(piece, i)], pa.binary())], ["name", "statistic"]
+                    )
+
+
+def _own(number: int, name: str) -> str:
+    return f"{name}_{number}"
+
+
+def partial_of(answer: pa.Table, measures: Mapping[str, str], keys: Mapping[str, pa.ChunkedArray]) -> Partial:
+    """A statistic's table of an answer's columns."""
+    columns: dict[str, pa.Array] = {name: key.combine_chunks() for name, key in keys.items()}
+    sums: dict[tuple[str, str], dict[int, I64]] = {}
+    for name, alias in measures.items():
+        column = answer.column(alias)
+        number, _, rest = name.partition(".")
+        measure, _, place = rest.partition(".")
+        if place:
+            # A sum of no number is null.
+            sums.setdefault((number, measure), {})[int(place)] = np.asarray(column.fill_null(0).to_numpy(), np.int64)
+        elif name == "day":
+            columns[name] = column.fill_null(np.iinfo(np.int64).max).combine_chunks()
+        else:
+            columns[name] = column.combine_chunks()
+    return assemble(columns, sums)
