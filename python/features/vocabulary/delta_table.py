@@ -25,9 +25,10 @@ from headrace.features.vocabulary.frame_codes import codes_of
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.vocabulary.restoration import SavedCopies, damage_of, lost_rows, put_back
 from headrace.features.vocabulary.table_writer import Pieces, VocabularyWriter, write_table
+from headrace.lake.delta.data_files import data_file
 from headrace.lake.delta.log import DataFile, DeltaLog, check_files
 from headrace.lake.delta.transaction import TransactionOvertaken
-from headrace.lake.delta.with_spark import append, data_file
+from headrace.lake.delta.with_spark import append
 from headrace.lake.spark.exchange import streamed
 from headrace.lake.spark.session import driver_python_bytes
 from headrace.storage import Fence, Location

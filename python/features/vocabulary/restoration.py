@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
+from headrace.lake.delta.data_files import data_file
 from headrace.lake.delta.erased import Replacement, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.lake.delta.transaction import Transaction
-from headrace.lake.delta.with_spark import data_file
 from headrace.storage import Fence, Location, not_as_written
 
 _LOST = pa.schema([("name", pa.string()), ("value", pa.string()), ("code", pa.int64()), ("added_ds", pa.string())])

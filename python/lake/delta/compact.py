@@ -6,16 +6,13 @@ between its read and its commit. So files are read and written without Spark, in
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.lake.delta.data_files import CODECS, schema_of, statistics
+from headrace.lake.delta.data_files import rewritten_file, schema_of
 from headrace.lake.delta.deletion_vectors import live_row_groups
 from headrace.lake.delta.log import DeltaLog, TableState, check_files, file_path
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken
@@ -93,27 +90,13 @@ def _alike(table: Location, adds: Sequence[Mapping[str, Any]]) -> Iterator[list[
 
 
 def _joined(table: Location, adds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Write the rows of some files into one, beside the first. Nothing names it yet. The `add` action of it."""
+    """Write the rows of some files into one, beside the first. No commit names it yet. Return its `add` action."""
     first = _opened(table, adds[0])
     schema = _joined_schema(first)
-    codec = first.metadata.row_group(0).column(0).compression.lower() if first.num_row_groups else "snappy"
-    new = file_path(table, str(adds[0]["path"])).parent / f"part-{uuid.uuid4()}.c000.{codec}.parquet"
-    nulls, metadata = dict.fromkeys(schema.names, 0), list[Any]()
-    with new.new_file() as path:
-        with pq.ParquetWriter(path, schema, compression=CODECS.get(codec, codec), metadata_collector=metadata) as out:
-            for rows in _large_groups(table, adds, schema):
-                for name in nulls:
-                    nulls[name] += rows.column(name).null_count
-                out.write_table(rows, row_group_size=max(1, rows.num_rows))
-    folder = str(adds[0]["path"]).rpartition("/")[0]
-    return {
-        "path": f"{folder}/{quote(new.name)}" if folder else quote(new.name),
-        "partitionValues": dict(adds[0]["partitionValues"] or {}),
-        "size": new.info().size,
-        "modificationTime": time.time_ns() // 1_000_000,
-        "dataChange": False,
-        "stats": statistics(metadata[0], schema, nulls),
-    }
+    with rewritten_file(table, adds[0], first, schema) as out:
+        for rows in _large_groups(table, adds, schema):
+            out.write(rows)
+    return out.add_action(dict(adds[0]["partitionValues"] or {}), data_change=False)
 
 
 def _large_groups(table: Location, adds: Sequence[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -6,10 +6,11 @@ import json
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampType
 
+from headrace.lake.delta.log import file_path
 from headrace.storage import Location
 
 #: A row group has at most so many rows, and about so many bytes in memory.
@@ -28,11 +30,11 @@ _DICTIONARY_SAMPLE, _MOST_DISTINCT = 1 << 14, 0.6
 _STATISTICS_COLUMNS = 32
 _STATISTICS_TEXT = 32
 #: Spark's names of codecs where Arrow's are others.
-_CODECS = {"uncompressed": "none", "lz4": "lz4", "lz4raw": "lz4", "lz4_raw": "lz4"}
+_SPARK_CODECS = {"uncompressed": "none", "lz4": "lz4", "lz4raw": "lz4", "lz4_raw": "lz4"}
 #: A row's landing file and line.
 SOURCE_FILE, SOURCE_LINE = "_source_file", "_source_line"
 #: Codecs that pyarrow's writer names otherwise than its reader.
-CODECS = {"uncompressed": "none"}
+_PARQUET_CODECS = {"uncompressed": "none"}
 
 
 def data_schema(columns: str) -> pa.Schema:
@@ -58,29 +60,30 @@ def _arrow_type(type_: DataType) -> pa.DataType:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A data file that no commit names yet. JSON values, but for its own type."""
+    """A data file of a day that no commit names yet, in JSON values but for its own type."""
 
-    #: Relative to the table's folder.
-    path: str
-    ds: str
-    #: Bytes.
-    size: int
+    #: Of Delta's log.
+    add: dict[str, Any]
     rows: int
-    #: Milliseconds since 1970.
-    modified: int
-    #: Delta's statistics, as JSON text.
-    stats: str
+
+    @property
+    def path(self) -> str:
+        """Return the path relative to the table's folder."""
+        return str(self.add["path"])
+
+    @property
+    def ds(self) -> str:
+        """Return the day that is the file's partition."""
+        return str(self.add["partitionValues"]["ds"])
+
+    @property
+    def size(self) -> int:
+        """Return the file's bytes."""
+        return int(self.add["size"])
 
     def add_action(self) -> dict[str, Any]:
-        """The `add` action of Delta's log."""
-        return {
-            "path": self.path,
-            "partitionValues": {"ds": self.ds},
-            "size": self.size,
-            "modificationTime": self.modified,
-            "dataChange": True,
-            "stats": self.stats,
-        }
+        """Return the `add` action of Delta's log."""
+        return self.add
 
 
 def remove_files(table: Location, files: Sequence[WrittenFile]) -> None:
@@ -111,24 +114,106 @@ def footer(file: Location) -> pq.FileMetaData:
         return pq.read_metadata(stream)
 
 
+class RowGroupWriter:
+    """Writes one data file of a table, a row group at a time, and gives the action that adds it to the log.
+
+    The file is there under its name when the block has ended well; an error leaves nothing of it.
+    """
+
+    def __init__(
+        self,
+        table: Location,
+        folder: str,
+        schema: pa.Schema,
+        codec: str,
+        *,
+        use_dictionary: bool | list[str] = True,
+        store_schema: bool = True,
+        is_durable: bool = True,
+    ) -> None:
+        """Begin a file of a new name.
+
+        Args:
+            table: its folder.
+            folder: of the file, as paths in the log have it; empty: the table's own.
+            schema: of the file.
+            codec: as Parquet's footers name it, in lower case.
+            use_dictionary: whether columns have dictionaries, or the ones that have.
+            store_schema: whether the file keeps the Arrow schema besides Parquet's.
+            is_durable: whether the file is on the disk once it is closed. A commit waits for all files that it adds
+                (headrace.lake.delta.transaction); others that name files must not outlive them.
+        """
+        name = f"part-{uuid.uuid4()}.c000.{codec}.parquet"
+        self.path = f"{folder}/{name}" if folder else name
+        self.file = file_path(table, self.path)
+        #: Rows that were written.
+        self.rows, self._nulls = 0, dict.fromkeys(schema.names, 0)
+        self._schema, self._metadata = schema, list[pq.FileMetaData]()
+        with ExitStack() as opened:
+            path = opened.enter_context((self.file if is_durable else self.file.transient()).new_file())
+            self._writer = pq.ParquetWriter(
+                path,
+                schema,
+                compression=_PARQUET_CODECS.get(codec, codec),
+                use_dictionary=use_dictionary,
+                store_schema=store_schema,
+                metadata_collector=self._metadata,
+            )
+            self._partial = opened.pop_all()
+
+    def write(self, rows: pa.Table, group_rows: int | None = None) -> None:
+        """Write rows in the schema given: as one row group, or as groups of at most `group_rows`."""
+        for name in self._nulls:
+            self._nulls[name] += rows.column(name).null_count
+        self.rows += rows.num_rows
+        self._writer.write_table(rows, row_group_size=group_rows or max(1, rows.num_rows))
+
+    def add_action(self, partition: Mapping[str, str | None], data_change: bool = True) -> dict[str, Any]:
+        """Return the `add` action of the finished file.
+
+        Args:
+            partition: values of the partition columns, as text.
+            data_change: whether rows come by it, rather than from files that go.
+        """
+        info = self.file.info()
+        return {
+            "path": self.path,
+            "partitionValues": dict(partition),
+            "size": info.size,
+            "modificationTime": info.modified_ns // 1_000_000,
+            "dataChange": data_change,
+            "stats": statistics(self._metadata[0], self._schema, self._nulls),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if error is not None:
+            # On a full disk Arrow fails again, in other words: the first error is the one to report.
+            with suppress(OSError, RuntimeError, pa.ArrowException):
+                self._writer.close()
+            return self._partial.__exit__(kind, error, trace)
+        with self._partial:
+            self._writer.close()
+        return None
+
+
 class DataFileWriter:
-    """Writes one data file, row group by row group; none where there are no rows."""
+    """Writes the rows of one day, collected into large row groups; no file where there are no rows."""
 
     def __init__(self, table: Location, ds: str, schema: pa.Schema, codec: str) -> None:
         """`codec`: as Spark's `spark.sql.parquet.compression.codec` names it."""
         self._table, self._ds, self._schema = table, ds, schema
-        self._codec = _CODECS.get(codec.lower(), codec.lower())
-        name = f"part-{uuid.uuid4()}.c000.{self._codec}.parquet"
-        self.path = table / f"ds={ds}" / name
+        self._codec = _SPARK_CODECS.get(codec.lower(), codec.lower())
         self._waiting: list[pa.Table] = []
-        self._rows = self._bytes = self._written = 0
-        self._nulls = dict.fromkeys(schema.names, 0)
-        self._metadata: list[Any] = []
-        self._writer: pq.ParquetWriter | None = None
-        self._open: Any = None
+        self._rows = self._bytes = 0
+        self._writer: RowGroupWriter | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Rows in the schema given."""
+        """Add rows in the schema given."""
         if not rows.num_rows:
             return
         self._waiting.append(rows)
@@ -138,52 +223,60 @@ class DataFileWriter:
             self._flush()
 
     def close(self) -> WrittenFile | None:
-        """Finish the file. It is there under its name from now on, and not before."""
+        """Finish the file, which appears under its name; return what a commit needs of it, None without rows."""
         self._flush()
         if self._writer is None:
             return None
-        self._writer.close()
-        self._open.__exit__(None, None, None)
-        self._writer = None
-        self.path.start_writeback()
-        info = self.path.info()
-        stats = statistics(self._metadata[0], self._schema, self._nulls)
-        return WrittenFile(
-            f"ds={self._ds}/{self.path.name}", self._ds, info.size, self._written, info.modified_ns // 1_000_000, stats
-        )
+        writer, self._writer = self._writer, None
+        writer.__exit__(None, None, None)
+        writer.file.start_writeback()
+        return WrittenFile(writer.add_action({"ds": self._ds}), writer.rows)
 
     def abandon(self) -> None:
-        """Leave nothing of it."""
+        """Leave nothing of the file."""
         if self._writer is not None:
-            # On a full disk Arrow fails again, in other words: the first error is the one to hear of.
-            with suppress(OSError, RuntimeError, pa.ArrowException):
-                self._writer.close()
             with suppress(RuntimeError):
-                self._open.__exit__(RuntimeError, RuntimeError("abandoned"), None)
+                self._writer.__exit__(RuntimeError, RuntimeError("abandoned"), None)
             self._writer = None
 
     def _flush(self) -> None:
         if not self._waiting:
             return
-        table = pa.concat_tables(self._waiting)
+        rows = pa.concat_tables(self._waiting)
         if self._writer is None:
-            self.path.parent.make_dir()
-            # Not waited for: the commit that names it has it on the disk before (headrace.lake.delta.transaction).
-            self._open = self.path.transient().new_file()
-            partial = self._open.__enter__()
-            self._writer = pq.ParquetWriter(
-                partial,
+            self._writer = RowGroupWriter(
+                self._table,
+                f"ds={self._ds}",
                 self._schema,
-                compression=self._codec,
-                use_dictionary=dictionary_columns(table),
+                self._codec,
+                use_dictionary=dictionary_columns(rows),
                 store_schema=False,
-                metadata_collector=self._metadata,
+                is_durable=False,
             )
-        for name in self._schema.names:
-            self._nulls[name] += table.column(name).null_count
-        self._written += table.num_rows
         self._waiting, self._rows, self._bytes = [], 0, 0
-        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._writer.write(rows)
+
+
+def data_file(table: Location, rows: pa.Table) -> dict[str, Any]:
+    """Write a data file of a table without partitions, which no commit names yet; return its `add` action."""
+    with RowGroupWriter(table, "", rows.schema, "snappy", store_schema=False, is_durable=False) as out:
+        out.write(rows, ROW_GROUP_ROWS)
+    return out.add_action({})
+
+
+def rewritten_file(
+    table: Location, add: Mapping[str, Any], parquet: pq.ParquetFile, schema: pa.Schema
+) -> RowGroupWriter:
+    """Begin a data file that takes the place of another, beside it and with its codec.
+
+    Args:
+        table: its folder.
+        add: the `add` action of the other file.
+        parquet: the other file, open.
+        schema: of the new file.
+    """
+    codec = parquet.metadata.row_group(0).column(0).compression.lower() if parquet.num_row_groups else "snappy"
+    return RowGroupWriter(table, str(add["path"]).rpartition("/")[0], schema, codec)
 
 
 def statistics(metadata: pq.FileMetaData, schema: pa.Schema, nulls: Mapping[str, int]) -> str:

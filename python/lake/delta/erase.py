@@ -11,18 +11,15 @@ is read row group by row group.
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
-from headrace.lake.delta.data_files import CODECS, row_groups, schema_of, statistics
+from headrace.lake.delta.data_files import rewritten_file, row_groups, schema_of
 from headrace.lake.delta.deletion_vectors import live_row_groups
 from headrace.lake.delta.erased import Replacement, erasure_text, replacements, save_replacements
 from headrace.lake.delta.log import DeltaLog, file_path
@@ -226,33 +223,16 @@ def _opened(file: Location) -> pq.ParquetFile:
 
 
 def _written(table: Location, file: Location, add: Mapping[str, Any], change: Change) -> Replacement:
-    """Write the live rows of a file again, beside the old one. Nothing names it yet."""
+    """Write the live rows of a file again, beside the old one. Nothing names the new one yet."""
     parquet = _opened(file)
-    schema = schema_of(parquet)
-    codec = parquet.metadata.row_group(0).column(0).compression.lower() if parquet.num_row_groups else "snappy"
-    new = file.parent / f"part-{uuid.uuid4()}.c000.{codec}.parquet"
-    nulls = dict.fromkeys(schema.names, 0)
-    gone, metadata = 0, list[Any]()
-    with new.new_file() as path:
-        with pq.ParquetWriter(path, schema, compression=CODECS.get(codec, codec), metadata_collector=metadata) as out:
-            for rows in live_row_groups(table, add, parquet):
-                kept, _ = change.apply(rows)
-                gone += rows.num_rows - kept.num_rows
-                for name in nulls:
-                    nulls[name] += kept.column(name).null_count
-                if kept.num_rows:
-                    out.write_table(kept.cast(schema), row_group_size=kept.num_rows)
-    info = new.info()
-    folder = str(add["path"]).rpartition("/")[0]
-    replaced = {
-        "path": f"{folder}/{quote(new.name)}" if folder else quote(new.name),
-        "partitionValues": dict(add["partitionValues"] or {}),
-        "size": info.size,
-        "modificationTime": time.time_ns() // 1_000_000,
-        "dataChange": True,
-        "stats": statistics(metadata[0], schema, nulls),
-    }
-    return Replacement(replaced, gone)
+    schema, removed = schema_of(parquet), 0
+    with rewritten_file(table, add, parquet, schema) as out:
+        for rows in live_row_groups(table, add, parquet):
+            changed, _ = change.apply(rows)
+            removed += rows.num_rows - changed.num_rows
+            if changed.num_rows:
+                out.write(changed.cast(schema))
+    return Replacement(out.add_action(dict(add["partitionValues"] or {})), removed)
 
 
 def _rows_of(add: Mapping[str, Any]) -> int:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -22,7 +20,6 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import UserError
 from headrace.identifiers import quoted
-from headrace.lake.delta.data_files import ROW_GROUP_ROWS, statistics
 from headrace.lake.delta.erased import ROWS
 from headrace.lake.delta.fence import application_of, check, committed, next_version
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState, check_files, file_path
@@ -243,24 +240,3 @@ def append(
     if transaction.wants_checkpoint(version):
         write_checkpoint(spark, table)
     return version
-
-
-def data_file(table: Location, rows: pa.Table) -> dict[str, Any]:
-    """Write a data file, which is not of the table yet; its `add` action."""
-    path = table / f"part-{uuid.uuid4()}.c000.snappy.parquet"
-    metadata: list[Any] = []
-    # Not waited for: the commit that names it has it on the disk before (headrace.lake.delta.transaction).
-    with path.transient().new_file() as partial:
-        pq.write_table(
-            rows, partial, ROW_GROUP_ROWS, compression="snappy", store_schema=False, metadata_collector=metadata
-        )
-    info = path.info()
-    nulls = {name: rows.column(name).null_count for name in rows.column_names}
-    return {
-        "path": path.name,
-        "partitionValues": {},
-        "size": info.size,
-        "modificationTime": info.modified_ns // 1_000_000,
-        "dataChange": True,
-        "stats": statistics(metadata[0], rows.schema, nulls),
-    }
