@@ -44,7 +44,7 @@ from bench.parts import Parts
 from bench.report import Figure, publish
 from headrace.config import Spark, Spec, build_spec
 from headrace.errors import UserError
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.lake.spark.session import session
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout

@@ -25,7 +25,7 @@ from headrace.config import load_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
 

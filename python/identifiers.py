@@ -5,6 +5,7 @@ A name is a column's whole name, whatever characters it has: dots, blanks, quote
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ def quoted(name: str, quote: str = "`", escape: str = "") -> str:
     if escape:
         name = name.replace(escape, escape * 2)
     return quote + name.replace(quote, quote * 2) + quote
+
+
+def quoted_names(names: Sequence[str]) -> list[str]:
+    """Return names for Spark's column functions, whatever characters they have."""
+    return [quoted(name) for name in names]
 
 
 def column(name: str) -> Column:

@@ -36,7 +36,7 @@ _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 _MOST_DIGITS = 38
 #: Unit of numbers in a column of times, since 1970 in UTC.
 EpochUnit = Literal["epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds"]
-#: Directives of time formats (headrace.lake.blocks.spellings), and those that abbreviate others.
+#: Directives of time formats (headrace.lake.landing.spellings), and those that abbreviate others.
 _DIRECTIVES = "YymdbaHIpMSfzZ"
 _SEVERAL = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M", "B": "%b", "A": "%a", "e": "%d", "h": "%b"}
 #: Other systems' names of types, for hints.

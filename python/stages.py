@@ -51,7 +51,7 @@ _ENTRIES = (
     StageEntry(
         "ingest",
         "Load the day's landing files into the lake's Delta table; bad rows go to quarantine with a reason.",
-        "headrace.lake.ingest.stage:Ingest",
+        "headrace.lake.landing.stage:Ingest",
         dag="retrain",
         counts=("kept", "quarantined"),
         writes=("lake/{pipeline}/events", "lake/{pipeline}/quarantine"),

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
 

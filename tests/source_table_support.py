@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.features.build.stage import BuildFeatures
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.manifest import Manifest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace

@@ -1,4 +1,4 @@
-// Lines that are JSON objects to columns: called from headrace.lake.blocks.json_parser by ctypes, which lets other threads run
+// Lines that are JSON objects to columns: called from headrace.lake.landing.json_lines by ctypes, which lets other threads run
 // meanwhile.
 //
 // Of each object the values of some keys, each of one kind (text, integer, number, boolean). A line that is not plainly so is

@@ -1,4 +1,4 @@
-// Where lines of text end, and which bytes are among them: called from headrace.lake.blocks by ctypes.
+// Where lines of text end, and which bytes are among them: called from headrace.lake.landing.native by ctypes.
 #include <cstdint>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Text to instants, digit by digit: called from headrace.lake.blocks.times by ctypes, which says what is read and does the same
+// Text to instants, digit by digit: called from headrace.lake.landing.convert by ctypes, which says what is read and does the same
 // with NumPy where this is not built. The callers own all memory.
 #include <cstdint>
 

@@ -18,7 +18,7 @@ class FileFormat:
     must not import Spark: that is for the module of `reader`, which is imported when a day is loaded.
     """
 
-    #: `module:Class` of the `headrace.lake.sources.reader.LandingReader` that reads it.
+    #: `module:Class` of the `headrace.lake.landing.reader.LandingReader` that reads it.
     reader: ClassVar[str]
     #: Columns that the spec must declare.
     columns: ClassVar[tuple[str, ...]] = ()
@@ -53,21 +53,21 @@ class TableFormat:
 class Clicks(FileFormat):
     """Click logs as `headrace generate` writes them: JSON lines and CSV side by side."""
 
-    reader = "headrace.lake.sources.clicks:ClicksReader"
+    reader = "headrace.lake.landing.formats:ClicksReader"
     paths = multiline = True
 
 
 class Csv(FileFormat):
     """Delimited text."""
 
-    reader = "headrace.lake.sources.delimited:CsvReader"
+    reader = "headrace.lake.landing.formats:CsvReader"
     paths = multiline = True
 
 
 class JsonLines(FileFormat):
     """JSON objects, one a line."""
 
-    reader = "headrace.lake.sources.json_lines:JsonLinesReader"
+    reader = "headrace.lake.landing.formats:JsonLinesReader"
     paths = list_paths = True
 
 

@@ -22,7 +22,7 @@ _INTEGER = r"^[+-]?\d{1,19}$"
 _ZEROS = r"^[+-]?0\d"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
-#: What `ingest` reads as a timestamp (headrace.lake.ingest.typed_rows).
+#: What `ingest` reads as a timestamp (headrace.lake.landing.judge).
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
 #: Pairs of texts that `ingest` reads as booleans.
 _BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"})

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import UserError, nearest
-from headrace.lake.sources.frame import quoted as quote_names
+from headrace.identifiers import quoted_names as quote_names
 from headrace.scaffold.columns import ColumnProfile
 from headrace.scaffold.names import POSITIVE, RATINGS, label_rank, words
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from headrace.errors import UserError
-from headrace.lake.sources.compression import COMPRESSIONS, without_ending
+from headrace.lake.landing.compression import COMPRESSIONS, without_ending
 from headrace.scaffold.table_sample import TableRows, delta_rows, folder_rows, iceberg_rows
 from headrace.scaffold.text_sample import csv_rows, json_rows, sample_bytes
 from headrace.storage import Location, is_uri, local, local_folder, location_of

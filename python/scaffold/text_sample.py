@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from headrace.errors import UserError
-from headrace.lake.sources.compression import DamagedError, ending, open_plain
+from headrace.lake.landing.compression import DamagedError, ending, open_plain
 from headrace.storage import Location, StoreError
 from headrace.storage.store import Info
 
@@ -148,7 +148,7 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
 
 
 def _names(chunk: Chunk, separator: str, trim: bool, text: str) -> tuple[str, ...]:
-    """The names in a file's first line, as `ingest` takes them (headrace.lake.sources.delimited)."""
+    """The names in a file's first line, as `ingest` takes them (headrace.lake.landing.formats)."""
     fields = next(csv.reader([_first_lines(chunk, text)[0]], delimiter=separator, skipinitialspace=trim))
     names = tuple((f.strip() if trim else f) or f"column{k}" for k, f in enumerate(fields))
     if twice := [n for n, k in Counter(names).items() if k > 1]:

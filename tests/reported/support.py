@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from headrace.config import Spec, build_spec
 from headrace.features.build.stage import BuildFeatures
 from headrace.jobs.stages import load_stage
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.manifest import Manifest
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace

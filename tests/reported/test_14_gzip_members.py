@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.lake.blocks.lines import Part
-from headrace.lake.blocks.reader import Declaration, TimeRange
-from headrace.lake.ingest.read_lines import ReadTask, SourceFile
-from headrace.lake.sources.text_lines import ReadLines
+from headrace.lake.landing.block_reader import Declaration, TimeRange
+from headrace.lake.landing.blocks import Part
+from headrace.lake.landing.read_lines import ReadTask, SourceFile
+from headrace.lake.landing.text_lines import ReadLines
 from headrace.schema import TableColumn
 from headrace.storage import local
 

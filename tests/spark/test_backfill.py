@@ -15,7 +15,7 @@ from headrace.config import Spec, build_spec, load_spec
 from headrace.features.build.stage import BuildFeatures
 from headrace.jobs.day_range import days_of, turns
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.manifest import Manifest
 from headrace.stage import Stage, run_stage
 from headrace.storage import Location

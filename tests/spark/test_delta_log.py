@@ -17,7 +17,7 @@ from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, ddl_fiel
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import remove_days_before, unused_files, unused_log_files
 from headrace.lake.delta.transaction import Transaction, claim, create_table
-from headrace.lake.ingest.commit import commit_files
+from headrace.lake.landing.commit import commit_files
 from headrace.manifest import Manifest
 from headrace.storage import Fence, LeaseLost, local
 from headrace.workspace import Workspace

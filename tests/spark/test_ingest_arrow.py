@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import LandingSource, Table
-from headrace.lake import landing
-from headrace.lake.ingest.arrow_plan import arrow_plan, why_spark
-from headrace.lake.ingest.arrow_rows import ArrowRows, read_by_arrow
-from headrace.lake.ingest.batch_rows import checked_reader, rows_by_spark
-from headrace.lake.ingest.profile import profiles
-from headrace.lake.sources.frame import GOOD, SKIPPED
-from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.landing.arrow_rows import ArrowRows, arrow_plan, read_by_arrow, why_spark
+from headrace.lake.landing.batch_rows import checked_reader, rows_by_spark
+from headrace.lake.landing.files import find_files
+from headrace.lake.landing.frame import GOOD, SKIPPED
+from headrace.lake.landing.profile import profiles
+from headrace.lake.landing.reader import LandingBatch
 from headrace.workspace import Workspace
 from headrace_datasets.criteo import CRITEO
 from tests.ingest_lines import COLUMNS, INTEGERS, NAMES, TABLE, WORDS, csv_lines, json_lines, source
@@ -47,7 +46,7 @@ def batch_of(spark: SparkSession, ws: Workspace, source: LandingSource, table: T
     path = Path(ws.home) / "in" / DAY / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(body) if name.endswith(".gz") else body)
-    return LandingBatch(spark, source, table, (landing.find(source, ws, DAY),))
+    return LandingBatch(spark, source, table, (find_files(source, ws, DAY),))
 
 
 def bits(table: pa.Table) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
-from headrace.lake.ingest import arrow_rows, unpack
+from headrace.lake.landing import arrow_rows, bzip2
 from headrace.workspace import Workspace
 from tests.ingest_lines import NAMES, TABLE, csv_lines, json_lines
 from tests.ingest_support import D1, D2, put, run
@@ -68,7 +68,7 @@ def test_both_ways_commit_the_same(
 ) -> None:
     # So that a bzip2 file of one block is read by many tasks: one has lines, the others none.
     monkeypatch.setattr(arrow_rows, "LEAST_BYTES", 0)
-    monkeypatch.setattr(unpack, "LEAST_BYTES", 500)
+    monkeypatch.setattr(bzip2, "LEAST_BYTES", 500)
     # So that hashes of keys are compared range by range.
     monkeypatch.setattr(arrow_rows, "_HASHES_AT_ONCE", 16)
     numbers, kept = count(), 0

@@ -20,7 +20,7 @@ from headrace.housekeeping.forget.persons import Persons
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.ingest.load_history import LoadHistory
+from headrace.lake.landing.load_history import LoadHistory
 from headrace.workspace import Workspace
 from tests import source_table_support as table_support
 from tests.ingest_support import D1, D2, D3, D4, event, ids, jsonl, make_spec, put, run, table

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.lake.ingest import load
+from headrace.lake.landing import load
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
 from tests.ingest_support import COLUMNS, D1, D2, D3, D4, NAMES, event, ids, jsonl, make_spec, put, run, table

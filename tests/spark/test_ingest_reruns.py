@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import IncompleteError, UserError
-from headrace.lake.ingest import load, stage
+from headrace.lake.landing import load, stage
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
 from tests.ingest_support import COLUMNS, D1, D2, D3, D4, event, ids, jsonl, make_spec, put, run, table, version

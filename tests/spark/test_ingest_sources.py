@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.errors import UserError
-from headrace.lake.ingest import load
+from headrace.lake.landing import load
 from headrace.manifest import Manifest
 from headrace.monitor import lineage
 from headrace.workspace import Workspace

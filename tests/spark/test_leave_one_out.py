@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import load_overlay, load_spec
 from headrace.features.build.stage import BuildFeatures
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.models.predictor import load_predictor
 from headrace.stage import run_stage
 from headrace.train.job import Job

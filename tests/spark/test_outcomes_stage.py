@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.config import Spec, build_spec
 from headrace.errors import RefusedError, UserError
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.manifest import Manifest, Output
 from headrace.outcomes.stage import MeasureOutcomes
 from headrace.score.day_table import rows_of_day, write_day

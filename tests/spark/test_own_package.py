@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, load_spec
 from headrace.errors import RefusedError, UserError
-from headrace.lake.ingest.arrow_plan import why_spark
+from headrace.lake.landing.arrow_rows import why_spark
 from headrace.manifest import Manifest, Output
 from headrace.publish import target as contract
 from headrace.publish.audit.day import day_checks

@@ -20,10 +20,10 @@ from pyspark.sql import functions as F
 from headrace.config import Spec, Table, TableSource
 from headrace.errors import UserError
 from headrace.features.ops.numbers import decimal_doubles, decimal_texts
-from headrace.lake.sources.frame import BAD, GOOD
-from headrace.lake.sources.values import extract
+from headrace.lake.landing.frame import BAD, GOOD
 from headrace.lake.tables.declared import table_rows
 from headrace.lake.tables.folder import FolderSnapshot
+from headrace.lake.values import extract
 from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.workspace import Workspace

@@ -20,12 +20,11 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
-from headrace.lake import landing
-from headrace.lake.ingest.stage import Ingest
-from headrace.lake.ingest.typed_rows import typed
-from headrace.lake.sources.frame import BAD, GOOD, SKIPPED
-from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.reader import reader_of
+from headrace.lake.landing.files import find_files
+from headrace.lake.landing.frame import BAD, GOOD, SKIPPED
+from headrace.lake.landing.judge import typed
+from headrace.lake.landing.reader import LandingBatch, reader_of
+from headrace.lake.landing.stage import Ingest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from headrace_datasets.criteo import CRITEO
@@ -40,7 +39,7 @@ def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str
         data = body if isinstance(body, bytes) else body.encode()
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     source = spec.source.model_copy(update={"path": "in/*"})
-    batch = LandingBatch(spark, source, spec.table, (landing.find(source, ws, str(spec.ds)),))
+    batch = LandingBatch(spark, source, spec.table, (find_files(source, ws, str(spec.ds)),))
     reader = reader_of(source)
     staged = ws.home / "staged"
     frames = [typed(frame, source, spec.table, ()) for frame in reader.read(batch)]

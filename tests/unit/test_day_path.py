@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.config import LandingSource, TableSource
 from headrace.config.section import day_groups, day_regex, names_day, path_of_day
 from headrace.errors import UserError
-from headrace.lake import landing
+from headrace.lake.landing.files import day_folders, find_files
 from headrace.lake.tables.folder import FolderSnapshot
 from headrace.storage import local
 from headrace.workspace import Workspace
@@ -88,11 +88,11 @@ def test_landing_files_by_folders_of_a_day(tmp_path: Path) -> None:
     source = LandingSource.model_validate({"format": "jsonl", "path": "{ds:%Y/%m/%d}/*/*.json"})
     assert source.daily
     for day in days:
-        found = [f.name for f in landing.find(source, ws, day.isoformat()).files]
+        found = [f.name for f in find_files(source, ws, day.isoformat()).files]
         assert found == [f"{day:%Y/%m/%d}/00/batch-1.json", f"{day:%Y/%m/%d}/13/batch-1.json"]
     complete = {"success_file": "_SUCCESS"}
     source = LandingSource.model_validate({"format": "jsonl", "path": source.path, "complete": complete})
-    assert next(str(f) for f in landing.day_folders(source, ws, "2026-01-08")) == f"{tmp_path}/2026/01/08"
+    assert next(str(f) for f in day_folders(source, ws, "2026-01-08")) == f"{tmp_path}/2026/01/08"
     with pytest.raises(ValueError, match="has no folder for each day before its first wildcard"):
         LandingSource.model_validate({"format": "jsonl", "path": "all/*/{ds:%Y/%m/%d}/x", "complete": complete})
 

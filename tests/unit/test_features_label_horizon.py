@@ -11,7 +11,7 @@ from headrace.features.build.plan import first_day
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.split_rule import seen_until, split_ranges
 from headrace.features.table_ops.preparation import midnight
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.landing.stage import Ingest
 from headrace.manifest import fingerprint
 
 

@@ -29,7 +29,7 @@ from headrace.housekeeping.forget.proof import Request
 from headrace.housekeeping.workspace_state import WorkspaceState, manifests_of
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.ingest.load_history import LoadHistory, row_counts
+from headrace.lake.landing.load_history import LoadHistory, row_counts
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import read_card, restore

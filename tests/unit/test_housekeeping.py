@@ -26,7 +26,7 @@ from headrace.lake.delta.compact import crowded
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before, unused_files
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.ingest.load_history import LoadHistory, last_change
+from headrace.lake.landing.load_history import LoadHistory, last_change
 from headrace.manifest import Manifest, Output
 from headrace.models.predictor import file_digest
 from headrace.monitor.lineage import find, load_runs, trace

@@ -20,12 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.blocks.convert import from_json, from_text, list_of, split_list
-from headrace.lake.blocks.lines import Block, Part, UnreadableError, blocks, count_lines
-from headrace.lake.blocks.screen import odd_bytes, odd_json
 from headrace.lake.delta.data_files import DataFileWriter
-from headrace.lake.ingest.key_hash import key_hashes
-from headrace.lake.ingest.write_rows import Dropped, kept
+from headrace.lake.landing.blocks import Block, Part, UnreadableError, blocks, count_lines, odd_bytes, odd_json
+from headrace.lake.landing.convert import from_json, from_text, list_of, split_list
+from headrace.lake.landing.key_hashes import key_hashes
+from headrace.lake.landing.write_rows import Dropped, kept
 from headrace.storage import local
 
 LINES = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=30)

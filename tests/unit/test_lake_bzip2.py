@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.lake.blocks import bzip2
-from headrace.lake.blocks.lines import Part, blocks
-from headrace.lake.ingest import unpack
+from headrace.lake.landing import bzip2
+from headrace.lake.landing.blocks import Part, blocks
 from headrace.storage import Location, local
 from tests.storage_homes import memory_home
 
@@ -39,7 +38,7 @@ def written(folder: Path, streams: list[bytes]) -> tuple[Location, int]:
 
 def by_ranges(file: tuple[Location, int], scratch: Path) -> list[Part] | None:
     scratch.mkdir(exist_ok=True)
-    return unpack.unpack(None, {3: file}, 1, local(scratch)).get(3)
+    return bzip2.unpack(None, {3: file}, 1, local(scratch)).get(3)
 
 
 def lines_of(parts: list[Part]) -> list[tuple[int, bytes]]:
@@ -77,8 +76,8 @@ def test_ranges_hold_the_lines_of_the_whole(
     with pytest.MonkeyPatch.context() as patch:
         # No more than a few hundred ranges.
         most = max(most, file[1] // 200)
-        patch.setattr(unpack, "LEAST_BYTES", most)
-        patch.setattr(unpack, "_MOST_RANGE_BYTES", most)
+        patch.setattr(bzip2, "LEAST_BYTES", most)
+        patch.setattr(bzip2, "_MOST_RANGE_BYTES", most)
         parts = by_ranges(file, folder / "scratch")
     assert parts is not None
     expected = whole.removesuffix(b"\n").split(b"\n")
@@ -88,8 +87,8 @@ def test_ranges_hold_the_lines_of_the_whole(
 
 @pytest.fixture
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpack, "LEAST_BYTES", 20_000)
-    monkeypatch.setattr(unpack, "_MOST_RANGE_BYTES", 20_000)
+    monkeypatch.setattr(bzip2, "LEAST_BYTES", 20_000)
+    monkeypatch.setattr(bzip2, "_MOST_RANGE_BYTES", 20_000)
 
 
 TEXT = text_of(5, 400_000, 200, True)
@@ -122,11 +121,11 @@ def test_damaged_files_are_not_read_in_ranges(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_ranges")
 def test_pieces_in_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake, good = memory_home(monkeypatch, tmp_path / "cache"), bz2.compress(TEXT, 1)
-    parts = unpack.unpack(None, {3: written(tmp_path, [good])}, 1, lake)[3]
+    parts = bzip2.unpack(None, {3: written(tmp_path, [good])}, 1, lake)[3]
     assert len(parts) > 3
     assert lines_of(parts) == list(enumerate(TEXT.removesuffix(b"\n").split(b"\n"), 1))
     before = list(lake.files())
-    assert unpack.unpack(None, {3: written(tmp_path, [good[:-9]])}, 1, lake) == {}
+    assert bzip2.unpack(None, {3: written(tmp_path, [good[:-9]])}, 1, lake) == {}
     assert list(lake.files()) == before
 
 

@@ -16,7 +16,7 @@ from headrace.config import TableSource
 from headrace.config.source import SourceDay
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog, commit_times, newest_until
-from headrace.lake.landing import day_folders
+from headrace.lake.landing.files import day_folders
 from headrace.lake.tables.change_feed import VersionRange, check_feed
 from headrace.lake.tables.delta import DeltaSnapshot
 from headrace.lake.tables.folder import FolderSnapshot

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import BusyError, UserError
 from headrace.lake.delta.data_files import DataFileWriter, WrittenFile, remove_files
 from headrace.lake.delta.transaction import Transaction, create_table
-from headrace.lake.ingest.commit import forgotten_unless_refused
+from headrace.lake.landing.commit import forgotten_unless_refused
 from headrace.storage import LeaseLost, Location, StoreRefused, local
 from headrace.storage.objects.calls import StoreAway
 

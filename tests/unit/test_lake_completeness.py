@@ -12,13 +12,12 @@ from pydantic import ValidationError
 
 from headrace.config import LandingSource, TableSource, parse_duration
 from headrace.errors import EXIT_INCOMPLETE, IncompleteError, UserError
-from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest.completeness import behind, declared_rows, lacking, wanted_watermark
-from headrace.lake.ingest.day_files import covered_days
-from headrace.lake.ingest.load_history import LoadHistory
-from headrace.lake.ingest.plan import declared_source
-from headrace.lake.ingest.source_context import source_contexts
+from headrace.lake.landing.completeness import behind, declared_rows, lacking, wanted_watermark
+from headrace.lake.landing.files import find_files
+from headrace.lake.landing.load_history import LoadHistory
+from headrace.lake.landing.plan import covered_days, declared_source
+from headrace.lake.landing.source_context import source_contexts
 from headrace.stage import Context
 from headrace.storage.local import LocalStore
 from headrace.workspace import Workspace
@@ -102,7 +101,7 @@ def test_what_is_removed_between_two_looks_is_not_there(ws: Workspace, monkeypat
     monkeypatch.setattr(LocalStore, "is_file", removed)
     monkeypatch.setattr(LocalStore, "glob", listed)
     for ask, said in (
-        (lambda: [f.name for f in landing.find(wanted, ws, D1).files], [there]),
+        (lambda: [f.name for f in find_files(wanted, ws, D1).files], [there]),
         (lambda: lacking(wanted, ws, D1), [f"the control file {ws.home / f'{D1}.count'}"]),
     ):
         for path in (there, f"in/{D1}/b.json", f"{D1}.count"):
@@ -119,7 +118,7 @@ def test_a_marker_among_the_files_is_no_data(ws: Workspace) -> None:
     for name in ("a.json", "all.done", "rows.json"):
         put(ws, f"in/{D1}/{name}")
     wanted = source({"marker": "in/{ds}/all.done", "control": {"path": "in/{ds}/rows.json"}})
-    assert [f.name for f in landing.find(wanted, ws, D1).files] == [f"in/{D1}/a.json"]
+    assert [f.name for f in find_files(wanted, ws, D1).files] == [f"in/{D1}/a.json"]
 
 
 def test_watermarks(ws: Workspace) -> None:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from headrace.config import Expectations, Table
 from headrace.errors import UserError
-from headrace.lake.ingest import expectations
-from headrace.lake.ingest.profile import FileProfile, Unreadable
+from headrace.lake.landing import expectations
+from headrace.lake.landing.profile import FileProfile, Unreadable
 
 DS = "2026-01-02"
 END = datetime.fromisoformat(DS).replace(tzinfo=UTC) + timedelta(days=1)
@@ -52,7 +52,7 @@ def test_each_expectation_at_its_edge(wanted: dict[str, Any], value: float, ok: 
         profile(good=45, bad=5, read=50, nulls={"price": 25}, newest=datetime(2026, 1, 2, 18, tzinfo=UTC)),
     ]
     files[0].absent, files[1].absent = frozenset({"a", "b"}), frozenset({"b", "c"})
-    checks = expectations.check(DS, END, files, 2, limits)
+    checks = expectations.check_limits(DS, END, files, 2, limits)
     (name,) = (k for k in wanted)
     (found,) = (c for c in checks if c.name.split(".")[0] == name)
     assert (found.value, found.ok) == (value, ok)
@@ -67,7 +67,7 @@ def test_each_expectation_at_its_edge(wanted: dict[str, Any], value: float, ok: 
 
 
 def test_no_event_at_all_is_not_fresh() -> None:
-    checks = expectations.check(DS, END, [profile()], 0, Expectations(freshness_hours=1))
+    checks = expectations.check_limits(DS, END, [profile()], 0, Expectations(freshness_hours=1))
     (fresh,) = (c for c in checks if "fresh" in c.name)
     assert not fresh.ok
     with pytest.raises(UserError, match="the newest event is none hours"):
@@ -77,9 +77,11 @@ def test_no_event_at_all_is_not_fresh() -> None:
 def test_all_breaches_are_told_at_once_with_what_explains_them() -> None:
     files = [profile(nulls={"price": 90}, unreadable={"price": Unreadable(10, "12,5")})]
     wanted = Expectations(min_rows=1000, max_bad_rate=0.01, null_rate={"price": 0.5})
-    drift = expectations.drift(files, TABLE, frozenset())
+    drift = expectations.column_drifts(files, TABLE, frozenset())
     with pytest.raises(UserError) as e:
-        expectations.enforce(expectations.check(DS, END, files, 0, wanted), drift, {"b: rare": 1, "a: common": 9})
+        expectations.enforce(
+            expectations.check_limits(DS, END, files, 0, wanted), drift, {"b: rare": 1, "a: common": 9}
+        )
     lines = str(e.value).splitlines()
     assert lines[0].startswith(f"{DS} breaks 3 of its expectations")
     assert [line.split(":")[0].strip() for line in lines[1:4]] == ["min_rows", "max_bad_rate", "null_rate.price"]
@@ -97,7 +99,7 @@ def test_drift_of_three_kinds() -> None:
             unreadable={"price": Unreadable(5, "12,5"), "id": Unreadable(39, "7.5")},
         ),
     ]
-    found = expectations.drift(files, TABLE, frozenset({"size"}))
+    found = expectations.column_drifts(files, TABLE, frozenset({"size"}))
     assert [(d.column, d.change) for d in found] == [("color", "new"), ("price", "missing"), ("price", "retyped")]
     assert found[0].detail == "in a.gz, b.gz"
     assert found[1].detail == "in no row of a.gz"
@@ -107,39 +109,39 @@ def test_drift_of_three_kinds() -> None:
 def test_a_column_in_no_file_of_the_day() -> None:
     files = [profile("a.gz", absent=frozenset({"price"})), profile("b.gz", absent=frozenset({"price"}))]
     empty = profile("c.gz", read=0, good=0, bad=0)
-    (found,) = expectations.drift([*files, empty], TABLE, frozenset())
+    (found,) = expectations.column_drifts([*files, empty], TABLE, frozenset())
     assert found.detail == "in no file of the day (a.gz, b.gz)"
-    checks = expectations.check(DS, END, [*files, empty], 0, Expectations(columns="present", max_bad_rate=1))
+    checks = expectations.check_limits(DS, END, [*files, empty], 0, Expectations(columns="present", max_bad_rate=1))
     with pytest.raises(UserError, match=r"columns: 1 of the declared ones(.|\n)*column 'price' is missing"):
         expectations.enforce(checks, [found], {})
     wanted = Expectations(columns="present", max_bad_rate=1)
-    checks = expectations.check(DS, END, [files[0], profile("b.gz")], 0, wanted)
+    checks = expectations.check_limits(DS, END, [files[0], profile("b.gz")], 0, wanted)
     assert all(c.ok for c in checks)
 
 
 def test_half_of_the_values_is_not_a_retyped_column() -> None:
     files = [profile(readable={"id": 5, "price": 5}, unreadable={"price": Unreadable(5, "x")})]
-    assert expectations.drift(files, TABLE, frozenset()) == []
+    assert expectations.column_drifts(files, TABLE, frozenset()) == []
 
 
 def test_required_column_missing_from_a_file() -> None:
     absent = frozenset({"id", "price"})
     with pytest.raises(UserError, match=r"required column 'id' is missing from all of landing file b\.gz \(100 rows\)"):
-        expectations.refuse([profile("a.gz"), profile("b.gz", absent=absent)], TABLE, [])
+        expectations.refuse_columns([profile("a.gz"), profile("b.gz", absent=absent)], TABLE, [])
     # A file with no readable line says nothing about its columns: its rows are bad ones.
-    expectations.refuse([profile("b.gz", absent=absent, broken=100)], TABLE, [])
+    expectations.refuse_columns([profile("b.gz", absent=absent, broken=100)], TABLE, [])
 
 
 @pytest.mark.parametrize(("policy", "stops"), [("report", False), ("accept", False), ("refuse", True)])
 def test_new_columns_by_policy(policy: str, stops: bool) -> None:
     table = TABLE.model_copy(update={"new_columns": policy})
     files = [profile("a.gz", extra=frozenset({"color"}))]
-    drift = expectations.drift(files, table, frozenset())
+    drift = expectations.column_drifts(files, table, frozenset())
     if stops:
         with pytest.raises(UserError, match=r"new columns on 2026-01-02: 'color' in a\.gz"):
-            expectations.refuse(files, table, drift)
+            expectations.refuse_columns(files, table, drift)
     else:
-        expectations.refuse(files, table, drift)
+        expectations.refuse_columns(files, table, drift)
 
 
 @pytest.mark.parametrize(

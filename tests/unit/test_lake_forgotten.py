@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from headrace.lake.blocks.lines import Part
-from headrace.lake.blocks.reader import Declaration, TimeRange
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.ingest.read_lines import PartCounts, ReadTask, SourceFile
+from headrace.lake.landing.block_reader import Declaration, TimeRange
+from headrace.lake.landing.blocks import Part
+from headrace.lake.landing.read_lines import PartCounts, ReadTask, SourceFile
 from headrace.schema import TableColumn
 from headrace.storage import local
 

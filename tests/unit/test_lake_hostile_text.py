@@ -17,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from headrace.lake.blocks.lines import LINE_BYTES, TOO_LONG, Block, whole_lines
-from headrace.lake.blocks.quotes import UNCLOSED, QuotedFields
-from headrace.lake.blocks.screen import odd_json
-from headrace.lake.landing import LandingFile
-from headrace.lake.sources.delimited import header_of
-from headrace.lake.sources.text_lines import lines_of, whole_records
+from headrace.lake.landing.blocks import LINE_BYTES, TOO_LONG, Block, odd_json, whole_lines
+from headrace.lake.landing.delimited import UNCLOSED, QuotedFields
+from headrace.lake.landing.files import LandingFile
+from headrace.lake.landing.formats import header_of
+from headrace.lake.landing.text_lines import lines_of, whole_records
 from headrace.storage import local
 
 TOKENS = ('"', '""', ",", "x", " ", "\n", '"\n', ',"', '",', '5" pipe,"z\n', '"a"b,"\n', 'é,"', "\r\n")

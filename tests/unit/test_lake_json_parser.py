@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import Table
-from headrace.lake.blocks import native, times
-from headrace.lake.blocks.json_lines import JsonReader
-from headrace.lake.blocks.json_parser import parse_plain
-from headrace.lake.blocks.lines import Block
-from headrace.lake.blocks.reader import TimeRange, read_block
-from headrace.lake.ingest.arrow_plan import declaration_of
+from headrace.lake.landing import convert, native
+from headrace.lake.landing.arrow_rows import declaration_of
+from headrace.lake.landing.block_reader import TimeRange, read_block
+from headrace.lake.landing.blocks import Block
+from headrace.lake.landing.json_lines import JsonReader, parse_plain
 from tests.ingest_lines import COLUMNS, TABLE, json_lines, source
 
 KINDS = {"s": pa.string(), "é": pa.string(), "i": pa.int64(), "d": pa.float64(), "b": pa.bool_()}
@@ -138,10 +137,10 @@ def test_a_block_is_read_as_without_the_library(lines: list[str], accept: bool) 
 )
 def test_times_are_as_without_the_library(texts: list[str | None]) -> None:
     column = pa.array(["x", *texts], pa.string())[1:]  # an array with an offset
-    here = times.timestamps(column, "Europe/Berlin")
+    here = convert.timestamps(column, "Europe/Berlin")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: None)
-        assert here.equals(times.timestamps(column, "Europe/Berlin"))
+        assert here.equals(convert.timestamps(column, "Europe/Berlin"))
 
 
 @pytest.mark.parametrize("accept", [False, True])

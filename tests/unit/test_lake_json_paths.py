@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.blocks.json_paths import ListPathsTask, Reached, parsed, reach, text_of
+from headrace.lake.landing.json_paths import ListPathsTask, Reached, parsed, reach, text_of
 from headrace.schema import path_steps
 
 EVENT = {

@@ -12,8 +12,9 @@ import pytest
 from headrace.config import LandingSource
 from headrace.config.formats import FILE_FORMATS
 from headrace.errors import UserError
-from headrace.lake import landing
-from headrace.lake.sources.reader import LandingReader, reader_of
+from headrace.lake.calendar import days_of_run, following, midnight
+from headrace.lake.landing.files import LandingDay, LandingFile, find_files
+from headrace.lake.landing.reader import LandingReader, reader_of
 from headrace.storage import local
 from headrace.workspace import Workspace, checkout
 
@@ -29,13 +30,13 @@ def put(ws: Workspace, *names: str) -> None:
         path.write_bytes(b"x")
 
 
-def names(day: landing.LandingDay) -> list[str]:
+def names(day: LandingDay) -> list[str]:
     return [f.name for f in day.files]
 
 
 def test_files_of_a_day_by_name(ws: Workspace) -> None:
     put(ws, "landing/p/2026-01-02/b.gz", "landing/p/2026-01-02/a.gz", "landing/p/2026-01-03/a.gz")
-    day = landing.find(source("landing/p/{ds}/*.gz"), ws, "2026-01-02")
+    day = find_files(source("landing/p/{ds}/*.gz"), ws, "2026-01-02")
     assert names(day) == ["landing/p/2026-01-02/a.gz", "landing/p/2026-01-02/b.gz"]
     assert day.size == 2
 
@@ -50,57 +51,57 @@ def test_what_is_not_data(ws: Workspace) -> None:
         "landing/p/truth/2026-01-02.json",
         "landing/p/2026-01-02/d.gz/inner.gz",
     )
-    assert names(landing.find(source("landing/p/{ds}/*"), ws, "2026-01-02")) == ["landing/p/2026-01-02/a.gz"]
+    assert names(find_files(source("landing/p/{ds}/*"), ws, "2026-01-02")) == ["landing/p/2026-01-02/a.gz"]
     # A wide glob would find the truth by its day; a folder of that name above the landing area is fine.
-    assert names(landing.find(source("landing/p/**/*{ds}*"), ws, "2026-01-02")) == []
+    assert names(find_files(source("landing/p/**/*{ds}*"), ws, "2026-01-02")) == []
     inside = Workspace(ws.home / "truth" / "home")
     put(inside, "in/2026-01-02.json")
-    assert names(landing.find(source("in/{ds}.json"), inside, "2026-01-02")) == ["in/2026-01-02.json"]
+    assert names(find_files(source("in/{ds}.json"), inside, "2026-01-02")) == ["in/2026-01-02.json"]
 
 
 def test_home_with_glob_characters(tmp_path: Path) -> None:
     ws = Workspace(tmp_path / "a[1] *b")
     put(ws, "in/x.csv")
-    assert names(landing.find(source("in/*.csv"), ws, "2026-01-01")) == ["in/x.csv"]
+    assert names(find_files(source("in/*.csv"), ws, "2026-01-01")) == ["in/x.csv"]
 
 
 def test_absolute_and_checkout_paths(ws: Workspace, tmp_path: Path) -> None:
     outside = tmp_path / "elsewhere" / "x.csv"
     outside.parent.mkdir()
     outside.write_text("x")
-    assert names(landing.find(source(str(outside)), ws, "2026-01-01")) == [str(outside)]
-    found = landing.find(source("pyproject.tom?"), ws, "2026-01-01")
+    assert names(find_files(source(str(outside)), ws, "2026-01-01")) == [str(outside)]
+    found = find_files(source("pyproject.tom?"), ws, "2026-01-01")
     assert [f.path for f in found.files] == [local(checkout() / "pyproject.toml")]
     put(ws, "pyproject.toml")
-    assert names(landing.find(source("pyproject.tom?"), ws, "2026-01-01")) == ["pyproject.toml"]
+    assert names(find_files(source("pyproject.tom?"), ws, "2026-01-01")) == ["pyproject.toml"]
 
 
 def test_days_covered_oldest_first() -> None:
-    assert landing.covered(source("in/{ds}/*.gz", catch_up_days=2), "2026-01-01") == [
+    assert days_of_run(source("in/{ds}/*.gz", catch_up_days=2), "2026-01-01") == [
         "2025-12-30",
         "2025-12-31",
         "2026-01-01",
     ]
-    assert landing.covered(source("in/{ds}/*.gz", catch_up_days=0), "2026-01-03") == ["2026-01-03"]
-    assert landing.covered(source("in/*.csv"), "2026-01-03") == ["2026-01-03"]
+    assert days_of_run(source("in/{ds}/*.gz", catch_up_days=0), "2026-01-03") == ["2026-01-03"]
+    assert days_of_run(source("in/*.csv"), "2026-01-03") == ["2026-01-03"]
 
 
 def test_checksum_is_of_the_content(ws: Workspace) -> None:
     put(ws, "in/a.gz")
     path = ws.home / "in/a.gz"
-    (first,) = landing.find(source("in/*.gz"), ws, "2026-01-01").files
+    (first,) = find_files(source("in/*.gz"), ws, "2026-01-01").files
     assert first.sha256() == hashlib.sha256(b"x").hexdigest()
     os.utime(path, ns=(0, first.mtime_ns + 1))
     assert not first.unchanged()
-    (touched,) = landing.find(source("in/*.gz"), ws, "2026-01-01").files
+    (touched,) = find_files(source("in/*.gz"), ws, "2026-01-01").files
     assert touched.sha256() == first.sha256()
     path.write_bytes(b"y")
     os.utime(path, ns=(0, first.mtime_ns + 2))
-    (written,) = landing.find(source("in/*.gz"), ws, "2026-01-01").files
+    (written,) = find_files(source("in/*.gz"), ws, "2026-01-01").files
     assert written.sha256() != first.sha256()
     path.unlink()
     with pytest.raises(UserError, match=r"landing file in/a\.gz cannot be read: No such file"):
-        landing.LandingFile("in/a.gz", local(path), 1, 5).sha256()
+        LandingFile("in/a.gz", local(path), 1, 5).sha256()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_checksum_is_of_the_content(ws: Workspace) -> None:
 )
 def test_landing_days_of_a_time_zone(zone: str, ds: str, begin: str, hours: int) -> None:
     spec = source("in/{ds}/*", timezone=zone)
-    first, last = landing.midnight(spec, ds), landing.midnight(spec, landing.following(ds))
+    first, last = midnight(spec, ds), midnight(spec, following(ds))
     assert first == datetime.fromisoformat(begin)
     assert (last - first).total_seconds() == hours * 3600
 
@@ -141,11 +142,11 @@ def test_links_give_each_file_once(ws: Workspace) -> None:
     (day / "gone.csv").symlink_to("nowhere")
     os.link(day / "a.csv", day / "hard.csv")
     expected = ["a.csv", "hard.csv", "sub/b.csv", "x/c.csv"]
-    found = landing.find(source("in/{ds}/**/*.csv"), ws, "2026-01-01")
+    found = find_files(source("in/{ds}/**/*.csv"), ws, "2026-01-01")
     assert names(found) == [f"in/2026-01-01/{name}" for name in expected]
     assert sorted(local(day).infos()) == ["0.csv", *expected]
     # Without `**` links are followed as far as the pattern says.
-    assert names(landing.find(source("in/{ds}/*.csv"), ws, "2026-01-01")) == [
+    assert names(find_files(source("in/{ds}/*.csv"), ws, "2026-01-01")) == [
         "in/2026-01-01/a.csv",
         "in/2026-01-01/hard.csv",
     ]
@@ -155,4 +156,4 @@ def test_a_name_that_is_not_utf8_is_refused(ws: Workspace) -> None:
     put(ws, "in/a.csv")
     Path(os.fsdecode(os.fsencode(ws.home / "in") + b"/b\xff.csv")).write_bytes(b"")
     with pytest.raises(UserError, match=r"in/b\\xff\.csv: its name is not UTF-8 text"):
-        landing.find(source("in/*.csv"), ws, "2026-01-01")
+        find_files(source("in/*.csv"), ws, "2026-01-01")

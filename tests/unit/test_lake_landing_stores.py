@@ -15,15 +15,15 @@ from pydantic import ValidationError
 
 from headrace.config import LandingSource, build_spec
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.lake import landing
-from headrace.lake.blocks.lines import Part, blocks, count_lines
-from headrace.lake.blocks.quotes import QuotedFields
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest.completeness import declared_rows, lacking
-from headrace.lake.ingest.day_files import covered_days, day_files
-from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
-from headrace.lake.ingest.source_context import SourceContext, source_contexts
-from headrace.lake.sources.delimited import header_of
+from headrace.lake.landing.blocks import Part, blocks, count_lines
+from headrace.lake.landing.completeness import declared_rows, lacking
+from headrace.lake.landing.delimited import QuotedFields
+from headrace.lake.landing.files import LandingDay, _sha256, file_patterns, find_files, marker_places
+from headrace.lake.landing.formats import header_of
+from headrace.lake.landing.load_history import LoadHistory, LoadRecord
+from headrace.lake.landing.plan import covered_days, day_files
+from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.lake.spark.errors import told
 from headrace.stage import Context
 from headrace.storage import Location, StoreAway, location, location_of
@@ -79,7 +79,7 @@ def test_files_of_a_day_are_named_by_their_uris(drops: Location, ws: Workspace, 
     day = drops / D1
     put(day, "a.csv.gz", "b?.csv.gz", "deep/c#1.csv.gz", ".a.csv.gz", "_a.csv.gz", "a.csv.gz.tmp", "truth/x.csv.gz")
     put(drops / D2, "a.csv.gz")
-    found = landing.find(source(path), ws, D1)
+    found = find_files(source(path), ws, D1)
     assert [f.name for f in found.files] == [f"s3://bucket/drops/{D1}/{name}" for name in names]
     assert [f.path for f in found.files] == [day / name for name in names]
     assert all(f.unchanged() for f in found.files)
@@ -88,15 +88,15 @@ def test_files_of_a_day_are_named_by_their_uris(drops: Location, ws: Workspace, 
 def test_files_of_a_lake_in_a_store(drops: Location, tmp_path: Path) -> None:
     ws = Workspace(tmp_path, lake_uri=str(drops))
     put(drops, "in/a?.csv", "in/ab.csv", "in/ac.csv")
-    assert [f.name for f in landing.find(source("in/a?.csv"), ws, D1).files] == ["in/a?.csv", "in/ab.csv", "in/ac.csv"]
-    assert list(map(str, landing.patterns(source("in/*"), ws, D1)[:1])) == ["s3://bucket/drops/in/*"]
-    assert landing.places("../done/{ds}", ws, D1)[0] == location_of(f"s3://bucket/done/{D1}")
+    assert [f.name for f in find_files(source("in/a?.csv"), ws, D1).files] == ["in/a?.csv", "in/ab.csv", "in/ac.csv"]
+    assert list(map(str, file_patterns(source("in/*"), ws, D1)[:1])) == ["s3://bucket/drops/in/*"]
+    assert marker_places("../done/{ds}", ws, D1)[0] == location_of(f"s3://bucket/done/{D1}")
 
 
 def test_a_path_may_be_a_file_uri(ws: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b" / "x1.csv").write_text("x")
-    found = landing.find(source(f"file://{tmp_path}/a%20b/x?.csv"), ws, D1)
+    found = find_files(source(f"file://{tmp_path}/a%20b/x?.csv"), ws, D1)
     assert [f.name for f in found.files] == [f"{tmp_path}/a b/x1.csv"]
 
 
@@ -123,11 +123,11 @@ def test_a_day_is_listed_by_questions_that_do_not_grow_with_its_files(
     put(drops / D1, *(f"{k}.csv" for k in range(100)), data=b"12")
     for name in ("head", "list_level", "download"):
         monkeypatch.setattr(calls, name, forbidden(name))
-    found = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1)
+    found = find_files(source("s3://bucket/drops/{ds}/*"), ws, D1)
     assert (len(found.files), found.size) == (100, 200)
 
 
-def record(day: landing.LandingDay) -> LoadRecord:
+def record(day: LandingDay) -> LoadRecord:
     return LoadRecord(
         **{"ds": day.ds, "key": "k", "declared": "d", "judged": "j", "rows": {}},
         files=[[f.name, f.size, f.sha256()] for f in day.files],
@@ -141,15 +141,15 @@ def test_a_file_is_read_again_where_its_tag_is_another(
 ) -> None:
     put(drops / D1, "a.csv", "b.csv")
 
-    def listed() -> landing.LandingDay:
-        return landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1)
+    def listed() -> LandingDay:
+        return find_files(source("s3://bucket/drops/{ds}/*"), ws, D1)
 
     loaded = record(listed())
     assert LoadRecord(**{k: v for k, v in vars(loaded).items() if k != "version"}) == loaded
     with monkeypatch.context() as patch:
         for name in ("get_small", "get_range", "download"):
             patch.setattr(calls, name, forbidden(name))
-        landing._sha256.cache_clear()
+        _sha256.cache_clear()
         again = day_files(listed(), loaded)
         assert not again.is_new
         # A listing and a look may tell the time differently: the tag is what counts.
@@ -169,13 +169,13 @@ def test_a_file_is_read_again_where_its_tag_is_another(
 
 def test_a_record_of_an_older_release_knows_the_time_alone(drops: Location, ws: Workspace) -> None:
     put(drops / D1, "a.csv")
-    day = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1)
+    day = find_files(source("s3://bucket/drops/{ds}/*"), ws, D1)
     assert not day_files(day, replace(record(day), files=[[day.files[0].name, 1, "-"]], tags={})).is_new
 
 
 def test_a_file_that_is_gone_is_named(drops: Location, ws: Workspace) -> None:
     put(drops / D1, "a.csv")
-    (file,) = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1).files
+    (file,) = find_files(source("s3://bucket/drops/{ds}/*"), ws, D1).files
     file.path.remove()
     assert not file.unchanged()
     message = rf"^landing file s3://bucket/drops/{D1}/a\.csv cannot be read: there is no file"
@@ -191,7 +191,7 @@ def test_a_header_costs_the_beginning_of_a_file(
     names = [f"column {k}" for k in range(columns)]
     data = f"{','.join(names)}\n".encode() + b"".join(hashlib.sha256(b"%d" % k).digest() for k in range(10_000))
     put(drops / D1, f"a.csv{ending}", data=gzip.compress(data) if ending else data)
-    (file,) = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1).files
+    (file,) = find_files(source("s3://bucket/drops/{ds}/*"), ws, D1).files
     sizes, get_range = list[int](), calls.get_range
 
     def ranged(bucket: Any, key: str, start: int, size: int) -> bytes:
@@ -210,7 +210,7 @@ def test_a_header_must_be_utf_8_and_lines_behind_it_need_not(drops: Location, ws
     latin, utf8 = "é,b\n".encode("latin-1"), "é,b\n".encode()
     put(drops / D1, "a.csv", data=utf8 + latin)
     put(drops / D1, "b.csv", data=latin + utf8)
-    good, bad = landing.find(source("s3://bucket/drops/{ds}/*"), ws, D1).files
+    good, bad = find_files(source("s3://bucket/drops/{ds}/*"), ws, D1).files
     assert header_of(good, QuotedFields(",")) == ("é", "b")
     with pytest.raises(UserError, match=r"b\.csv: its first line, the header, is not UTF-8 text$"):
         header_of(bad, QuotedFields(","))
@@ -232,7 +232,7 @@ def test_markers_and_control_files(drops: Location, ws: Workspace) -> None:
     put(drops, f"{D1}/rows.json", data=b'{"rows": 7}')
     assert lacking(wanted, ws, D1) == []
     assert declared_rows(wanted, ws, D1) == 7
-    assert [f.path.name for f in landing.find(wanted, ws, D1).files] == ["a.csv"]
+    assert [f.path.name for f in find_files(wanted, ws, D1).files] == ["a.csv"]
     # A marker may be elsewhere than the files.
     beside = source("in/{ds}/*", complete={"marker": "s3://bucket/drops/done/{ds}"})
     assert lacking(beside, ws, D1) == []
@@ -312,9 +312,9 @@ def test_credentials_for_a_part_of_a_bucket(drops: Location, ws: Workspace, monk
         "_SUCCESS is not in s3://bucket/drops",
         "the marker s3://bucket/drops/done is not there",
     ]
-    assert [f.path for f in landing.find(wanted, ws, D1).files] == [drops / D1 / "a.csv"]
+    assert [f.path for f in find_files(wanted, ws, D1).files] == [drops / D1 / "a.csv"]
     with pytest.raises(calls.StoreRefused):
-        landing.find(source("s3://bucket/*/*"), ws, D1)
+        find_files(source("s3://bucket/*/*"), ws, D1)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

@@ -12,12 +12,11 @@ import pytest
 
 from headrace.config import build_spec
 from headrace.errors import UserError
-from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest.day_files import covered_days
-from headrace.lake.ingest.load_history import DayState, LoadHistory, LoadRecord, last_change
-from headrace.lake.ingest.plan import LoadPlan, declaration, plan_load
-from headrace.lake.ingest.source_context import SourceContext, source_contexts
+from headrace.lake.landing.files import find_files
+from headrace.lake.landing.load_history import DayState, LoadHistory, LoadRecord, last_change
+from headrace.lake.landing.plan import LoadPlan, covered_days, declaration, plan_load
+from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.manifest import fingerprint
 from headrace.stage import Context
 from headrace.storage import local
@@ -63,7 +62,7 @@ class Lake:
     def load(self, ds: str, **more: Any) -> int:
         """What a load of a day's landing files commits: one data file of five rows."""
         ctx = context(self.ws, ds)
-        day = landing.find(ctx.source, self.ws, ds)
+        day = find_files(ctx.source, self.ws, ds)
         record = LoadRecord(
             **{
                 "ds": ds,

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest.load_history import row_counts
+from headrace.lake.landing.load_history import row_counts
 from headrace.storage import local
 
 SCHEMA = json.dumps(

@@ -8,7 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.ingest.arrow_plan import PART_BYTES, part_size
+from headrace.lake.landing.arrow_rows import PART_BYTES, part_size
 
 MIB = 1 << 20
 
@@ -38,6 +38,6 @@ def test_even_files_stay_whole_and_others_do_not() -> None:
 
 def test_tasks_that_read_lines_import_no_specs() -> None:
     """Their classes take longer to make than a task of a small day does."""
-    code = "import sys, headrace.lake.ingest.read_lines as r; print(*(m for m in sys.modules if '.config' in m))"
+    code = "import sys, headrace.lake.landing.read_lines as r; print(*(m for m in sys.modules if '.config' in m))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in found if name.startswith("headrace.")] == []

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.blocks.delimited import DelimitedForm, DelimitedReader
-from headrace.lake.blocks.lines import Block
-from headrace.lake.blocks.quotes import STRAY, UNCLOSED, QuotedFields, in_rfc4180
-from headrace.lake.blocks.reader import Declaration, TimeRange, read_block
+from headrace.lake.landing.block_reader import Declaration, TimeRange, read_block
+from headrace.lake.landing.blocks import Block
+from headrace.lake.landing.delimited import STRAY, UNCLOSED, DelimitedForm, DelimitedReader, QuotedFields, in_rfc4180
 from headrace.schema import TableColumn
 
 LINE = st.text(alphabet='ab\\"", é;', max_size=12)

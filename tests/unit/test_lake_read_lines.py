@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.lake.blocks.lines import Part
-from headrace.lake.blocks.reader import Declaration, TimeRange
-from headrace.lake.ingest.hash_files import load_hashes
-from headrace.lake.ingest.read_lines import ReadTask, SourceFile
+from headrace.lake.landing.block_reader import Declaration, TimeRange
+from headrace.lake.landing.blocks import Part
+from headrace.lake.landing.key_hashes import load_hashes
+from headrace.lake.landing.read_lines import ReadTask, SourceFile
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 from tests.storage_homes import home_of, left_over

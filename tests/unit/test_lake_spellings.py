@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from headrace.config import LandingSource, Table, build_spec
 from headrace.errors import UserError
-from headrace.lake.blocks.convert import from_text
-from headrace.lake.blocks.delimited import DelimitedForm, DelimitedReader
-from headrace.lake.blocks.lines import Block
-from headrace.lake.blocks.reader import TimeRange, read_block
-from headrace.lake.blocks.spellings import Spelling, spellings_of
-from headrace.lake.ingest.arrow_plan import declaration_of, why_spark
+from headrace.lake.landing.arrow_rows import declaration_of, why_spark
+from headrace.lake.landing.block_reader import TimeRange, read_block
+from headrace.lake.landing.blocks import Block
+from headrace.lake.landing.convert import from_text
+from headrace.lake.landing.delimited import DelimitedForm, DelimitedReader
+from headrace.lake.landing.spellings import Spelling, spellings_of
 from headrace.schema import TimeFormat
 from tests.csv_dialects import COLUMNS, Dialect, dialects, read, rows, written
 

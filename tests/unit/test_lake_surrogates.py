@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.blocks.surrogates import columns_with_halves, without_halves
+from headrace.lake.landing.json_paths import columns_with_halves, without_halves
 
 UNITS = st.sampled_from(["\ud83d", "\ude00", "\U0001f600", "\\", "u", "d83d", '"', "a", "é"])
 TEXT = st.lists(UNITS, max_size=8).map("".join)

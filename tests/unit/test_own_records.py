@@ -15,9 +15,9 @@ from headrace.lake.delta.erased import erased_rows, erasure_text, replacements
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import first_kept
 from headrace.lake.forgotten import ForgottenValues, listed_in
-from headrace.lake.ingest import taken_days
-from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
-from headrace.lake.ingest.taken_days import TakenDay, TakenDays
+from headrace.lake.landing import table_days
+from headrace.lake.landing.load_history import LoadHistory, LoadRecord
+from headrace.lake.landing.table_days import TakenDay, TakenDays
 from headrace.publish.files.target import Record
 from headrace.publish.tables.records import Records
 from headrace.storage import local
@@ -49,7 +49,7 @@ def loaded(folder: Path, change: Callable[..., str]) -> object:
 
 def taken(folder: Path, change: Callable[..., str], *path: str) -> object:
     day = TakenDay(DS, "k", "f", "1", "d", "j", {"read": 5, "kept": 5})
-    text = taken_days.metadata([day], {}, {})
+    text = table_days.metadata([day], {}, {})
     return TakenDays.read(log_of(folder, change(text, "headrace.ingest.table", *path))).days
 
 

@@ -25,7 +25,7 @@ from headrace.lake.delta.log import DeltaLog, check_files
 from headrace.lake.delta.log_files import newest_checkpoint, set_torn_aside
 from headrace.lake.delta.transaction import Transaction, create_table
 from headrace.lake.delta.with_spark import read_version
-from headrace.lake.ingest.load_history import LoadHistory, LoadRecord, row_counts
+from headrace.lake.landing.load_history import LoadHistory, LoadRecord, row_counts
 from headrace.manifest import Output
 from headrace.models.predictor import damaged_model
 from headrace.registry.store import missing_version

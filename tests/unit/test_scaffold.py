@@ -27,7 +27,7 @@ from headrace.config import Spec, load_spec
 from headrace.config.source import LandingSource
 from headrace.errors import UserError
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.landing import find
+from headrace.lake.landing.files import find_files
 from headrace.scaffold.columns import profile
 from headrace.scaffold.roles import Named
 from headrace.storage import Location, local
@@ -228,7 +228,7 @@ def test_text_in_a_store_is_seen_as_on_a_disk(
     for root in (drops, there):
         spec = written(f"{root}/{given}".rstrip("/"), tmp_path / f"{root.scheme}.yaml")
         assert landing(spec).path == f"{root}/{pattern}"
-        files = find(landing(spec), ws, "2026-03-02").files
+        files = find_files(landing(spec), ws, "2026-03-02").files
         assert [f.path for f in files] == [root / "2026-03-02/log [1].csv.gz"]
         found[root] = spec.model_dump(exclude={"source": {"path"}})
     assert found[there] == found[drops]

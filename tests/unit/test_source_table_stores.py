@@ -17,7 +17,7 @@ from headrace.config.source import SourceDay
 from headrace.errors import UserError
 from headrace.features.arrow.decode import LakeFile
 from headrace.lake.delta.log import DeltaLog, commit_times
-from headrace.lake.landing import day_folders
+from headrace.lake.landing.files import day_folders
 from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
 from headrace.lake.tables.parquet import arrow_reads
 from headrace.lake.tables.snapshot import Snapshot

@@ -20,8 +20,8 @@ from headrace.config import LandingSource, Spec, TableSource, load_spec
 from headrace.errors import EXIT_USER_ERROR
 from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.preparation import Preparation
-from headrace.lake import landing
-from headrace.lake.ingest.source_context import SourceContext, source_contexts
+from headrace.lake.landing.files import find_files, marker_places
+from headrace.lake.landing.source_context import SourceContext, source_contexts
 from headrace.lake.spark.requirements import ACCESSED, store_properties
 from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
 from headrace.observe.openlineage.names import DatasetName, name_of
@@ -133,11 +133,11 @@ def test_landing_files(place: Spelling, stores: None, tmp_path: Path) -> None:
     folder = location_of(place.name)
     for name in (f"{DS}/a1.csv", f"{DS}/b#.csv.gz", f"{DS}/c1.csv", f"{DS}.done", f"{DS}.json"):
         (folder / name).put_text("x")
-    found = landing.find(spec.source, ctx.ws, DS)
+    found = find_files(spec.source, ctx.ws, DS)
     assert [f.name for f in found.files] == [f"{place.name}/{DS}/a1.csv", f"{place.name}/{DS}/b#.csv.gz"]
     assert [f.path for f in found.files] == [folder / DS / "a1.csv", folder / DS / "b#.csv.gz"]
-    assert landing.places(marker, ctx.ws, DS) == (folder / f"{DS}.done",)
-    assert landing.places(control, ctx.ws, DS) == (folder / f"{DS}.json",)
+    assert marker_places(marker, ctx.ws, DS) == (folder / f"{DS}.done",)
+    assert marker_places(control, ctx.ws, DS) == (folder / f"{DS}.json",)
     assert ctx.input_name(DS) == f"{place.name}/{DS}/[ab]?.csv*"
     wanted = DatasetName(place.openlineage.namespace, f"{place.openlineage.name}/{DS}/[ab]?.csv*")
     assert name_of(ctx.ws, "landing", ctx.input_name(DS)) == wanted
@@ -182,7 +182,7 @@ def test_init_and_what_it_writes(place: Spelling, stores: None, tmp_path: Path, 
     source = load_spec(tmp_path / "init.yaml").source
     if isinstance(source, LandingSource):
         assert source.path == f"{place.name}/{{ds}}.csv"
-        found = landing.find(source, Workspace(tmp_path), DS).files
+        found = find_files(source, Workspace(tmp_path), DS).files
         assert [f.path for f in found] == [folder / f"{DS}.csv"]
     else:
         assert isinstance(source, TableSource)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import EXIT_USER_ERROR
-from headrace.lake.landing import LandingFile
+from headrace.lake.landing.files import LandingFile
 from headrace.lake.spark.errors import told
 from headrace.storage import Location, local, location, not_as_written, system
 from headrace.storage.objects import calls

@@ -20,10 +20,10 @@ from headrace.cli.groups import Group
 from headrace.config import LandingSource
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.jobs import run_stage
-from headrace.lake import landing
-from headrace.lake.blocks.lines import Part, blocks
-from headrace.lake.ingest.unpack import UnpackTask
-from headrace.lake.sources.compression import open_plain
+from headrace.lake.landing.blocks import Part, blocks
+from headrace.lake.landing.bzip2 import UnpackTask
+from headrace.lake.landing.compression import open_plain
+from headrace.lake.landing.files import find_files
 from headrace.lake.spark.errors import told
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
@@ -180,7 +180,7 @@ def test_a_landing_file_in_no_bucket(gone: None, ws: Workspace, monkeypatch: pyt
     monkeypatch.setattr(Busy, "status", 404)
     for path in ("s3://bucket/in/a.csv", "s3://bucket/in/*.csv"):
         with pytest.raises(StoreRefused, match=r"^s3://bucket/in.*: there is no such bucket, and headrace makes none$"):
-            landing.find(LandingSource.model_validate({"format": "csv", "path": path}), ws, "2026-01-01")
+            find_files(LandingSource.model_validate({"format": "csv", "path": path}), ws, "2026-01-01")
 
 
 _MALFORMED = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>The authorization header is malformed; "

@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from headrace.errors import UserError
-from headrace.lake import landing
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import create_table
-from headrace.lake.ingest.day_files import covered_days
-from headrace.lake.ingest.source_context import source_contexts
+from headrace.lake.landing.files import find_files
+from headrace.lake.landing.plan import covered_days
+from headrace.lake.landing.source_context import source_contexts
 from headrace.manifest import Manifest
 from headrace.stage import Context
 from headrace.storage import Location, location
@@ -100,7 +100,7 @@ def test_landing_files_of_a_bucket(home: Location, tmp_path: Path, monkeypatch: 
     ws, drops = Workspace(tmp_path / "home"), home / "drops"
     for name in ("a b%20c.csv", "d#1.csv"):
         (drops / D1 / name).put_text("x")
-    files = landing.find(make_spec({"path": f"{drops}/{{ds}}/*"}).source, ws, D1).files  # type: ignore[arg-type]
+    files = find_files(make_spec({"path": f"{drops}/{{ds}}/*"}).source, ws, D1).files  # type: ignore[arg-type]
     assert [f.name for f in files] == [f"{drops}/{D1}/a b%20c.csv", f"{drops}/{D1}/d#1.csv"]
     # A listing and a look at the file tell the same of it.
     assert all(f.unchanged() and f.tag for f in files)

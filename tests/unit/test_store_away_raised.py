@@ -21,13 +21,12 @@ from headrace.features.arrow import decode
 from headrace.features.build import append
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow import saved
-from headrace.lake.blocks.quotes import QuotedFields
-from headrace.lake.ingest import check_days
-from headrace.lake.ingest.changed_days import net_change
-from headrace.lake.landing import LandingFile
-from headrace.lake.sources import lines
-from headrace.lake.sources.delimited import header_of
-from headrace.lake.sources.text_lines import DAMAGED, UNREADABLE
+from headrace.lake.landing import check_days, reader
+from headrace.lake.landing.delimited import QuotedFields
+from headrace.lake.landing.files import LandingFile
+from headrace.lake.landing.formats import header_of
+from headrace.lake.landing.table_rows import net_change
+from headrace.lake.landing.text_lines import DAMAGED, UNREADABLE
 from headrace.lake.spark.errors import told
 from headrace.lake.tables import folder as table_folder
 from headrace.lake.tables import parquet as parquet_files
@@ -223,15 +222,15 @@ def test_rows_that_a_model_is_measured_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_quiet_tasks", lambda spark: nullcontext())
+    monkeypatch.setattr(reader, "_quiet_tasks", lambda spark: nullcontext())
     file = SimpleNamespace(name="a.csv.gz")
     batch: Any = SimpleNamespace(spark=None, files=[("2026-01-01", file)])
     text = "PythonException: Traceback (most recent call last):\n  File x\n"
-    with pytest.raises(PySparkException) as raised, lines.damaged_file_named(batch):
+    with pytest.raises(PySparkException) as raised, reader.damaged_file_named(batch):
         raise PySparkException(f"{text}headrace.storage.objects.calls.StoreAway: s3://b/a.csv.gz: timed out\n")
     assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
     for token, is_of_content in ((DAMAGED, True), (UNREADABLE, False)):
-        with pytest.raises(lines.FileDamaged, match="truncated") as damaged, lines.damaged_file_named(batch):
+        with pytest.raises(reader.FileDamaged, match="truncated") as damaged, reader.damaged_file_named(batch):
             raise PySparkException(f"{text}RuntimeError: {token} 0 it ends in the middle (truncated)\n")
         assert damaged.value.is_of_content is is_of_content
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.lake.blocks.delimited import DelimitedForm
-from headrace.lake.sources.frame import fixed_fields
-from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.reader import LandingReader
+from headrace.lake.landing.delimited import DelimitedForm
+from headrace.lake.landing.frame import fixed_fields
+from headrace.lake.landing.reader import LandingBatch, LandingReader
 
 
 class PipesReader(LandingReader):

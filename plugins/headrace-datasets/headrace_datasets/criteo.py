@@ -5,10 +5,9 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.lake.blocks.delimited import DelimitedForm
-from headrace.lake.sources.frame import fixed_fields
-from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.reader import LandingReader
+from headrace.lake.landing.delimited import DelimitedForm
+from headrace.lake.landing.frame import fixed_fields
+from headrace.lake.landing.reader import LandingBatch, LandingReader
 
 #: Names as the Kaggle page of the Criteo Display Advertising Challenge gives them; the 1 TB logs have the same fields.
 CRITEO = ("label", *(f"I{k}" for k in range(1, 14)), *(f"C{k}" for k in range(1, 27)))

@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.lake.sources.frame import GOOD, fixed_fields
-from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.reader import LandingReader
+from headrace.lake.landing.frame import GOOD, fixed_fields
+from headrace.lake.landing.reader import LandingBatch, LandingReader
 from headrace_datasets.movielens import VALID_NEGATIVES, with_negatives
 
 #: One of so many users has a row in `valid`.

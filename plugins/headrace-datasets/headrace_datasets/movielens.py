@@ -18,9 +18,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.lake.sources.frame import GOOD, fixed_fields
-from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.reader import LandingReader
+from headrace.lake.landing.frame import GOOD, fixed_fields
+from headrace.lake.landing.reader import LandingBatch, LandingReader
 
 VALID_NEGATIVES = 4
 RANK_NEGATIVES = 99

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.lake.blocks.delimited import DelimitedForm
-from headrace.lake.sources.delimited import delimited, with_header
-from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.reader import LandingReader
+from headrace.lake.landing.delimited import DelimitedForm
+from headrace.lake.landing.formats import delimited, with_header
+from headrace.lake.landing.reader import LandingBatch, LandingReader
 
 #: Of a time with one digit of hours, as a regular expression and what replaces it in Arrow's spelling.
 _TWO_DIGIT_HOUR = (r"^(\d{4}-\d{2}-\d{2}) (\d:)", r"\1 0\2")

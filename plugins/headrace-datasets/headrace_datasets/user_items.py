@@ -16,9 +16,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from headrace.lake.sources.frame import GOOD, SKIPPED, fixed_fields
-from headrace.lake.sources.lines import LandingBatch
-from headrace.lake.sources.reader import LandingReader
+from headrace.lake.landing.frame import GOOD, SKIPPED, fixed_fields
+from headrace.lake.landing.reader import LandingBatch, LandingReader
 
 #: By how many of the user's items come behind.
 _SPLITS = ("test", "valid", "train")

@@ -30,10 +30,10 @@ from headrace.features.table_ops.preparation import Preparation, midnight, row_p
 from headrace.features.table_ops.preparation import source_table as named_table
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared
+from headrace.lake.calendar import following
+from headrace.lake.calendar import midnight as landing_midnight
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.landing import following
-from headrace.lake.landing import midnight as landing_midnight
 from headrace.lake.tables.declared import PinnedTable
 from headrace.manifest import Input, Output
 from headrace.schema import TableColumn, is_wider

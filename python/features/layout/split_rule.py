@@ -10,8 +10,8 @@ from datetime import UTC, date, datetime, timedelta
 
 from headrace.config import Features, Spec
 from headrace.features.table_ops.preparation import Preparation, midnight
-from headrace.lake.landing import following
-from headrace.lake.landing import midnight as landing_midnight
+from headrace.lake.calendar import following
+from headrace.lake.calendar import midnight as landing_midnight
 
 
 @dataclass(frozen=True)

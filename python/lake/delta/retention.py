@@ -71,7 +71,7 @@ def unused_log_files(table: Location, pinned: Collection[int], first_day: str | 
 
     Commits and checkpoints that are older than a checkpoint up to which nobody reads: every version that is pinned, and
     every commit that changed a kept day, comes after it. What loads of removed days said of themselves counts for
-    nothing (headrace.lake.ingest.load_history); other readers lose the history before it, as by Delta's own retention.
+    nothing (headrace.lake.landing.load_history); other readers lose the history before it, as by Delta's own retention.
     Of what comes later only that which makes the log quicker to read, and is not needed for it: checkpoints, checksums.
     Nothing goes that was written since `before_ns`, nor what a reader needs of a version that was committed since then:
     who has listed the log before finds what it has chosen.

@@ -23,12 +23,12 @@ from pyspark.sql import types as T
 from headrace.config import Table, TableSource
 from headrace.config.source import RowChange
 from headrace.errors import UserError
+from headrace.identifiers import quoted_names
+from headrace.lake.calendar import following, midnight
 from headrace.lake.delta.log import DeltaLog, commit_times, file_path, newest_until
-from headrace.lake.landing import following, midnight
-from headrace.lake.sources.frame import quoted
-from headrace.lake.sources.values import extract
 from headrace.lake.tables.delta import DeltaSnapshot
 from headrace.lake.tables.snapshot import DAY, FILE, LINE, StoredRows, TableFile
+from headrace.lake.values import extract
 from headrace.storage import Location, missing
 
 _RANGE = re.compile(r"(\d+)?\.\.(\d+)")
@@ -174,7 +174,7 @@ class ChangeFeed:
         file = F.format_string("version=%020d", F.col(VERSION))
         copy = F.when(F.col(COPY) > 1, F.format_string("/copy=%d", F.col(COPY))).otherwise("")
         return live.select(
-            *quoted([f.name for f in self._schema.fields]),
+            *quoted_names([f.name for f in self._schema.fields]),
             day.alias(DAY),
             F.concat(file, copy).alias(FILE),
             F.col(ROW).alias(LINE),
@@ -214,7 +214,7 @@ class ChangeFeed:
         DeltaSnapshot(self.source, self.folder, last).check()
         reader = spark.read.format("delta").option("readChangeFeed", "true")
         feed = reader.option("startingVersion", first).option("endingVersion", last).load(str(self.folder))
-        return feed.select(*quoted([f.name for f in self._schema.fields]), TYPE, VERSION)
+        return feed.select(*quoted_names([f.name for f in self._schema.fields]), TYPE, VERSION)
 
     def _since(self, spark: SparkSession, wanted: Mapping[str, VersionRange]) -> DataFrame:
         """All changes since the first of some days, a snapshot as insertions."""
@@ -286,7 +286,7 @@ def live_rows(
 
 def _hash(schema: T.StructType) -> Column:
     """Of all values, nulls included."""
-    columns = [F.col(quoted([f.name])[0]) for f in schema.fields]
+    columns = [F.col(quoted_names([f.name])[0]) for f in schema.fields]
     whole = [
         F.to_json(F.struct(c.alias("v"))) if isinstance(f.dataType, _NESTED) else c
         for c, f in zip(columns, schema.fields, strict=True)

@@ -16,8 +16,8 @@ from pyspark.sql import types as T
 from headrace.config import TableSource
 from headrace.config.section import day_groups, day_regex
 from headrace.errors import UserError, nearest
-from headrace.lake.landing import following, midnight
-from headrace.lake.sources.frame import quoted
+from headrace.identifiers import quoted_names
+from headrace.lake.calendar import following, midnight
 from headrace.lake.tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
 
 _DAY = re.compile(r"(\d{4})-(\d{2})-(\d{2})|(\d{4})(\d{2})(\d{2})")
@@ -193,7 +193,7 @@ def within(frame: DataFrame, source: TableSource, files: Sequence[TableFile], da
 def day_limits(
     source: TableSource, late_days: int, skew_seconds: int, any_age: Collection[str] = ()
 ) -> tuple[Column, Column]:
-    """`_from` and `_to` of rows with `_ds`, see headrace.lake.ingest.rules.untimely.
+    """`_from` and `_to` of rows with `_ds`, see headrace.lake.landing.judge.untimely.
 
     Args:
         source: says what a day is.
@@ -213,7 +213,7 @@ def day_limits(
 def _found(frame: DataFrame, source: TableSource, name: str, place: str = WHOLE_TABLE) -> tuple[Column, T.DataType]:
     for field in sorted(frame.schema.fields, key=lambda f: f.name != name):
         if field.name.lower() == name.lower():
-            return F.col(quoted([field.name])[0]), field.dataType
+            return F.col(quoted_names([field.name])[0]), field.dataType
     raise UserError(f"source.day: {source.shown} has no column '{name}'{_within(place)}{nearest(name, frame.columns)}")
 
 

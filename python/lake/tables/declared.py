@@ -16,14 +16,14 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
+from headrace.identifiers import quoted_names
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
-from headrace.lake.sources.frame import quoted
-from headrace.lake.sources.values import Extracted, a_type, extract, kind_unreadable
 from headrace.lake.tables.days import day_column
 from headrace.lake.tables.opened import TablePlace, open_table
 from headrace.lake.tables.parquet import arrow_reads
 from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, StoredRows, TableFile
+from headrace.lake.values import Extracted, a_type, extract, kind_unreadable
 from headrace.schema import TableColumn
 from headrace.storage import Location
 
@@ -93,7 +93,7 @@ def table_rows(
     rows = reduce(DataFrame.union, each)
     for name in forgotten.columns if forgotten is not None else ():
         assert forgotten is not None
-        rows = rows.where(~forgotten.spark(name, F.col(quoted([name])[0])))
+        rows = rows.where(~forgotten.spark(name, F.col(quoted_names([name])[0])))
     return (rows.where(F.col("ds").isin(sorted(days))) if source.daily else rows), stored
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.errors import UserError
-from headrace.lake.sources.frame import quoted
+from headrace.identifiers import quoted_names
 from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
 from headrace.lake.tables.parquet import (
     StoredSchema,
@@ -194,7 +194,7 @@ def _by_spark(spark: SparkSession, root: Location, group: _Alike, partitions: li
     reader = spark.read.schema(as_read(stored)).option("basePath", str(root))  # type: ignore[arg-type]
     place = relative_file(root, F.col("_metadata.file_path")), F.col("_metadata.row_index")
     return reader.parquet(*escaped(group.files)).select(
-        *restored_columns(group.struct), *quoted(partitions), place[0].alias(FILE), place[1].alias(LINE)
+        *restored_columns(group.struct), *quoted_names(partitions), place[0].alias(FILE), place[1].alias(LINE)
     )
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from headrace.config import Table, TableSource
 from headrace.config.formats import TABLE_FORMATS
 from headrace.errors import UserError
-from headrace.lake.sources.frame import quoted
+from headrace.identifiers import quoted_names
 from headrace.lake.spark.requirements import S3_FILES, S3A
 from headrace.lake.tables.change_feed import ChangeFeed
 from headrace.lake.tables.delta import DeltaSnapshot, pinned_version
@@ -115,7 +115,7 @@ def open_folder(
 
 def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
     assert source.table is not None
-    name = ".".join(quoted(source.table.split(".")))
+    name = ".".join(quoted_names(source.table.split(".")))
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     except AnalysisException as e:

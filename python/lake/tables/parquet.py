@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.lake.sources.frame import quoted
+from headrace.identifiers import quoted_names
 from headrace.lake.tables.days import Bounds
 from headrace.lake.tables.snapshot import FILE, LINE, READERS, TableFile, relative_file
 from headrace.schema import KEY_FIELD, is_of_list
@@ -239,7 +239,7 @@ def restored(value: Column, type_: T.DataType) -> Column:
 
 def restored_columns(struct: T.StructType) -> list[Column]:
     """`restored` of each column of a frame."""
-    return [restored(F.col(quoted([f.name])[0]), f.dataType).alias(f.name) for f in struct.fields]
+    return [restored(F.col(quoted_names([f.name])[0]), f.dataType).alias(f.name) for f in struct.fields]
 
 
 def unreadable(type_: T.DataType) -> str | None:
@@ -400,7 +400,7 @@ def read_parquet(
         the columns of `schema`, `_source_file`, `_source_line`.
     """
     stored = T.StructType([f for f in schema.fields if f.name not in partitioned])
-    names = quoted([f.name for f in schema.fields])
+    names = quoted_names([f.name for f in schema.fields])
     if not files:
         return spark.createDataFrame([], T.StructType([*schema.fields, *_PLACE.fields])).select(*names, FILE, LINE)
     shorten_batches(spark, files)
@@ -418,7 +418,7 @@ def read_parquet(
         [(f.name, *((f.partition or {}).get(g.name.lower()) for g in given)) for f in files],
         T.StructType([T.StructField(FILE, T.StringType()), *(T.StructField(g.name, T.StringType()) for g in given)]),
     )
-    typed = [F.col(quoted([g.name])[0]).cast(g.dataType).alias(g.name) for g in given]
+    typed = [F.col(quoted_names([g.name])[0]).cast(g.dataType).alias(g.name) for g in given]
     # A file that is not found again must be noticed, not lost.
     found = F.coalesce(F.col("_known"), F.raise_error(F.concat(F.lit("no such data file: "), FILE)).cast("string"))
     known = known.select(FILE, F.col(FILE).alias("_known"), *typed)

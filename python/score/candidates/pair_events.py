@@ -15,7 +15,7 @@ from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.preparation import midnight
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import declared
-from headrace.lake.landing import following
+from headrace.lake.calendar import following
 from headrace.score.candidates.expressions import condition
 from headrace.score.candidates.source import SourceContext
 from headrace.score.items import ITEM_ROW

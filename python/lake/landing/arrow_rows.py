@@ -1,0 +1,430 @@
+"""Batches of landing files that Arrow reads: whether it may, in which parts and tasks, and what comes of it.
+
+The result is counts, data files of good rows, and the lines for Spark's rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from headrace.config import LandingSource, Table
+from headrace.identifiers import quoted_names
+from headrace.lake.delta.data_files import WrittenFile, data_schema, footer, remove_files
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.landing.block_reader import Declaration, TimeRange
+from headrace.lake.landing.blocks import COMPRESSIONS, Part
+from headrace.lake.landing.bzip2 import LEAST_BYTES, unpack
+from headrace.lake.landing.compression import ending
+from headrace.lake.landing.convert import ARROW_TYPES, element_type
+from headrace.lake.landing.key_hashes import save_array
+from headrace.lake.landing.profile import FileProfile
+from headrace.lake.landing.read_lines import CountTask, PartCounts, ReadTask, SourceFile
+from headrace.lake.landing.reader import LandingBatch, reader_of
+from headrace.lake.landing.repeats import REPEATED, HashTask, KeyedFile, RepeatTask, SuspectTask
+from headrace.lake.landing.spellings import spellings_of
+from headrace.lake.landing.write_rows import Dropped, RewriteTask
+from headrace.lake.spark.tasks import cores_of, run_tasks
+from headrace.storage import Location
+
+#: Keys of `source` that are known here; another one that is not at its default is left to Spark.
+_KNOWN = {
+    "format", "path", "separator", "escape", "header", "null_value", "null_values", "decimal", "thousands",
+    "catch_up_days", "timezone", "timestamps", "complete",
+}  # fmt: skip
+_KNOWN_OF_COLUMNS = {"name", "type", "required"}
+#: Uncompressed files are split into parts of so many bytes: at least, and at most.
+PART_BYTES, _MOST_PART_BYTES = 64 << 20, 256 << 20
+#: Files are left whole where the busiest core then has at most so many times its share: one that is split is read
+#: twice, to count its lines.
+_EVEN = 1.1
+#: A task is to have at least so many bytes, so that small landing files make no small data files.
+_LEAST_TASK_BYTES = 16 << 20
+_TASKS_A_CORE = 2
+#: Bytes of text that a byte of a compressed file may stand for.
+COMPRESSED_TO = 4
+_LOG = logging.getLogger("headrace.lake")
+
+#: Less is read in the driver: Spark's Python workers take longer to start.
+DRIVER_BYTES = 8 << 20
+#: Hashes that are sorted at once: 16 MiB, and as much again for those of the table.
+_HASHES_AT_ONCE = 1 << 21
+#: So many times the driver itself sorts them: 0.1 s, and a task costs as much.
+_DRIVER_SORTS = 2
+#: Of so many rows the driver itself hashes the keys.
+_DRIVER_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class ArrowPlan:
+    """What Arrow reads of a batch."""
+
+    files: Mapping[int, SourceFile]
+    declaration: Declaration
+    #: Whether undeclared columns become columns of the table.
+    accept: bool
+
+
+def why_spark(source: LandingSource, table: Table) -> str | None:
+    """Why rows by this declaration are read by Spark alone; None where Arrow may read them."""
+    reader = reader_of(source)
+    if not reader.by_arrow:
+        return f"format '{source.format}'"
+    if len(source.separator) != 1 or not source.separator.isascii() or source.separator in '"\n\r\\':
+        return f"separator {source.separator!r}"
+    for section, known, what in (
+        (source, _KNOWN, "source."),
+        *((c, _KNOWN_OF_COLUMNS, f"column '{c.name}', ") for c in table.columns),
+    ):
+        for name, field in type(section).model_fields.items():
+            if name not in known and getattr(section, name) != field.get_default(call_default_factory=True):
+                return what + name
+    for c in table.columns:
+        if (element_type(c.type) or c.type) not in ARROW_TYPES:
+            return f"column '{c.name}', type {c.type}"
+        if element_type(c.type) is not None and (c.name in table.keys or not reader.lists_by_arrow):
+            return f"column '{c.name}', a list"
+    if source.complete is not None and source.complete.watermark is not None:
+        return "source.complete.watermark"
+    types = {c.name: c.type for c in table.columns}
+    if table.event_time and types[table.event_time] == "date" and source.timezone != "UTC":
+        return f"event_time of dates in {source.timezone}"
+    return None
+
+
+def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
+    """How Arrow reads a batch, or why it may not.
+
+    Args:
+        batch: what is read.
+        extra: undeclared columns that the events' table has.
+
+    Raises:
+        UserError: a header that is refused.
+    """
+    source, table = batch.source, batch.table
+    why = why_spark(source, table)
+    if why is not None:
+        return why
+    for _, file in batch.files:
+        kind = ending(file.name)
+        if kind and file.path.suffix not in COMPRESSIONS:
+            return f"{file.name}: compressed as {file.path.suffix}"
+        if kind and not file.size:
+            return f"{file.name}: an empty {kind}"
+    accept = table.new_columns == "accept"
+    reader = reader_of(source)
+    forms = [reader.form(batch, i) for i in range(len(batch.files))]
+    kept = dict.fromkeys(extra)
+    if accept:
+        declared = {c.name for c in table.columns}
+        kept |= dict.fromkeys(n for form in forms if form is not None for n in form.names if n not in declared)
+    lower = [name.lower() for name in (*(c.name for c in table.columns), *kept)]
+    if len(set(lower)) < len(lower) or any(not name or name.startswith("_") or name == "ds" for name in lower):
+        return "new columns whose names the table cannot have"
+    files = {}
+    for i, ((ds, file), form) in enumerate(zip(batch.files, forms, strict=True)):
+        first, end = batch.event_times(ds)
+        micros = TimeRange(None if first is None else _micros(first), _micros(end))
+        files[i] = SourceFile(ds, file.name, micros, form)
+    return ArrowPlan(files, declaration_of(source, table, tuple(kept), batch.ids), accept)
+
+
+def declaration_of(source: LandingSource, table: Table, extra: Sequence[str], ids: Collection[str] = ()) -> Declaration:
+    """What a spec's sections say to a reader of blocks.
+
+    Args:
+        source: the spec's.
+        table: the spec's.
+        extra: undeclared columns that the table has.
+        ids: declared text columns whose values are ids.
+    """
+    return Declaration(
+        table.columns,
+        tuple(extra),
+        source.timezone,
+        {name: unit for name in source.timestamps if (unit := source.epoch_unit(name)) is not None},
+        dict(table.expectations.ranges),
+        table.event_time,
+        tuple(sorted(ids)),
+        table.ids.max_bytes,
+        table.ids.empty == "keep",
+        spellings_of(source, table),
+    )
+
+
+def part_size(sizes: Sequence[int], cores: int) -> int:
+    """Bytes of the parts that files of these sizes are split into, so that `cores` have about as much to read."""
+    total, busy = sum(sizes), [0] * cores
+    for size in sorted(sizes, reverse=True):
+        busy[busy.index(min(busy))] += size
+    if max(sizes, default=0) <= _MOST_PART_BYTES and max(busy) * cores <= _EVEN * total:
+        return _MOST_PART_BYTES
+    return max(PART_BYTES, min(_MOST_PART_BYTES, total // (2 * _TASKS_A_CORE * cores)))
+
+
+def split_files(batch: LandingBatch, part_bytes: int) -> list[Part]:
+    """Parts of the files, in their order; first lines are those of whole files."""
+    parts = []
+    for i, (_, file) in enumerate(batch.files):
+        if file.path.suffix in COMPRESSIONS or file.size <= part_bytes:
+            parts.append(Part(i, file.path))
+            continue
+        count = -(-file.size // part_bytes)
+        edges = [file.size * k // count for k in range(count + 1)]
+        parts += [Part(i, file.path, a, b) for a, b in pairwise(edges)]
+    return parts
+
+
+def grouped_by_day(batch: LandingBatch, parts: Sequence[Part], cores: int) -> list[tuple[Part, ...]]:
+    """Parts for tasks: of one day each, in their order, about even."""
+    files = batch.files
+
+    def size(part: Part) -> int:
+        whole = files[part.file][1].size
+        return part.end - part.start if part.end is not None else whole * (COMPRESSED_TO if part.compression else 1)
+
+    total = sum(size(p) for p in parts)
+    most = max(_LEAST_TASK_BYTES, min(PART_BYTES, total // (_TASKS_A_CORE * cores)))
+    groups: list[tuple[int, list[Part]]] = []
+    for part in parts:
+        filled, group = groups[-1] if groups else (0, [])
+        if not group or filled + size(part) > most or files[group[0].file][0] != files[part.file][0]:
+            groups.append((size(part), [part]))
+        else:
+            groups[-1] = (filled + size(part), [*group, part])
+    return [tuple(g) for _, g in sorted(groups, key=lambda pair: -pair[0])]
+
+
+def _micros(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A data file with the lines that it is made of."""
+
+    file: WrittenFile
+    #: (file, first line, last line).
+    lines: tuple[tuple[int, int, int], ...]
+    #: Name of its rows' hashes.
+    hashes: str
+
+
+@dataclass(frozen=True)
+class ArrowRows:
+    """The rows of a batch."""
+
+    #: None: tasks run in the driver.
+    spark: SparkSession | None
+    plan: ArrowPlan
+    table: Location
+    #: Of the data files.
+    schema: pa.Schema
+    #: Of the load, for what tasks hand to each other.
+    folder: Location
+    codec: str
+    data: tuple[_Data, ...]
+    counts: Mapping[int, tuple[PartCounts, ...]]
+    keys: tuple[str, ...]
+    #: Those with the lines for Spark's rules.
+    left_files: tuple[Location, ...]
+
+    @property
+    def left(self) -> Mapping[int, int]:
+        """By file: lines for Spark's rules."""
+        found = {i: sum(p.left for p in parts) for i, parts in self.counts.items()}
+        return {i: n for i, n in found.items() if n}
+
+    @property
+    def written(self) -> list[WrittenFile]:
+        """The data files."""
+        return [d.file for d in self.data]
+
+    @property
+    def numbers(self) -> Mapping[tuple[str, str], int]:
+        """By day and name, a file's number."""
+        return {(f.ds, f.name): i for i, f in self.plan.files.items()}
+
+    def profile(self, i: int, others: FileProfile) -> FileProfile:
+        """The profile of a file, `others` being that of the lines left."""
+        parts = self.counts.get(i, ())
+        columns = [c.name for c in self.plan.declaration.columns]
+        found = replace(others)
+        good = sum(p.good for p in parts)
+        found.forgotten = others.forgotten + sum(p.forgotten for p in parts)
+        found.read = others.read + good + sum(p.forgotten for p in parts)
+        found.good = others.good + good
+        readable = [sum(p.readable[k] for p in parts) for k in range(len(columns))]
+        found.readable = {name: n + others.readable.get(name, 0) for name, n in zip(columns, readable, strict=True)}
+        place = {name: k for k, name in enumerate(columns)}
+        found.nulls = {name: n + good - readable[place[name]] for name, n in others.nulls.items()}
+        found.extra = others.extra | {name for p in parts for name in p.extra}
+        present = {name for p in parts for name in p.present}
+        if others.read:
+            present |= set(columns) - others.absent
+        found.absent = frozenset(columns) - present if found.read else frozenset()
+        micros = [p.newest for p in parts if p.newest is not None]
+        if micros:
+            newest = FileProfile.moment(max(micros))
+            found.newest = newest if others.newest is None else max(newest, others.newest)
+        return found
+
+    def suspects(
+        self, typed: Sequence[Location], loaded: Sequence[tuple[str, Location]]
+    ) -> tuple[tuple[Location, ...], tuple[Location, ...]] | None:
+        """Rows whose key may be there twice.
+
+        Args:
+            typed: Parquet files of rows that Spark has typed.
+            loaded: (day, data file) of the rows of the table that they are compared with.
+
+        Returns:
+            (keys, `_ds`, `_file` and `_line` of rows here; keys and `ds` of rows in the table), as Parquet files, none
+            where there are no rows; None where no hash is there twice.
+        """
+        here = [KeyedFile(self.table / d.file.path, d.file.ds, hashes=d.hashes) for d in self.data]
+        there = [KeyedFile(path, ds) for ds, path in loaded]
+        others = [KeyedFile(path, is_typed=True) for path in typed]
+        hashed = (*there, *others)
+        rows = sum(d.file.rows for d in self.data)
+        rows += sum(footer(f.path).num_rows for f in hashed)
+        spark = None if rows <= _DRIVER_ROWS else self.spark
+        found = run_tasks(spark, len(hashed), HashTask(hashed, self.keys, self.folder))
+        names = {f["file"]: f["hashes"] for f in found}
+        there = [replace(f, hashes=names[k]) for k, f in enumerate(there)]
+        mine = [*(f.hashes for f in here), *(names[len(there) + k] for k in range(len(others)))]
+        shares = max(1, -(-rows // _HASHES_AT_ONCE))
+        task = RepeatTask(tuple(mine), tuple(f.hashes for f in there), self.folder, shares)
+        found = run_tasks(spark if shares > _DRIVER_SORTS else None, shares, task)
+        # In ascending order, as the shares are.
+        hashes = np.concatenate([np.load((self.folder / f["path"]).local_path()) for f in found])
+        if not len(hashes):
+            return None
+        save_array(self.folder / REPEATED, hashes)
+        made: list[tuple[Location, ...]] = []
+        for files, numbers in ((here, self.numbers), (there, None)):
+            copy = SuspectTask(tuple(files), self.keys, numbers, self.folder, self.schema)
+            made.append(tuple(self.folder / f["path"] for f in run_tasks(spark, len(files), copy)))
+        return made[0], made[1]
+
+    def without(self, dropped: Dropped) -> ArrowRows:
+        """The same with data files that lack some rows."""
+        places = dropped.load()
+        affected = []
+        for k, d in enumerate(self.data):
+            for landing, first, last in d.lines:
+                lines = places.get(landing, np.zeros(0, np.int64)) >> 20
+                if ((lines >= first) & (lines <= last)).any():
+                    affected.append(k)
+                    break
+        if not affected:
+            return self
+        files = tuple(self.data[k].file for k in affected)
+        task = RewriteTask(files, self.numbers, dropped, self.table, self.schema, self.codec)
+        made = {affected[f["old"]]: f["new"] for f in run_tasks(self.spark, len(files), task)}
+        data = []
+        for k, d in enumerate(self.data):
+            if k not in made:
+                data.append(d)
+            elif made[k] is not None:
+                data.append(replace(d, file=WrittenFile(**made[k])))
+        for file in files:
+            (self.table / file.path).remove_quietly()
+        return replace(self, data=tuple(data))
+
+
+def read_by_arrow(
+    batch: LandingBatch,
+    plan: ArrowPlan,
+    table: Location,
+    folder: Location,
+    codec: str,
+    forgotten: ForgottenValues | None = None,
+) -> ArrowRows | str:
+    """Read a batch and write its data files, which no commit names yet; or why it could not be read."""
+    size = sum(f.size * (COMPRESSED_TO if f.path.suffix in COMPRESSIONS else 1) for _, f in batch.files)
+    spark = batch.spark if size > DRIVER_BYTES else None
+    cores = cores_of(batch.spark)
+    tasks = grouped_by_day(batch, _parts(spark, batch, cores, folder), cores)
+    keys = batch.table.keys
+    extra = (f"{name} string" for name in quoted_names(plan.declaration.extra))
+    schema = data_schema(", ".join([batch.table.spark_schema, *extra]))
+    work = ReadTask(
+        tuple(tasks), plan.files, plan.declaration, plan.accept, keys, table, schema, folder, codec, forgotten
+    )
+    data: list[_Data] = []
+    left: list[Location] = []
+    counts: dict[int, list[PartCounts]] = {}
+    unreadable = None
+    for task, found in zip(tasks, run_tasks(spark, len(tasks), work), strict=True):
+        if "unreadable" in found:
+            unreadable = str(found["unreadable"])
+            continue
+        mine = [PartCounts(**p) for p in found["parts"]]
+        for part in mine:
+            counts.setdefault(part.file, []).append(part)
+        if found["left"] is not None:
+            left.append(folder / found["left"])
+        if found["data"] is not None:
+            lines = tuple(
+                (part.file, part.first_line, part.first_line + one.lines) for part, one in zip(task, mine, strict=True)
+            )
+            data.append(_Data(WrittenFile(**found["data"]), lines, found["hashes"] or ""))
+    by_file = {i: tuple(p) for i, p in counts.items()}
+    rows = ArrowRows(spark, plan, table, schema, folder, codec, tuple(data), by_file, keys, tuple(left))
+    if unreadable is not None:
+        remove_files(table, rows.written)
+        return unreadable
+    for i, of in rows.counts.items():
+        if any(p.lines != p.skipped + p.good + p.forgotten + p.left for p in of):
+            raise RuntimeError(f"lines of landing file {plan.files[i].name} were lost: {of}")
+    return rows
+
+
+def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Location]]:
+    """(day, file) for each day of which a Parquet file of typed rows may have some."""
+    found = []
+    for path in sorted(folder.entries(), key=lambda p: p.name):
+        if path.suffix != ".parquet":
+            continue
+        metadata = footer(path)
+        names = [metadata.schema.column(k).path for k in range(metadata.num_columns)]
+        k = names.index("_ds")
+        mine: set[str] = set()
+        for group in range(metadata.num_row_groups):
+            stats = metadata.row_group(group).column(k).statistics
+            there = stats is not None and stats.has_min_max
+            mine |= {ds for ds in days if not there or stats.min <= ds <= stats.max}
+        found += [(ds, path) for ds in sorted(mine)]
+    return found
+
+
+def _parts(spark: SparkSession | None, batch: LandingBatch, cores: int, folder: Location) -> list[Part]:
+    """Parts of the batch's files, in their order, with the numbers of their first lines."""
+    files = [file for _, file in batch.files]
+    parts = _numbered(spark, split_files(batch, part_size([f.size for f in files], cores)))
+    bzip2 = {i: (f.path, f.size) for i, f in enumerate(files) if f.path.suffix == ".bz2" and f.size > LEAST_BYTES}
+    plain = unpack(spark, bzip2, cores, folder)
+    return [part for whole in parts for part in plain.get(whole.file, [whole])]
+
+
+def _numbered(spark: SparkSession | None, parts: list[Part]) -> list[Part]:
+    """The parts with the numbers of their first lines."""
+    counted = [p for p, after in pairwise(parts) if after.file == p.file]
+    found = {f["part"]: f["lines"] for f in run_tasks(spark, len(counted), CountTask(tuple(counted)))}
+    lines = {(p.file, p.start): found[k] for k, p in enumerate(counted)}
+    numbered: list[Part] = []
+    for part in parts:
+        before = numbered[-1] if numbered else None
+        if before is not None and before.file == part.file:
+            part = replace(part, first_line=before.first_line + lines[part.file, before.start])
+        numbered.append(part)
+    return numbered

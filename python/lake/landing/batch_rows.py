@@ -1,0 +1,311 @@
+"""The rows of a batch of landing files: read by Arrow where it may, judged by Spark's rules where they must be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.identifiers import quoted_names
+from headrace.lake.calendar import following
+from headrace.lake.delta.data_files import WrittenFile
+from headrace.lake.delta.log import DeltaLog, check_files
+from headrace.lake.delta.with_spark import read_version
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.landing.arrow_rows import DRIVER_BYTES, ArrowRows, arrow_plan, read_by_arrow, typed_files
+from headrace.lake.landing.compression import COMPRESSIONS, UNREADABLE
+from headrace.lake.landing.files import LandingDay
+from headrace.lake.landing.frame import GOOD, with_plain_texts
+from headrace.lake.landing.judge import typed
+from headrace.lake.landing.plan import DayFiles, LoadPlan
+from headrace.lake.landing.profile import FileProfile, profiles
+from headrace.lake.landing.reader import (
+    POSITION,
+    FileRefused,
+    LandingBatch,
+    LandingReader,
+    damaged_file_named,
+    reader_of,
+)
+from headrace.lake.landing.repeats import repeated_rows
+from headrace.lake.landing.source_context import SourceContext
+from headrace.lake.landing.spellings import spellings_of
+from headrace.lake.landing.write_rows import Dropped, TypedRowsTask, codec_of
+from headrace.lake.spark.session import spark_settings
+from headrace.lake.spark.tasks import run_tasks
+from headrace.schema import is_of_list
+from headrace.storage import Location
+
+_LOG = logging.getLogger("headrace.lake")
+#: As few lines that Spark has judged are written by the driver.
+_FEW = 50_000
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows are that are not loaded."""
+
+    #: Parquet files with `_ds`, `_file`, `_line`, `_copy`; None: there are no such rows.
+    folder: Location | None
+
+    @staticmethod
+    def stage(rows: DataFrame | None, folder: Location) -> Places:
+        """Compute them once."""
+        if rows is None:
+            return Places(None)
+        rows.write.parquet(folder.spark_path)
+        return Places(folder)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The places."""
+        schema = pa.schema([("_ds", pa.string()), *((n, pa.int64()) for n in POSITION)])
+        if self.folder is None:
+            return schema.empty_table()
+        return pq.read_table(self.folder.local_path(), partitioning=None).select(schema.names).cast(schema)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Rows by day."""
+        days, rows = self.table.column("_ds").value_counts().flatten()
+        return dict(zip(days.to_pylist(), rows.to_pylist(), strict=True))
+
+    def without(self, rows: DataFrame) -> DataFrame:
+        """The others of `rows`."""
+        if self.folder is None or not self.table.num_rows:
+            return rows
+        mine = rows.sparkSession.read.parquet(self.folder.spark_path).drop("_ds")
+        return rows.join(mine, list(POSITION), "left_anti")
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of a batch."""
+
+    ctx: SourceContext
+    plan: LoadPlan
+    batch: LandingBatch
+    #: Judged by Spark's rules (headrace.lake.landing.judge); None: there are none.
+    typed: DataFrame | None
+    #: Their Parquet files.
+    folder: Location
+    #: Read by Arrow; None: Arrow may not.
+    arrow: ArrowRows | None
+    #: Whether those judged are few: the driver itself writes them.
+    few: bool
+
+    def profiles(self) -> list[FileProfile]:
+        """Of each file."""
+        found = profiles(self.typed, self.ctx.table, self.batch, self.arrow.left if self.arrow else None)
+        return found if self.arrow is None else [self.arrow.profile(i, f) for i, f in enumerate(found)]
+
+    def duplicates(self, deleted: Places, left_out: Collection[str]) -> DataFrame | None:
+        """The good rows to drop (headrace.lake.landing.repeats).
+
+        Args:
+            deleted: rows that are not loaded anyway.
+            left_out: days that are not loaded.
+        """
+        table = self.ctx.table
+        if not table.keys:
+            return None
+        if self.arrow is None:
+            assert self.typed is not None
+            rows = deleted.without(self._of_loaded_days(self.typed, left_out))
+            return repeated_rows(rows, self._loaded(left_out), table)
+        near = near_files(self.ctx, self.plan, self.batch.days, left_out)
+        assert near is not None
+        files = [] if self.typed is None else [p for p in self.folder.entries() if p.suffix == ".parquet"]
+        suspects = self.arrow.suspects(files, near)
+        if suspects is None:
+            return None
+        spark, keys = self.batch.spark, quoted_names(table.keys)
+        mine: list[DataFrame] = []
+        if suspects[0]:
+            found = spark.read.parquet(*_paths(suspects[0]))
+            mine.append(found.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
+        if self.typed is not None:
+            mine.append(self.typed.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
+        here = self._of_loaded_days(reduce(DataFrame.unionByName, mine), left_out)
+        loaded = None
+        if self.ctx.source.daily:
+            none = here.select(*keys, F.col("_ds").alias("ds")).limit(0)
+            loaded = spark.read.parquet(*_paths(suspects[1])).select(*keys, "ds") if suspects[1] else none
+        return repeated_rows(here, loaded, table)
+
+    def without(self, dropped: Dropped) -> BatchRows:
+        """The same; Arrow's data files lack some rows."""
+        return self if self.arrow is None else replace(self, arrow=self.arrow.without(dropped))
+
+    def write_typed(
+        self,
+        days: Sequence[str],
+        table: Location,
+        schema: pa.Schema,
+        dropped: Dropped,
+        extra: Sequence[str],
+        bad: bool = False,
+    ) -> list[WrittenFile]:
+        """Data files of the good rows that Spark has judged, or the bad ones; no commit names them yet."""
+        if self.typed is None:
+            return []
+        work = tuple(typed_files(self.folder, days))
+        task = TypedRowsTask(work, dropped, table, schema, extra, codec_of(self.batch.spark), bad)
+        return [WrittenFile(**f) for f in run_tasks(None if self.few else self.batch.spark, len(work), task)]
+
+    def _of_loaded_days(self, rows: DataFrame, left_out: Collection[str]) -> DataFrame:
+        return rows.where(~F.col("_ds").isin(sorted(left_out))) if left_out else rows
+
+    def _loaded(self, left_out: Collection[str]) -> DataFrame | None:
+        """The keys of rows of the table that the batch's are compared with (see `near_files`), by Spark."""
+        if not self.ctx.source.daily:
+            return None
+        first, last, pending = _nearby(self.ctx, self.plan, self.batch.days, left_out)
+        version = DeltaLog(self.ctx.events).version
+        assert version is not None, "made before anything is loaded"
+        near = read_version(self.batch.spark, self.ctx.events, version, _between(first, last, pending))
+        near = near.where(F.col("ds").between(first, last) & ~F.col("ds").isin(sorted(pending)))
+        return near.select(*(F.col(k) for k in quoted_names(self.ctx.table.keys)), "ds")
+
+
+def read_batch(
+    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], staging: Location
+) -> BatchRows:
+    """Read the files of a batch once.
+
+    Raises:
+        FileDamaged: one cannot be read to its end.
+        UserError: a header or a name that is refused, a declaration that does not suit the format.
+    """
+    reader = checked_reader(batch)
+    folder = staging / "rows"
+    arrow = _by_arrow(ctx, plan, batch, days, staging / "arrow")
+    if isinstance(arrow, str):
+        _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
+        few = sum(d.day.size for d in days) <= DRIVER_BYTES
+        rows, where = rows_by_spark(batch, reader, folder, ctx.forgotten)
+        return BatchRows(ctx, plan, batch, rows, where, None, few)
+    left = sum(arrow.left.values())
+    if not left:
+        return BatchRows(ctx, plan, batch, None, folder, arrow, True)
+    rows, where = rows_by_spark(replace(batch, left=arrow.left_files), reader, folder, ctx.forgotten)
+    return BatchRows(ctx, plan, batch, rows, where, arrow, left <= _FEW)
+
+
+def near_files(
+    ctx: SourceContext, plan: LoadPlan, days: Sequence[LandingDay], left_out: Collection[str]
+) -> list[tuple[str, Location]] | None:
+    """(day, data file) of the rows that those of `days` are compared with: of loaded days nearby that stay.
+
+    Those still to be loaded again are compared when their turn comes. None: Spark must read them.
+    """
+    if not ctx.table.keys or not ctx.source.daily:
+        return []
+    log = DeltaLog(ctx.events)
+    files = log.plain_files(log.version) if log.version is not None else []
+    if files is None:
+        return None
+    first, last, pending = _nearby(ctx, plan, days, left_out)
+    near = [f for f in files if first <= str(f.partition.get("ds")) <= last and f.partition.get("ds") not in pending]
+    check_files(ctx.events, near)
+    return [(str(f.partition.get("ds")), f.path) for f in near]
+
+
+def _between(first: str, last: str, pending: set[str]) -> Callable[[Mapping[str, str | None]], bool]:
+    """Whether a partition's rows are compared with."""
+    return lambda of: first <= str(of.get("ds")) <= last and of.get("ds") not in pending
+
+
+def _nearby(
+    ctx: SourceContext, plan: LoadPlan, days: Sequence[LandingDay], left_out: Collection[str]
+) -> tuple[str, str, set[str]]:
+    """(first day, last day, those between that do not count)."""
+    late = ctx.table.late_days
+    pending = {d.ds for d in plan.days if d.ds >= days[0].ds} - set(left_out)
+    return following(days[0].ds, -late), following(days[-1].ds, late), pending
+
+
+def _by_arrow(
+    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], folder: Location
+) -> ArrowRows | str:
+    """What Arrow reads, or why it may not."""
+    held = [d.ds for d in days if d.ds in plan.withhold]
+    if held:
+        return f"rows of {held[0]} were deleted by others"
+    if near_files(ctx, plan, batch.days, ()) is None:
+        return f"rows of {ctx.events} are marked as deleted, and must be compared with"
+    declared = {c.name for c in batch.table.columns}
+    columns = DeltaLog(ctx.events).columns()
+    others = [n for n, t in columns.items() if n not in declared and n != "ds" and not n.startswith("_")]
+    arrow = arrow_plan(batch, [n for n in others if columns[n] == "string"])
+    if isinstance(arrow, str):
+        return arrow
+    return read_by_arrow(batch, arrow, ctx.events, folder, codec_of(batch.spark), ctx.forgotten)
+
+
+def rows_by_spark(
+    batch: LandingBatch, reader: LandingReader, folder: Location, forgotten: ForgottenValues | None = None
+) -> tuple[DataFrame, Location]:
+    """The typed rows of a batch, and their Parquet files: one a landing file.
+
+    Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
+    """
+    with damaged_file_named(batch):
+        spellings = spellings_of(batch.source, batch.table)
+        plain = [with_plain_texts(frame, batch.table, spellings) for frame in reader.read(batch)]
+        frames = [typed(frame, batch.source, batch.table, batch.ids, forgotten) for frame in plain]
+        rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
+    if not reader.remakes_rows:
+        return rows, folder / "lines"
+    return _stage(reader.finish(rows, batch), folder / "finished"), folder / "finished"
+
+
+def checked_reader(batch: LandingBatch) -> LandingReader:
+    """Return the reader of the batch's landing files, whose format is checked against the declared columns.
+
+    Raises:
+        FileRefused: a file is compressed in a way that cannot be read.
+        UserError: a column that the format needs is not declared, or one is declared as the format has none.
+    """
+    for _, file in batch.files:
+        if (suffix := file.path.suffix.lower()) in UNREADABLE:
+            raise FileRefused(
+                file,
+                f"landing file {file.name}: files that end in {suffix} cannot be read; deliver it plain, or compressed "
+                f"as one of {', '.join(COMPRESSIONS)}",
+            )
+    known = batch.source.file_format
+    declared = {c.name for c in batch.table.columns}
+    for name in known.columns:
+        if name not in declared:
+            raise UserError(f"source.format '{batch.source.format}' needs column '{name}' in table.columns")
+    for c in batch.table.columns:
+        if c.path is not None and not known.paths:
+            raise UserError(
+                f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
+            )
+        if not known.list_paths and any(map(is_of_list, c.steps)):
+            raise UserError(
+                f"table.columns: '{c.name}': path {c.path} leads into a list, which is read of tables and of "
+                f"'jsonl', and not of '{batch.source.format}': have the writer flatten it, or declare the list itself"
+            )
+    return reader_of(batch.source)
+
+
+def _stage(frame: DataFrame, folder: Location) -> DataFrame:
+    spark = frame.sparkSession
+    # As Arrow reads them; a time of 96 bits is Spark's own.
+    with spark_settings(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+        frame.write.parquet(folder.spark_path)
+    return spark.read.schema(frame.schema).parquet(folder.spark_path)
+
+
+def _paths(files: Sequence[Location]) -> list[str]:
+    return [file.spark_path for file in files]

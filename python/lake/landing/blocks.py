@@ -1,0 +1,316 @@
+"""Landing files, or ranges of their bytes, as blocks of whole lines; and lines that no fast parser may take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.lake.landing import native
+from headrace.storage import Location, StoreAway
+
+Mask = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
+
+NEWLINE, RETURN, TAB, BLANK = 10, 13, 9, 32
+#: Bytes of the longest line, without its newline, that is read. Of a longer one no more than its first bytes are kept,
+#: for the quarantine, so that memory does not grow with a file's longest line (a gzip bomb is one).
+LINE_BYTES = 16 << 20
+_SHOWN_BYTES = 4096
+#: Why such a line is no row.
+TOO_LONG = f"a line of more than {LINE_BYTES:,} bytes"
+BOM = b"\xef\xbb\xbf"
+#: Endings of files that are decompressed while they are read.
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2"}
+_OPEN, _CLOSE = ord("{"), ord("}")
+#: Jackson limits the digits of a number (those of its fraction and exponent too) and the depth of an object; lines
+#: shorter than the first reach neither. The last is the limit of a text.
+_LONG, _DIGITS, _MOST_DEPTH, _MOST_TEXT = 900, re.compile(rb"[0-9.eE+-]+"), 400, 20_000_000
+_NOT_FINITE = re.compile(rb"[:,\[] *[-+]?(?:NaN|Inf)")
+_NUL = b"\\u0000"
+#: A second half of a surrogate pair without its first one.
+_LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
+
+
+class UnreadableError(Exception):
+    """A file that this reader cannot read to its end: it is damaged."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Lines of one landing file: those that begin in a range of its bytes."""
+
+    #: The number of the file in its batch.
+    file: int
+    path: Location
+    #: Bytes of the file (uncompressed ones, where it is split); `end` None: to the end of the file.
+    start: int = 0
+    end: int | None = None
+    #: Number of the first line, from 1.
+    first_line: int = 1
+
+    @property
+    def compression(self) -> str | None:
+        """As Arrow names it."""
+        return COMPRESSIONS.get(self.path.suffix)
+
+
+class Block:
+    """Some lines that follow each other."""
+
+    def __init__(self, data: bytes, first_line: int, too_long: bool = False) -> None:
+        """`data`: bytes that end with a newline. `too_long`: they are the beginning of one line that is TOO_LONG."""
+        self.data = data
+        self.first_line = first_line
+        self.too_long = too_long
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        self.control_characters = native.control_characters(self.bytes)
+        #: Place of each line's newline. int64 [lines].
+        self.newlines: I64 = native.places_of_newlines(self.bytes, self.control_characters.newlines)
+        #: Place of each line's first byte. int64 [lines].
+        self.starts: I64 = np.concatenate([[0], self.newlines[:-1] + 1])
+
+    def __len__(self) -> int:
+        return len(self.newlines)
+
+    @cached_property
+    def ends(self) -> I64:
+        """Place behind each line's last byte, without carriage returns at its end. int64 [lines]."""
+        trimmed = self._returns_before(self.newlines)
+        if not trimmed.any():
+            return self.newlines
+        ends = self.newlines - trimmed
+        again = np.flatnonzero(self._returns_before(ends))
+        if len(again):  # lines that end in several: each goes on to where the run of returns begins
+            returns = np.flatnonzero(self.bytes == RETURN)
+            begins = np.append(True, np.diff(returns) > 1)
+            first = np.maximum.accumulate(np.where(begins, np.arange(len(returns)), 0))
+            ends[again] = returns[first[np.searchsorted(returns, ends[again] - 1)]]
+        return ends
+
+    def _returns_before(self, places: I64) -> Mask:
+        """Return whether a carriage return stands before each line's place, in the line. bool [lines]."""
+        found: Mask = (places > self.starts) & (self.bytes[np.maximum(places - 1, 0)] == RETURN)
+        return found
+
+    @cached_property
+    def lines(self) -> pa.BinaryArray:
+        """The lines with their newlines; no copy."""
+        offsets = np.append(self.starts, len(self.data)).astype(np.int32)
+        return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
+
+    def texts(self, which: Mask) -> pa.StringArray:
+        """Some lines without their newlines, carriage returns kept: the bytes as they are, be they UTF-8 or not."""
+        chosen = np.flatnonzero(which)
+        starts, ends = self.starts[chosen], self.newlines[chosen]
+        pieces = [self.data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return pa.array(pieces, pa.binary()).view(pa.string())
+
+    def number(self, which: Mask) -> I64:
+        """The numbers of some lines."""
+        return self.first_line + np.flatnonzero(which)
+
+    def line_of(self, places: npt.NDArray[Any]) -> I64:
+        """The lines (counted from 0) in which bytes lie."""
+        return np.searchsorted(self.newlines, places)
+
+
+def blocks(part: Part, size: int) -> Iterator[Block]:
+    """The lines of a part, about `size` bytes at once.
+
+    Raises:
+        UnreadableError: the file is damaged.
+    """
+    try:
+        with _opened(part) as (stream, at):
+            yield from _blocks(part, stream, at, size)
+    except StoreAway:  # nothing is known of the file
+        raise
+    except (OSError, EOFError, pa.ArrowException) as e:
+        raise UnreadableError(f"{part.path}: {e}") from None
+
+
+def count_lines(part: Part, size: int = 8 << 20) -> int:
+    """The lines that begin in a part of an uncompressed file, whose `end` is at most the file's size."""
+    assert part.end is not None
+    first = max(part.start, 1) - 1
+    left = part.end - 1 - first
+    count = int(part.start == 0 and part.end > 0)
+    with part.path.open() as stream:
+        stream.seek(first)
+        while left > 0 and (data := stream.read(min(size, left))):
+            count += data.count(b"\n")
+            left -= len(data)
+    return count
+
+
+@contextmanager
+def _opened(part: Part) -> Iterator[tuple[Any, int]]:
+    """(stream, place of its first byte): one byte before the part, where something is before it."""
+    at = max(part.start - 1, 0)
+    with ExitStack() as opened:
+        if part.path.scheme == "file":
+            source: Any = str(part.path)
+        else:  # in ranges: the file need not have room on this host
+            source = opened.enter_context(part.path.open())
+        stream = opened.enter_context(pa.input_stream(source, compression=part.compression, buffer_size=0))
+        if at:
+            stream.seek(at)
+        yield stream, at
+
+
+def _blocks(part: Part, stream: Any, begin: int, size: int) -> Iterator[Block]:
+    number, skipping = part.first_line, part.start > 0
+    for text in whole_lines(stream.read, size):
+        data, end = text.data, begin + text.bytes
+        if skipping:  # the line that began before the part
+            skipping = False
+            first = data.index(b"\n") + 1
+            begin, data = (end, b"") if text.too_long else (begin + first, data[first:])
+        if part.end is not None and begin >= part.end:
+            return
+        if part.end is not None and end >= part.end and not text.too_long:
+            data = data[: data.index(b"\n", part.end - 1 - begin) + 1]
+        if data:
+            block = Block(data, number, text.too_long)
+            yield block
+            number += len(block)
+        if part.end is not None and end >= part.end:
+            return
+        begin = end
+
+
+@dataclass(frozen=True)
+class WholeLines:
+    """Lines that follow each other, or the beginning of one that is TOO_LONG."""
+
+    #: Ends with a newline.
+    data: bytes
+    #: Bytes of the text that these are: as many as `data` has, but for a last line that had no newline, and for one
+    #: that is too long.
+    bytes: int
+    too_long: bool = False
+
+
+def whole_lines(read: Callable[[int], bytes], size: int, most: int = LINE_BYTES) -> Iterator[WholeLines]:
+    """Yield a text as whole lines, in linear time, never holding more of it than `most` + 2 `size` bytes.
+
+    Args:
+        read: returns up to so many next bytes of the text, none at its end.
+        size: bytes to read at once, at most `most`.
+        most: bytes of the longest line without its newline.
+    """
+    pieces: list[bytes] = []
+    #: Bytes of the line whose end has not come; where they are too many, `pieces` has only the first of them.
+    held = 0
+    while data := read(size):
+        first = data.find(b"\n") + 1
+        if not first:
+            if held <= most:
+                pieces.append(data)
+            held += len(data)
+            continue
+        if held + first - 1 > most:
+            if held <= most:
+                pieces.append(data[:first])
+            yield _too_long(pieces, held + first)
+            data, pieces, held = data[first:], [], 0
+        cut = data.rfind(b"\n") + 1
+        if cut:  # the bytes are copied once
+            yield WholeLines(b"".join((*pieces, memoryview(data)[:cut])), held + cut)
+        held = len(data) - cut
+        pieces = [data[cut:]] if held else []
+    if held > most:
+        yield _too_long(pieces, held)
+    elif held:
+        yield WholeLines(b"".join((*pieces, b"\n")), held)
+
+
+def _too_long(pieces: list[bytes], length: int) -> WholeLines:
+    """Return the first bytes of a line: whole characters, where it is UTF-8."""
+    shown = b"".join(piece[: _SHOWN_BYTES + 1] for piece in pieces).removesuffix(b"\n")
+    if len(shown) > _SHOWN_BYTES:
+        end = _SHOWN_BYTES
+        while end > _SHOWN_BYTES - 4 and shown[end] & 0xC0 == 0x80:
+            end -= 1
+        shown = shown[:end]
+    return WholeLines(shown + b"\n", length, too_long=True)
+
+
+def odd_bytes(block: Block) -> Mask:
+    """Lines that are not UTF-8, have control characters (tabs and carriage returns at the end aside), begin with a byte
+    order mark, begin and end with a blank, or are too long. bool [lines].
+    """
+    if block.too_long:
+        return np.ones(len(block), np.bool_)
+    odd = np.zeros(len(block), np.bool_)
+    data, ends = block.bytes, block.ends
+    returns = int((block.newlines - ends).sum())
+    control = block.control_characters
+    if control.all != len(block) + control.tabs + returns:
+        strange = np.flatnonzero((data < BLANK) & (data != NEWLINE) & (data != TAB))
+        lines = block.line_of(strange)
+        odd[lines[strange < ends[lines]]] = True
+    if returns and int((block.newlines - ends).max()) > 1:
+        odd |= block.newlines - ends > 1
+    if not block.data.isascii():
+        for i in _not_utf8(block):
+            odd[i] = True
+        last = len(data) - 1
+        odd |= np.all([data[np.minimum(block.starts + k, last)] == sign for k, sign in enumerate(BOM)], axis=0)
+    odd |= (ends > block.starts) & (data[block.starts] == BLANK) & (data[ends - 1] == BLANK)
+    return odd
+
+
+def odd_json(block: Block) -> Mask:
+    """Lines that are not `{...}` from their first byte to their last, such that JSON parsers differ about, and such
+    with a NUL character as JSON spells it. bool [lines].
+    """
+    data, starts, ends = block.bytes, block.starts, block.ends
+    odd: Mask = (data[starts] != _OPEN) | (data[np.maximum(ends - 1, 0)] != _CLOSE) | (ends == starts)
+    for pattern, sign in ((_NOT_FINITE, b"NaN"), (_NOT_FINITE, b"Inf"), (_LONE, b"\\ud"), (_LONE, b"\\uD")):
+        if _has(block, sign):
+            places = np.array([m.end() - 1 for m in pattern.finditer(block.data)], np.int64)
+            odd[block.line_of(places)] = True
+    if _has(block, _NUL):
+        places = np.array([m.start() for m in re.finditer(re.escape(_NUL), block.data)], np.int64)
+        odd[block.line_of(places)] = True
+    for i in np.flatnonzero(ends - starts > _LONG).tolist():
+        line = block.data[starts[i] : ends[i]]
+        deep = line.count(b"{") + line.count(b"[") > _MOST_DEPTH
+        odd[i] |= deep or len(line) > _MOST_TEXT or max(map(len, _DIGITS.findall(line)), default=0) >= _LONG
+    return odd
+
+
+def _has(block: Block, text: bytes) -> bool:
+    """Whether a text is in the block: as `in` says, several times as fast where its first byte is rare."""
+    if text[:1] not in block.data:
+        return False
+    at = np.flatnonzero(block.bytes[: 1 - len(text)] == text[0])
+    for k, sign in enumerate(text[1:], 1):
+        at = at[block.bytes[at + k] == sign]
+    return len(at) > 0
+
+
+def _not_utf8(block: Block) -> list[int]:
+    try:
+        block.data.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        return []
+    lines = np.unique(block.line_of(np.flatnonzero(block.bytes > 127)))
+    found = []
+    for i in lines.tolist():
+        try:
+            block.data[block.starts[i] : block.ends[i]].decode()
+        except UnicodeDecodeError:
+            found.append(i)
+    return found

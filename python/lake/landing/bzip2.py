@@ -1,0 +1,268 @@
+"""Large bzip2 files as plain text in a load's folder, by many tasks: that text can be read in parts.
+
+A bzip2 file is one stream or several behind each other, each of blocks of at most 900,000 bytes before they are
+decompressed. A block begins at any bit, with a mark of 48 bits, and decompresses by itself; at a stream's end another
+mark stands, and a checksum of its blocks' checksums (format: bzip2's own compress.c and decompress.c).
+
+A task decompresses the blocks that begin in its range of bytes, and writes the whole lines among them. The driver joins
+lines that begin in one range and end in another. So each line's number is known, and no block is decompressed twice.
+"""
+
+from __future__ import annotations
+
+import bz2
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from headrace.lake.landing.blocks import Part, UnreadableError
+from headrace.lake.spark.tasks import run_tasks
+from headrace.storage import Location, StoreAway
+
+_BLOCK, _END = 0x314159265359, 0x177245385090
+_MARK_BITS, _CHECKSUM_BITS = 48, 32
+#: Bytes from a block's beginning by which the next mark must have come: a block of 900,000 bytes takes little more.
+_MOST_BLOCK = 2 << 20
+#: `BZh` and the size of blocks, `1` to `9`.
+_HEADER = 4
+#: Marks that are none, being part of a block's bits, which are passed over in a block.
+_MOST_FALSE = 2
+#: Smaller files are read by one task; larger ones by tasks of about so many bytes, at most of so many.
+LEAST_BYTES, _MOST_RANGE_BYTES = 4 << 20, 16 << 20
+_TASKS_A_CORE = 4
+#: A line that is longer than this and is cut by a range keeps its file from being split.
+_MOST_CUT = 4 << 20
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a block or the end of a stream begins."""
+
+    #: Bits from the beginning of the data.
+    at: int
+    is_end: bool
+
+
+@dataclass
+class Checksums:
+    """Of the blocks and streams of a range, in their order: (whether it is a stream's, the checksum)."""
+
+    found: list[tuple[bool, int]]
+
+
+def decompressed(path: Location, start: int, end: int, checksums: Checksums) -> Iterator[bytes]:
+    """The contents of the blocks that begin in bytes [start, end) of a file; their checksums to `checksums`.
+
+    Raises:
+        UnreadableError: the range is no whole part of a bzip2 file.
+        OSError: the file cannot be read.
+    """
+    with path.open() as file:
+        size = file.seek(0, 2)
+        file.seek(start)
+        data = file.read(end - start + _MOST_BLOCK)
+    is_last = start + len(data) == size
+    found = marks(data)
+    if start == 0 and not _header_at(data, 0, found):
+        raise UnreadableError(f"{path}: no bzip2 data")
+    behind, k = 8 * (end - start), 0
+    while k < len(found) and found[k].at < behind:
+        if found[k].is_end:
+            checksums.found.append((True, _bits(data, found[k].at + _MARK_BITS, _CHECKSUM_BITS)))
+            after = -(-(found[k].at + _MARK_BITS + _CHECKSUM_BITS) // 8)
+            if not (is_last and after == len(data)) and not _header_at(data, after, found):
+                raise UnreadableError(f"{path}: something other than a stream behind a stream")
+            k += 1
+            continue
+        for last in range(k + 1, min(k + 2 + _MOST_FALSE, len(found))):
+            checksum = _bits(data, found[k].at + _MARK_BITS, _CHECKSUM_BITS)
+            text = _block(data, found[k].at, found[last].at, checksum)
+            if text is not None:
+                break
+        else:
+            raise UnreadableError(f"{path}: a block is damaged, or has no end")
+        checksums.found.append((False, checksum))
+        yield text
+        k = last
+
+
+def check(checksums: Iterable[tuple[bool, int]], path: Location) -> None:
+    """Raise UnreadableError where blocks are not those of whole streams."""
+    combined, ended = 0, False
+    for is_stream, checksum in checksums:
+        ended = is_stream
+        if not is_stream:
+            combined = ((combined << 1 | combined >> 31) & 0xFFFFFFFF) ^ checksum
+        elif combined != checksum:
+            raise UnreadableError(f"{path}: blocks are missing or were changed")
+        else:
+            combined = 0
+    if not ended:
+        raise UnreadableError(f"{path}: it ends in the middle")
+
+
+def marks(data: bytes) -> list[Mark]:
+    """All marks, in order; some may be a block's bits that look like one."""
+    found = []
+    for value, is_end in ((_BLOCK, False), (_END, True)):
+        for shift in range(8):
+            # From bit `shift` of a byte: bytes that the mark fills, and the first byte's and the last one's bits of it.
+            spread = (value << (8 - shift)).to_bytes(7, "big")
+            inner = spread[1:6]
+            place = data.find(inner, 1)
+            while place > 0:
+                head = data[place - 1] & (0xFF >> shift) == spread[0]
+                tail = place + 5 < len(data) and data[place + 5] & (0xFF << (8 - shift)) & 0xFF == spread[6]
+                if head and (tail or not shift):
+                    found.append(Mark(8 * (place - 1) + shift, is_end))
+                place = data.find(inner, place + 1)
+    return sorted(found, key=lambda mark: mark.at)
+
+
+def _header_at(data: bytes, at: int, found: list[Mark]) -> bool:
+    """Whether a stream begins at a byte."""
+    header = data[at : at + _HEADER]
+    begins = len(header) == _HEADER and header[:3] == b"BZh" and header[3:4] in b"123456789"
+    return begins and any(mark.at == 8 * (at + _HEADER) for mark in found)
+
+
+def _bits(data: bytes, at: int, count: int) -> int:
+    """A number of `count` bits; bits behind the end of the data are zeros."""
+    first, last = at // 8, -(-(at + count) // 8)
+    whole = int.from_bytes(data[first:last].ljust(last - first, b"\0"), "big")
+    return whole >> (8 * last - at - count) & ((1 << count) - 1)
+
+
+def _block(data: bytes, at: int, end: int, checksum: int) -> bytes | None:
+    """The contents of a block, as the only one of a stream; None where it is none."""
+    bits = end - at + _MARK_BITS + _CHECKSUM_BITS
+    stream = (_bits(data, at, end - at) << _MARK_BITS | _END) << _CHECKSUM_BITS | checksum
+    rest = -bits % 8
+    decompressor = bz2.BZ2Decompressor()
+    try:
+        text = decompressor.decompress(b"BZh9" + (stream << rest).to_bytes((bits + rest) // 8, "big"))
+    except OSError:
+        return None
+    return text if decompressor.eof and not decompressor.unused_data else None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a range holds. JSON values."""
+
+    #: The whole lines: name of a file in the folder, bytes, and how many they are.
+    name: str
+    size: int
+    lines: int
+    #: What is before the first line feed, with it, and what is behind the last; in Latin-1. A range without a line feed
+    #: is all `head`.
+    head: str
+    tail: str
+    checksums: list[tuple[bool, int]]
+
+
+@dataclass(frozen=True)
+class UnpackTask:
+    """Decompresses ranges of files; yields a Piece, or `unreadable`: why not."""
+
+    #: (file, first byte, last byte).
+    ranges: tuple[tuple[Location, int, int], ...]
+    folder: Location
+
+    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
+        path, start, end = self.ranges[number]
+        place = self.folder / f"plain-{uuid.uuid4()}"
+        try:
+            yield asdict(self._unpack(path, start, end, place))
+        except StoreAway:  # nothing is known of the file
+            raise
+        except (UnreadableError, OSError) as e:
+            yield {"unreadable": str(e)}
+
+    def _unpack(self, path: Location, start: int, end: int, place: Location) -> Piece:
+        checksums = Checksums([])
+        # Of the first range the first line, too, is whole.
+        head, tail, size, lines, inside = b"", b"", 0, 0, start == 0
+        with place.new_file() as plain, plain.open("wb") as out:
+            for text in decompressed(path, start, end, checksums):
+                if not inside:
+                    cut = text.find(b"\n") + 1
+                    head += text[:cut] if cut else text
+                    inside, text = bool(cut), text[cut:] if cut else b""
+                cut = text.rfind(b"\n") + 1
+                if cut:
+                    out.write(tail)
+                    out.write(memoryview(text)[:cut])
+                    size, lines = size + len(tail) + cut, lines + text.count(b"\n")
+                    tail = b""
+                tail += text[cut:]
+                if max(len(head), len(tail)) > _MOST_CUT:
+                    raise UnreadableError(f"{path}: a line of more than {_MOST_CUT:,} bytes")
+        return Piece(place.name, size, lines, head.decode("latin-1"), tail.decode("latin-1"), checksums.found)
+
+
+def unpack(
+    spark: SparkSession | None, files: Mapping[int, tuple[Location, int]], cores: int, folder: Location
+) -> dict[int, list[Part]]:
+    """Parts of plain text in a folder, by file; those that cannot be read in ranges are not among them.
+
+    Args:
+        spark: None: tasks run here.
+        files: by number: place and bytes of bzip2 files.
+        cores: tasks that run at once.
+        folder: seen by all executors.
+    """
+    most = max(LEAST_BYTES, min(_MOST_RANGE_BYTES, sum(size for _, size in files.values()) // (_TASKS_A_CORE * cores)))
+    ranges: list[tuple[int, Location, int, int]] = []
+    for number, (path, size) in files.items():
+        count = -(-size // most)
+        edges = [size * k // count for k in range(count + 1)]
+        ranges += [(number, path, a, b) for a, b in pairwise(edges)]
+    task = UnpackTask(tuple((path, a, b) for _, path, a, b in ranges), folder)
+    pieces: dict[int, list[dict[str, Any]]] = {}
+    for (number, *_), found in zip(ranges, run_tasks(spark, len(ranges), task), strict=True):
+        pieces.setdefault(number, []).append(found)
+    parts = {}
+    for number, found in pieces.items():
+        try:
+            parts[number] = _joined(number, files[number][0], found, folder)
+        except UnreadableError:
+            # What is wrong with it, and where, is found by whoever reads it from its beginning.
+            for one in found:
+                if "name" in one:
+                    (folder / one["name"]).remove_quietly()
+    return parts
+
+
+def _joined(number: int, path: Location, found: Sequence[Mapping[str, Any]], folder: Location) -> list[Part]:
+    """Parts of one file, in its order: the lines of the ranges, and between them those that were cut."""
+    for one in found:
+        if "unreadable" in one:
+            raise UnreadableError(one["unreadable"])
+    pieces = [Piece(**one) for one in found]
+    check(((is_stream, checksum) for piece in pieces for is_stream, checksum in piece.checksums), path)
+    parts: list[Part] = []
+    line, cut = 1, b""
+
+    def add_cut() -> None:
+        nonlocal line, cut
+        place = folder / f"plain-{uuid.uuid4()}"
+        place.transient().put_bytes(cut)
+        parts.append(Part(number, place, 0, len(cut), line))
+        line, cut = line + 1, b""
+
+    for piece in pieces:
+        cut += piece.head.encode("latin-1")
+        if cut.endswith(b"\n"):
+            add_cut()
+        if piece.size:
+            parts.append(Part(number, folder / piece.name, 0, piece.size, line))
+            line += piece.lines
+        cut += piece.tail.encode("latin-1")
+    if cut:
+        add_cut()
+    return parts

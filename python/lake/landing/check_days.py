@@ -1,0 +1,367 @@
+"""Ingest of a source table: its version is pinned, its days are checked, and rows that break the declaration noted.
+
+Nothing of the table is copied. One commit to the quarantine table has the rows that later stages must leave out, and
+says which days were taken at which version: so a day is taken if and only if its bad rows are known.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Table, TableSource
+from headrace.errors import UserError
+from headrace.lake.calendar import following, midnight
+from headrace.lake.delta.data_files import WrittenFile, remove_files
+from headrace.lake.landing import expectations
+from headrace.lake.landing.commit import commit_files, create_quarantine, forgotten_unless_refused
+from headrace.lake.landing.completeness import behind, declared_rows, incomplete, warn_left_out
+from headrace.lake.landing.plan import declaration
+from headrace.lake.landing.profile import FileProfile
+from headrace.lake.landing.repeats import repeated_rows
+from headrace.lake.landing.source_context import SourceContext
+from headrace.lake.landing.table_days import TableLook, TakenDay, metadata
+from headrace.lake.landing.table_rows import (
+    count_changes,
+    count_feed,
+    judged,
+    net_change,
+    newest,
+    profiles,
+    refuse_changes,
+    to_quarantine,
+)
+from headrace.lake.landing.write_rows import QUARANTINE, frame_files
+from headrace.lake.spark.errors import own_error
+from headrace.lake.tables.change_feed import ChangeFeed
+from headrace.lake.tables.declared import StoredColumns, table_rows
+from headrace.lake.tables.opened import open_table
+from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, Snapshot
+from headrace.manifest import fingerprint
+from headrace.storage import StoreError, StoreRefused
+
+_LOG = logging.getLogger("headrace.lake")
+
+
+@dataclass(frozen=True)
+class DaysCheck:
+    """The check of some days, which are taken together."""
+
+    seen: TableLook
+    #: What of the table they are checked by.
+    snapshot: Snapshot
+    #: Oldest first.
+    days: Sequence[str]
+    #: Days that this run has taken already.
+    taken_now: Collection[str]
+    #: Fingerprints of the declaration, see headrace.lake.landing.load_history.LoadRecord.
+    declared: str
+    judged: str
+
+    @property
+    def ctx(self) -> SourceContext:
+        return self.seen.ctx
+
+    @property
+    def source(self) -> TableSource:
+        return self.seen.source
+
+    @property
+    def table(self) -> Table:
+        return self.ctx.table
+
+    def run(self, spark: SparkSession) -> None:
+        """Take the days up to the first that may not be taken, in one commit.
+
+        Raises:
+            UserError: a type is not as declared, a day breaks an expectation, or has changed in a way that is refused.
+        """
+        tick = time.perf_counter()
+        rows, stored = self._rows(spark, self.snapshot, self.days)
+        self._check_columns(stored)
+        rows = judged(rows, self.source, self.table, self.ctx.ids, self._any_age())
+        found = profiles(rows, self.source, self.table, stored.missing)
+        self._count_forgotten(spark, found)
+        changes = self._changes(spark, found)
+        refuse_changes(changes, self.source, self.ctx.where)
+        repeated = self._duplicates(spark, rows, stored)
+        try:
+            by_day = [] if repeated is None else repeated.groupBy("_ds").count().collect()
+            counts = {r["_ds"]: int(r["count"]) for r in by_day}
+            records, stopped = self._assess(found, counts, changes, stored)
+            if records:
+                self._commit(spark, rows, records, repeated if counts else None, stored)
+        finally:
+            if repeated is not None:
+                repeated.unpersist()
+        read = sum(f.read for f in found.values())
+        seconds = time.perf_counter() - tick
+        rate = f"{read / max(seconds, 1e-9):,.0f}"
+        _LOG.info("checked %s rows of %d days in %.1f s (%s rows/s)", f"{read:,}", len(self.days), seconds, rate)
+        if stopped is not None:
+            raise stopped
+
+    def _rows(self, spark: SparkSession, snapshot: Snapshot, days: Sequence[str]) -> tuple[DataFrame, StoredColumns]:
+        return table_rows(spark, snapshot, self.table, self.source, days, self.ctx.ds, self.ctx.forgotten)
+
+    def _count_forgotten(self, spark: SparkSession, found: dict[str, FileProfile]) -> None:
+        """Rows of each day that the list of `headrace forget` keeps out: a look at the table of its own."""
+        if self.ctx.forgotten is None:
+            return
+        whole, _ = table_rows(spark, self.snapshot, self.table, self.source, self.days, self.ctx.ds)
+        for row in whole.groupBy("ds").count().collect():
+            one = found.setdefault(row["ds"], FileProfile(row["ds"], self.source.shown))
+            one.forgotten = row["count"] - one.read
+            one.read = row["count"]
+
+    def _check_columns(self, stored: StoredColumns) -> None:
+        gone = [c.name for c in self.table.columns if c.required and c.name in stored.missing]
+        if gone:
+            raise UserError(
+                f"{self.source.shown} has no column '{gone[0]}', which {self.ctx.where}table.columns declares as "
+                f"required; it has {', '.join(sorted(stored.types))}"
+            )
+
+    def _changes(self, spark: SparkSession, found: Mapping[str, FileProfile]) -> dict[str, dict[str, int]]:
+        """Of days that were taken before and have other files now; of a feed, what it says of each day."""
+        if isinstance(self.snapshot, ChangeFeed):
+            feed = {ds: self.snapshot.changes(spark, ds) for ds in self.days}
+            return {ds: count_feed(f, ds, self.source, self.table) for ds, f in feed.items() if f is not None}
+        taken = self.seen.taken.days
+        days = [ds for ds in self.days if ds in taken and taken[ds].files != self.seen.versions[ds]]
+        changes: dict[str, dict[str, int]] = {}
+        for version in sorted({taken[ds].table_version for ds in days}):
+            mine = [ds for ds in days if taken[ds].table_version == version]
+            net = {ds: net_change(taken[ds].rows["read"], found[ds].read if ds in found else 0) for ds in mine}
+            if not self.snapshot.versioned:
+                changes |= net
+                continue
+            try:
+                before = self._rows(spark, open_table(self.source, self.table, self.seen.place, {}, version), mine)[0]
+                counted = count_changes(before, self._rows(spark, self.snapshot, mine)[0], self.table)
+                changes |= {ds: counted.get(ds, net_change(0, 0)) for ds in mine}
+            except (UserError, PySparkException, Py4JJavaError) as e:
+                # Of a store that is away, refuses or fails nothing is known, which is no reason to count less.
+                if isinstance(own_error(e), (StoreError, StoreRefused)):
+                    raise
+                # Its files may have been removed by VACUUM.
+                _LOG.debug("version %s cannot be compared: %s", version, e)
+                changes |= net
+        for ds, counts in changes.items():
+            if any(counts.values()):
+                said = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
+                _LOG.warning("%s: rows have changed since the day was taken: %s", ds, said)
+        return changes
+
+    def _any_age(self) -> set[str]:
+        """Days whose events may be of any age: the first of a feed has all that was there before."""
+        return {self.snapshot.first_day or ""} if isinstance(self.snapshot, ChangeFeed) else set()
+
+    def _duplicates(self, spark: SparkSession, rows: DataFrame, stored: StoredColumns) -> DataFrame | None:
+        if not self.table.keys:
+            return None
+        loaded = None
+        if self.source.daily:
+            late = self.table.late_days
+            near = {following(ds, k) for ds in self.days for k in range(-late, late + 1)} - set(self.days)
+            staying = sorted(near & {*self.seen.taken.days, *self.taken_now} & self.seen.versions.keys())
+            if staying:
+                loaded = self._rows(spark, self.snapshot, staying)[0]
+                bad = spark.read.format("delta").load(str(self.ctx.quarantine)).where(F.col("ds").isin(staying))
+                loaded = loaded.join(bad.select(FILE, LINE), [FILE, LINE], "left_anti")
+            else:
+                loaded = self._rows(spark, self.snapshot, self.days)[0].where(F.lit(False))
+        found = repeated_rows(rows, loaded, self.table).persist()
+        if not stored.positions and not found.isEmpty():
+            found.unpersist()
+            raise UserError(
+                f"{self.ctx.where}table.keys do not tell the rows of {self.source.shown} apart, and Spark gives no "
+                f"positions of them: remove the repeated rows, or declare further keys"
+            )
+        return found
+
+    def _assess(
+        self,
+        found: Mapping[str, FileProfile],
+        repeated: Mapping[str, int],
+        changes: Mapping[str, Mapping[str, int]],
+        stored: StoredColumns,
+    ) -> tuple[list[TakenDay], UserError | None]:
+        """Records of the days up to the first that may not be taken, and why it may not."""
+        records: list[TakenDay] = []
+        for ds in self.days:
+            profile, before = found.get(ds), self.seen.taken.days.get(ds)
+            if profile is None and before is None and ds != self.ctx.ds and not isinstance(self.snapshot, ChangeFeed):
+                continue  # a file without statistics might have had rows of it
+            profile = profile or FileProfile(ds, self.source.shown)
+            duplicates = repeated.get(ds, 0)
+            drift = self._drift(profile, stored)
+            checks = []
+            if profile.read or ds == self.ctx.ds:
+                end = midnight(self.source, following(ds))
+                checks = expectations.check_limits(ds, end, [profile], duplicates, self.table.expectations)
+            try:
+                if before is None and (wanted := declared_rows(self.source, self.ctx.ws, ds)) is not None:
+                    checks.append(expectations.Check(ds, "control_rows", profile.read, wanted, profile.read == wanted))
+                expectations.refuse_columns([profile], self.table, drift)
+                expectations.enforce(checks, drift, profile.reasons, duplicates)
+            except UserError as e:
+                return records, e
+            rows = {
+                "read": profile.read,
+                "kept": profile.good - duplicates,
+                "quarantined": profile.bad,
+                "duplicates": duplicates,
+                **({"forgotten": profile.forgotten} if profile.forgotten else {}),
+            }
+            records.append(
+                TakenDay(
+                    ds=ds,
+                    key=self.ctx.key,
+                    files=self.seen.versions[ds],
+                    table_version=self.snapshot.pin(self.seen.versions),
+                    declared=self.declared,
+                    judged=self.judged,
+                    rows=rows,
+                    drift=expectations.as_facts(drift),
+                    expectations=expectations.as_facts(checks),
+                    reasons=profile.reasons,
+                    changes=dict(changes.get(ds, {})),
+                )
+            )
+            counts = ", ".join(f"{name} {n:,}" for name, n in rows.items())
+            _LOG.info("%s: %s; %s at version %s", ds, counts, self.source.shown, self.snapshot.pin(self.seen.versions))
+        return records, None
+
+    def _drift(self, profile: FileProfile, stored: StoredColumns) -> list[expectations.Drift]:
+        """Columns that are missing, and those that are new since a day was taken last."""
+        known = self.seen.taken.columns
+        declared = {c.name.lower() for c in self.table.columns}
+        new = sorted(n for n in stored.types if known is not None and n not in known and n.lower() not in declared)
+        found = [expectations.Drift(profile.ds, n, "new", f"in {self.source.shown}, as {stored.types[n]}") for n in new]
+        if self.table.new_columns == "accept":
+            found = []
+        gone = sorted(stored.missing)
+        found += [expectations.Drift(profile.ds, n, "missing", f"in {self.source.shown}") for n in gone]
+        for d in found:
+            _LOG.warning("%s: column '%s' is %s: %s", d.ds, d.column, d.change, d.detail)
+        return found
+
+    def _commit(
+        self,
+        spark: SparkSession,
+        rows: DataFrame,
+        records: Sequence[TakenDay],
+        repeated: DataFrame | None,
+        stored: StoredColumns,
+    ) -> None:
+        days = [r.ds for r in records]
+        create_quarantine(self.ctx.quarantine)
+        files = list[WrittenFile]()
+        try:
+            if any(r.left_out for r in records):
+                if repeated is not None:
+                    why = f"repeats a row with the same {', '.join(self.table.keys)}"
+                    repeated = repeated.select("_ds", "_file", "_line", F.lit(why).alias("_why"))
+                out = to_quarantine(rows.where(F.col("_ds").isin(days)), self.table, repeated)
+                with self.ctx.staging() as staging:
+                    files = frame_files(out, self.ctx.quarantine, QUARANTINE, staging / "quarantine")
+            facts = metadata(records, self.seen.place.facts(), stored.types)
+            with forgotten_unless_refused(files, list(files)):
+                commit_files(spark, self.ctx.quarantine, days, files, facts, fence=self.ctx.run.fence)
+        finally:
+            remove_files(self.ctx.quarantine, files)
+
+
+class TableCheck:
+    """The days of a source table that a run has to check."""
+
+    def __init__(self, seen: TableLook, version: int) -> None:
+        """`version`: of the stage ingest."""
+        self.seen, self.ctx, self.source, self.table = seen, seen.ctx, seen.source, seen.ctx.table
+        self.declared = declaration(self.source, self.table, version)
+        self.judged = fingerprint(self.table.model_dump(mode="json"))
+        #: Oldest first.
+        self.days = self._to_check()
+
+    def _to_check(self) -> list[str]:
+        taken, own = self.seen.taken.days, self.ctx.ds
+        found = set()
+        for ds, version in self.seen.versions.items():
+            record = taken.get(ds)
+            same = record is not None and record.files == version and record.declared == self.declared
+            if not same or (ds == own and record is not None and record.judged != self.judged):
+                found.add(ds)
+        if self.source.daily and self.table.keys:
+            # Their duplicates were found by what is checked anew.
+            late = self.table.late_days
+            near = {following(ds, k) for ds in found if ds in taken for k in range(1, late + 1)}
+            found |= near & taken.keys() & self.seen.versions.keys()
+        return sorted(found)
+
+    def run(self, spark: SparkSession) -> None:
+        """Check them, and take those up to the first that may not be taken: in one commit, of a feed in one a day.
+
+        Raises:
+            UserError: a type is not as declared, a day breaks an expectation, or has changed in a way that is refused.
+            IncompleteError: the run's own day is behind its watermark. Others are taken.
+        """
+        left_out = self._behind(spark)
+        self.days = [ds for ds in self.days if ds not in left_out]
+        done: list[str] = []
+        for days, snapshot in self._views():
+            self._check_files(snapshot, days)
+            DaysCheck(self.seen, snapshot, days, tuple(done), self.declared, self.judged).run(spark)
+            done += days
+        if self.ctx.ds in left_out:
+            raise incomplete(self.ctx, self.ctx.ds, [left_out[self.ctx.ds]])
+
+    def _check_files(self, snapshot: Snapshot, days: Collection[str]) -> None:
+        """Raises UserError where a file is not the one that the table's log names: Spark reads an empty one as no rows.
+
+        A folder's files are as they are listed.
+        """
+        if not isinstance(snapshot, FileSnapshot) or not snapshot.versioned:
+            return
+        what = snapshot.damage(days if self.source.daily else None)
+        if what is not None:
+            raise UserError(
+                f"{self.ctx.where}source: {self.source.shown} cannot be read at version {snapshot.pin({})}: {what}. "
+                f"Restore that file, or have the table written again"
+            )
+
+    def _views(self) -> Iterator[tuple[list[str], Snapshot]]:
+        """The days that are taken together, and what they are checked by.
+
+        A day of a feed is checked as it was when it ended, whatever was updated or deleted since: so days that are
+        taken in one run are what they are day by day.
+        """
+        snapshot = self.seen.snapshot
+        if not isinstance(snapshot, ChangeFeed):
+            yield from [(self.days, snapshot)] if self.days else ()
+            return
+        for ds in self.days:
+            yield [ds], snapshot.at(ds, self.seen.versions)
+
+    def _behind(self, spark: SparkSession) -> dict[str, str]:
+        """Days to be taken for the first time that the table's watermark has not reached yet, and how far it is."""
+        watermark = self.source.complete and self.source.complete.watermark
+        new = [ds for ds in self.days if ds not in self.seen.taken.days]
+        if not watermark or not new:
+            return {}
+        column = next(c for c in self.table.columns if c.name == watermark.column)
+        parts = self.seen.snapshot.stored_rows(spark, None, [column.steps])
+        reached = (newest(part.frame, column, self.source) for part in parts)
+        greatest = max((one for one in reached if one is not None), default=None)
+        found = {ds: why for ds in new if (why := behind(self.source, ds, greatest)) is not None}
+        for ds, why in found.items():
+            if ds != self.ctx.ds:
+                warn_left_out(ds, why)
+        return found

@@ -1,0 +1,282 @@
+"""Delimited text by pyarrow's CSV reader, and the quotes of its fields.
+
+A field that begins with a quote ends with one, and nothing but a separator or the line's end stands behind it. A quote
+within is doubled (RFC 4180) or, where the source has an escape character, escaped (as Spark, Hive and MySQL write it):
+behind that character a quote, and the character itself, stand for themselves; before anything else it is text like any
+other. A field that begins otherwise may have quotes and escape characters within: they are text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+
+from headrace.lake.landing.block_reader import Declaration, Found, Parsed
+from headrace.lake.landing.blocks import Block, Mask
+from headrace.lake.landing.convert import arrow_type, bounds, element_type, from_text, list_of, split_list
+
+#: Why a record cannot be cut into fields.
+STRAY, UNCLOSED = "text behind a closing quote", "a quoted field is not closed"
+_QUOTE = b'"'
+_BLOCK = 4 << 20
+
+
+@dataclass(frozen=True)
+class QuotedFields:
+    """How the fields of delimited text are told from each other."""
+
+    #: One character.
+    separator: str
+    #: Whether blanks may stand around the quotes of a field.
+    trim: bool = False
+    #: Besides a second quote, what makes a quote a part of a quoted field.
+    escape: str | None = None
+
+    @cached_property
+    def _signs(self) -> re.Pattern[bytes]:
+        """What may end a quoted field, or keep a quote from doing so."""
+        return re.compile(b"|".join(re.escape(s.encode()) for s in ('"', self.escape) if s is not None))
+
+    @cached_property
+    def _blanks(self) -> bytes:
+        return bytes(c for c in b" \t" if c not in self.separator.encode()) if self.trim else b""
+
+    def closing(self, line: bytes, at: int) -> int:
+        """Return the place behind the quote that closes a field, looked for from `at` on; -1 where there is none."""
+        while (found := self._signs.search(line, at)) is not None:
+            at = found.end()
+            if found.group() != _QUOTE or line.startswith(_QUOTE, at):
+                at += 1
+            else:
+                return at
+        return -1
+
+    def pattern(self) -> str:
+        """Return a regular expression (RE2) of records whose fields are all as RFC 4180 or the escape has them."""
+        between = re.escape(self.separator)
+        inside = '[^"]|""' if self.escape is None else rf'[^"{re.escape(self.escape)}]|{re.escape(self.escape)}.|""'
+        field = f'(?:[^"{between}]*|"(?:{inside})*")'
+        return f"(?s)^{field}(?:{between}{field})*\\r?\\n?$"
+
+    def rfc4180(self, line: bytes) -> bytes | str:
+        """Return a record with its quotes as RFC 4180 has them, or why it has no such form."""
+        separator, pieces, at = self.separator.encode(), list[bytes](), 0
+        while True:
+            start = at
+            at += len(line) - at - len(line[at:].lstrip(self._blanks)) if self._blanks else 0
+            if line.startswith(_QUOTE, at):
+                end = self.closing(line, at + 1)
+                if end < 0:
+                    return UNCLOSED
+                pieces.append(_QUOTE + self._unescaped(line[at + 1 : end - 1]) + _QUOTE)
+                while self._blanks and line[end : end + 1] and line[end] in self._blanks:
+                    end += 1
+                if end < len(line) and not line.startswith(separator, end):
+                    return STRAY
+            else:
+                end = line.find(separator, at)
+                end = len(line) if end < 0 else end
+                pieces.append(line[start:end])
+            if end == len(line):
+                return separator.join(pieces)
+            at = end + len(separator)
+
+    def _unescaped(self, inside: bytes) -> bytes:
+        if self.escape is None or (escape := self.escape.encode()) not in inside:
+            return inside
+        either = re.escape(escape)
+
+        def one(found: re.Match[bytes]) -> bytes:
+            return escape if found.group() == 2 * escape else 2 * _QUOTE
+
+        return re.sub(rb'""|%b["%b]' % (either, either), one, inside)
+
+
+def odd_quotes(block: Block, fields: QuotedFields) -> Mask:
+    """Lines whose quotes are not as RFC 4180, or the escape, has them in all fields. bool [lines]."""
+    odd = np.zeros(len(block), np.bool_)
+    if _QUOTE not in block.data:
+        return odd
+    quoted = np.unique(block.line_of(np.flatnonzero(block.bytes == _QUOTE[0])))
+    lines = block.lines.take(pa.array(quoted))
+    odd[quoted] = ~pc.match_substring_regex(lines, fields.pattern()).to_numpy(zero_copy_only=False)
+    return odd
+
+
+def with_doubled_quotes(lines: pa.BinaryArray, fields: QuotedFields) -> pa.BinaryArray:
+    """Return lines, of which none is odd (`odd_quotes`), with escaped quotes doubled; each ends with a newline."""
+    assert fields.escape is not None
+    looked_at = pc.and_(pc.match_substring(lines, _QUOTE), pc.match_substring(lines, fields.escape.encode()))
+    if not pc.any(looked_at).as_py():
+        return lines
+    doubled = []
+    for line in lines.filter(looked_at).to_pylist():
+        record = fields.rfc4180(line.rstrip(b"\r\n"))
+        assert isinstance(record, bytes), "a line that is not odd has fields"
+        doubled.append(record + b"\n")
+    return pc.replace_with_mask(lines, looked_at, pa.array(doubled, pa.binary()))
+
+
+def in_rfc4180(records: pa.BinaryArray, fields: QuotedFields) -> tuple[pa.BinaryArray, pa.StringArray]:
+    """Return records with their quotes as RFC 4180 has them, null where they have no such form, and why they have none.
+
+    Both arrays have the length of `records`, which have no line ends. Most records come back as they are, in one piece.
+    """
+    looked_at = pc.match_substring(records, _QUOTE)
+    if fields.escape is None:
+        looked_at = pc.and_not(looked_at, pc.match_substring_regex(records, fields.pattern()))
+    places = np.flatnonzero(looked_at.to_numpy(zero_copy_only=False))
+    if not len(places):
+        return records, pa.nulls(len(records), pa.string())
+    read = [fields.rfc4180(line) for line in records.take(pa.array(places)).to_pylist()]
+    faults: list[str | None] = [None] * len(records)
+    for place, one in zip(places.tolist(), read, strict=True):
+        if isinstance(one, str):
+            faults[place] = one
+    mended = pa.array([None if isinstance(one, str) else one for one in read], pa.binary())
+    return pc.replace_with_mask(records, looked_at, mended), pa.array(faults, pa.string())
+
+
+@dataclass(frozen=True)
+class QuotesTask:
+    """A task over rows with a column `_text`: adds `_record`, the text in RFC 4180's form, and `_quotes`, why it has
+    none. Pickled into tasks.
+    """
+
+    fields: QuotedFields
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            text = batch.column(batch.schema.get_field_index("_text"))
+            records, faults = in_rfc4180(text.view(pa.binary()), self.fields)
+            columns = [*batch.columns, records.view(pa.string()), faults]
+            yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, "_record", "_quotes"])
+
+
+@dataclass(frozen=True)
+class DelimitedForm:
+    """How one file is written."""
+
+    #: Columns of the file, in their order.
+    names: tuple[str, ...]
+    separator: str
+    #: Whether fields may be in quotes (RFC 4180).
+    quotes: bool = True
+    #: Whether the first line names the columns.
+    header: bool = False
+    #: Besides a second quote, what makes a quote a part of a quoted field.
+    escape: str | None = None
+    #: Texts that mean null, besides the empty one.
+    nulls: tuple[str, ...] = ()
+    #: Separates the elements of lists.
+    lists: str = "|"
+    #: By column, a regular expression and what replaces it, before the text is cast.
+    rewrites: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+class DelimitedReader:
+    """Reads one file."""
+
+    block_size = _BLOCK
+
+    def __init__(self, form: DelimitedForm, declaration: Declaration) -> None:
+        self._form, self._declaration = form, declaration
+        declared = {c.name for c in declaration.columns}
+        self.found = Found({n for n in form.names if n in declared}, {n for n in form.names if n not in declared})
+        self._fields = QuotedFields(form.separator, escape=form.escape)
+        self._places = {name: f"f{k}" for k, name in enumerate(form.names)}
+        wanted = [self._places[n] for n in declaration.names if n in self._places]
+        self._read = pcsv.ReadOptions(
+            use_threads=False, block_size=1 << 30, column_names=[f"f{k}" for k in range(len(form.names))]
+        )
+        self._convert = pcsv.ConvertOptions(
+            check_utf8=False,
+            column_types={f"f{k}": pa.string() for k in range(len(form.names))},
+            null_values=["", *form.nulls],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=True,
+            # Without any, all are read.
+            include_columns=wanted or ["f0"],
+        )
+
+    def odd(self, block: Block) -> Mask:
+        """Lines whose quotes are not in order."""
+        if not self._form.names:
+            return np.ones(len(block), np.bool_)
+        if self._form.quotes:
+            return odd_quotes(block, self._fields)
+        return np.zeros(len(block), np.bool_)
+
+    def skipped(self, block: Block) -> Mask:
+        """The header."""
+        found = np.zeros(len(block), np.bool_)
+        found[0] = self._form.header and block.first_line == 1
+        return found
+
+    def parse(self, lines: pa.BinaryArray) -> Parsed:
+        """Rows of lines, those with another number of fields left out."""
+        if self._form.escape is not None:
+            lines = with_doubled_quotes(lines, self._fields)
+        other: set[bytes] = set()
+
+        def note(row: pcsv.InvalidRow) -> str:
+            # Not by its number, which is wrong behind the first one.
+            other.add(row.text.encode())
+            return "skip"
+
+        options = pcsv.ParseOptions(
+            delimiter=self._form.separator,
+            quote_char='"' if self._form.quotes else False,
+            double_quote=self._form.quotes,
+            ignore_empty_lines=False,
+            invalid_row_handler=note,
+        )
+        start, end = bounds(lines)
+        source = pa.BufferReader(lines.buffers()[2].slice(start, end - start))
+        table = pcsv.read_csv(source, self._read, options, self._convert).combine_chunks()
+        places = np.arange(len(lines))
+        if other:
+            right = [line.rstrip(b"\r\n") not in other for line in lines.to_pylist()]
+            places = np.flatnonzero(right)
+        if len(places) != table.num_rows:  # which line is which row is not known
+            none = [pa.nulls(0, pa.string()) for _ in self._declaration.extra]
+            declared = [pa.nulls(0, arrow_type(c.type)) for c in self._declaration.columns]
+            return Parsed(places[:0], [*declared, *none], np.zeros(0, np.bool_))
+        texts = {name: _array(table, self._places[name]) for name in self._declaration.names if name in self._places}
+        unsure = np.zeros(len(places), np.bool_)
+        columns: list[pa.Array] = []
+        for c in self._declaration.columns:
+            text = texts.get(c.name)
+            if text is None:
+                columns.append(pa.nulls(len(places), arrow_type(c.type)))
+                continue
+            value = self._typed(c.name, c.type, text)
+            if value.null_count != text.null_count:
+                unsure |= pc.and_(value.is_null(), text.is_valid()).to_numpy(zero_copy_only=False)
+            columns.append(value)
+        columns += [texts.get(name, pa.nulls(len(places), pa.string())) for name in self._declaration.extra]
+        return Parsed(places, columns, unsure)
+
+    def _typed(self, name: str, declared: str, text: pa.StringArray) -> pa.Array:
+        declaration = self._declaration
+        if name in self._form.rewrites:
+            text = pc.replace_substring_regex(text, *self._form.rewrites[name])
+        element, spelling = element_type(declared), declaration.spellings.get(name)
+        if element is None:
+            text = text if spelling is None else spelling.plain(text)
+            return from_text(text, declared, declaration.timezone, declaration.timestamps.get(name))
+        lists = split_list(text, self._form.lists)
+        values = lists.values if spelling is None else spelling.plain(lists.values)
+        return list_of(lists, from_text(values, element, declaration.timezone, None), declared)
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)

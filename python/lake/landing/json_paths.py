@@ -1,0 +1,217 @@
+"""Values that a declared path leads to in a JSON object, and halves of surrogate pairs among them.
+
+The steps are those of headrace.schema.path_steps. Names match as headrace.schema.match_names says. A name or a key
+behind a list of records is the first record whose field `key` has it.
+
+JSON may spell half a surrogate pair alone (`"\\ud83d"`): half an emoji that somebody has cut in two. It is no
+character, and no text in UTF-8 can have it. U+FFFD, the replacement character, takes its place. Two different ids may
+so become one: the columns that had some are recorded, for a row to be refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.schema import KEY_FIELD, Each, Element, is_of_list, match_names
+
+_ANY = rb"\\u[dD][89a-fA-F]"
+#: A pair; half of one; another escape, which may be a backslash before a `u`.
+_ESCAPE = re.compile(
+    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+class Number(str):
+    """A number as the text spells it."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a path leads to in one object."""
+
+    #: None where there is none, or null.
+    value: Any
+    #: Whether the object has the path's last field.
+    is_present: bool = True
+    #: Whether the path went through a list.
+    by_list: bool = False
+    #: What stands on the way and is neither what the path expects nor null; its value cannot be read.
+    obstacle: Any = None
+
+
+def parsed(line: bytes | str) -> Any:
+    """Return what a text of JSON says, numbers as `Number`.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.loads(line, parse_int=Number, parse_float=Number)
+
+
+def reach(value: Any, steps: Sequence[str]) -> Reached:
+    """Follow a path."""
+    if not steps:
+        return Reached(value)
+    if value is None:
+        return Reached(None, is_present=False)
+    step, rest = steps[0], steps[1:]
+    if isinstance(value, str) and not isinstance(value, Number) and not is_of_list(step):
+        try:
+            inside = parsed(value)
+        except ValueError:
+            inside = None
+        if not isinstance(inside, Mapping):
+            return Reached(None, obstacle=value)
+        value = inside
+    if isinstance(value, list):
+        found = _reach_in_list(value, step, rest)
+        return Reached(found.value, found.is_present, True, found.obstacle)
+    if not isinstance(value, Mapping) or is_of_list(step):
+        return Reached(None, by_list=is_of_list(step), obstacle=value)
+    try:
+        name = match_names([step], value).get(step)
+    except ValueError:
+        return Reached(None, obstacle=value)
+    return Reached(None, is_present=False) if name is None else reach(value[name], rest)
+
+
+def _reach_in_list(values: list[Any], step: str, rest: Sequence[str]) -> Reached:
+    if isinstance(step, Each):
+        reached = [reach(value, rest) for value in values]
+        obstacle = next((values for one in reached if one.obstacle is not None), None)
+        if any(isinstance(later, Each) for later in rest):
+            return Reached([e for one in reached if one.value is not None for e in one.value], obstacle=obstacle)
+        return Reached([one.value for one in reached], obstacle=obstacle)
+    if isinstance(step, Element):
+        place = int(step)
+        return reach(values[place], rest) if place < len(values) else Reached(None, is_present=False)
+    records = [value for value in values if isinstance(value, Mapping) and KEY_FIELD in value]
+    for record in records:
+        if record[KEY_FIELD] == step:
+            return reach(record, rest)
+    return Reached(None, is_present=False, obstacle=values if values and not records else None)
+
+
+def text_of(value: Any) -> str | None:
+    """Return a value as text: a text itself, a number as it is spelled, lists and objects as JSON; None for null."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{_json(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_json, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class ListPathsTask:
+    """A task over rows with a column of JSON lines: adds what paths that go through a list lead to. Pickled into tasks.
+
+    Adds for path k `_list_has<k>`, whether the object has its last field (null: the path goes through no list there),
+    and `_list_text<k>` and `_list_shown<k>`, the text of its value, and the text to show: the same, or that of what
+    stands in its way.
+    """
+
+    column: str
+    paths: Mapping[int, tuple[str, ...]]
+
+    @property
+    def types(self) -> Mapping[str, pa.DataType]:
+        """The columns that are added."""
+        kinds = {"has": pa.bool_(), "text": pa.string(), "shown": pa.string()}
+        return {f"_list_{kind}{k}": type_ for k in self.paths for kind, type_ in kinds.items()}
+
+    @property
+    def schema(self) -> str:
+        """The columns that are added, as Spark's DDL."""
+        return ", ".join(f"{name} {'boolean' if t == pa.bool_() else 'string'}" for name, t in self.types.items())
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            lines = batch.column(batch.schema.get_field_index(self.column)).view(pa.binary())
+            made: dict[str, list[Any]] = {name: [None] * len(lines) for name in self.types}
+            looked_at = pc.match_substring(lines, b"[")
+            for row in np.flatnonzero(looked_at.to_numpy(zero_copy_only=False)).tolist():
+                try:
+                    for name, value in self._reached(lines[row].as_py()):
+                        made[name][row] = value
+                except (ValueError, RecursionError):  # no row in any case: no JSON, or too deep for any reader
+                    continue
+            columns = [pa.array(values, self.types[name]) for name, values in made.items()]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *made])
+
+    def _reached(self, text: bytes) -> Iterator[tuple[str, Any]]:
+        line = parsed(text)
+        for k, path in self.paths.items():
+            found = reach(line, path)
+            if found.by_list:
+                value = None if found.obstacle is not None else text_of(found.value)
+                yield f"_list_has{k}", found.is_present
+                yield f"_list_text{k}", value
+                yield f"_list_shown{k}", value if found.obstacle is None else text_of(found.obstacle)
+
+
+def without_halves(line: bytes) -> bytes:
+    """Return a line of JSON with U+FFFD, as JSON spells it, for each half of a surrogate pair."""
+    return _ESCAPE.sub(lambda m: m.group() if m.group(1) is None else rb"\ufffd", line)
+
+
+def columns_with_halves(line: bytes, paths: Sequence[Sequence[str]]) -> list[int]:
+    """Return which of some columns, by their paths in an object, have a text with half a surrogate pair."""
+    try:
+        row = parsed(line)
+        return [i for i, path in enumerate(paths) if _has_half(reach(row, path).value)]
+    except (ValueError, RecursionError):  # no row in any case: no JSON, or too deep for any reader
+        return []
+
+
+def _has_half(value: Any) -> bool:
+    if isinstance(value, str):
+        return _HALF.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(_has_half(key) or _has_half(inner) for key, inner in value.items())
+    return isinstance(value, list) and any(map(_has_half, value))
+
+
+@dataclass(frozen=True)
+class SurrogatesTask:
+    """A task over rows with a column `_text`, lines of JSON: adds `_sound`, the line without half surrogate pairs, and
+    `_halves`, which declared columns had some. Pickled into tasks.
+    """
+
+    #: Of the declared columns.
+    paths: tuple[tuple[str, ...], ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            text = batch.column(batch.schema.get_field_index("_text"))
+            columns = [*batch.columns, *self._sound(text.view(pa.binary()))]
+            yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, "_sound", "_halves"])
+
+    def _sound(self, lines: pa.BinaryArray) -> tuple[pa.StringArray, pa.ListArray]:
+        looked_at = pc.match_substring_regex(lines, _ANY.decode())
+        places = np.flatnonzero(looked_at.to_numpy(zero_copy_only=False))
+        halves: list[list[int] | None] = [None] * len(lines)
+        if len(places):
+            found = lines.take(pa.array(places)).to_pylist()
+            for place, line in zip(places.tolist(), found, strict=True):
+                halves[place] = columns_with_halves(line, self.paths) or None
+            lines = pc.replace_with_mask(lines, looked_at, pa.array(map(without_halves, found), pa.binary()))
+        return lines.view(pa.string()), pa.array(halves, pa.list_(pa.int32()))

@@ -1,0 +1,309 @@
+"""Loading days: read together, checked, and committed one by one.
+
+A day is loaded in this order, so that a kill between any two steps is healed by running again:
+
+1. its files are read once and typed into a staging folder; expectations can stop the day here;
+2. bad rows replace the day's partition of the quarantine table;
+3. good rows replace the day's partition of the events table. The same commit says which files it came from, so the
+   day is loaded if and only if its rows are there.
+
+Rows that others have deleted from the table stay out when their day is loaded again from the same files.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.identifiers import quoted_names
+from headrace.lake.delta.data_files import WrittenFile, data_schema, remove_files
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.with_spark import read_version
+from headrace.lake.landing.batch_rows import BatchRows, Places, read_batch
+from headrace.lake.landing.commit import commit_files, forgotten_unless_refused, may_have_rows
+from headrace.lake.landing.completeness import behind, incomplete, warn_left_out
+from headrace.lake.landing.expectations import assess_day
+from headrace.lake.landing.files import LandingDay
+from headrace.lake.landing.frame import GOOD
+from headrace.lake.landing.load_history import LoadRecord, row_counts
+from headrace.lake.landing.plan import DayFiles, LoadPlan
+from headrace.lake.landing.profile import FileProfile
+from headrace.lake.landing.reader import FileDamaged, FileRefused, LandingBatch, reader_of
+from headrace.lake.landing.source_context import SourceContext
+from headrace.lake.landing.write_rows import QUARANTINE, Dropped
+from headrace.storage import Location
+
+_LOG = logging.getLogger("headrace.lake")
+
+
+def withheld_rows(ctx: SourceContext, plan: LoadPlan, rows: DataFrame, days: list[DayFiles]) -> DataFrame | None:
+    """The good rows of unchanged files that are neither in the events nor in the quarantine.
+
+    Deleted ones, that is, and those that were dropped as duplicates: of a deleted one, perhaps. Needs no version of the
+    table from before the deletion, which a VACUUM takes away.
+
+    Args:
+        ctx: of the source.
+        plan: of the run.
+        rows: typed rows (headrace.lake.landing.judge).
+        days: whose they are.
+
+    Returns:
+        `_ds`, `_file`, `_line`, `_copy`; None where no such day is among `days`.
+
+    Raises:
+        UserError: a format that makes several rows of a line, of which some may be deleted.
+    """
+    spark = rows.sparkSession
+    mine = [d for d in days if d.ds in plan.withhold]
+    if not mine:
+        return None
+    if reader_of(ctx.landing_source).remakes_rows:
+        raise UserError(
+            f"rows of {mine[0].ds} were deleted from {ctx.events}, and format "
+            f"'{ctx.landing_source.format}' draws rows anew when it is loaded again: deleted ones could come back. "
+            f"Deliver landing files without them"
+        )
+    unchanged = [(d.ds, name) for d in mine for name in sorted(d.unchanged)]
+    files = spark.createDataFrame(unchanged, "_ds string, _source_file string")
+    known = [_positions(spark, ctx.events, None, mine)]
+    for day in mine:
+        # The version of the load, where it is there: a run that was killed has written a newer one.
+        version = day.record.quarantine if day.record is not None else -1
+        there = version >= 0 and row_counts(DeltaLog(ctx.quarantine), version, {day.ds}) is not None
+        known.append(_positions(spark, ctx.quarantine, version if there else None, [day]))
+    good = rows.where((F.col("_state") == GOOD) & F.col("_ds").isin([d.ds for d in mine]))
+    good = good.join(F.broadcast(files), ["_ds", "_source_file"], "left_semi")
+    good = good.join(reduce(DataFrame.unionByName, known), ["_ds", "_source_file", "_line"], "left_anti")
+    return good.select("_ds", "_file", "_line", "_copy")
+
+
+def _positions(spark: SparkSession, table: Location, version: int | None, days: list[DayFiles]) -> DataFrame:
+    """The landing lines of a table's rows."""
+    mine = [d.ds for d in days]
+    newest = DeltaLog(table).version if version is None else version
+    assert newest is not None, "the day was loaded before"
+    rows = read_version(spark, table, newest, lambda of: of.get("ds") in mine)
+    rows = rows.where(F.col("ds").isin(mine))
+    return rows.select(F.col("ds").alias("_ds"), "_source_file", F.col("_source_line").alias("_line"))
+
+
+@dataclass(frozen=True)
+class _CheckedDay:
+    """A day that may be committed."""
+
+    day: LandingDay
+    record: LoadRecord
+    #: Undeclared columns that the table has or gets.
+    extra: list[str]
+
+
+@dataclass
+class _Written:
+    """Data files that no commit names yet."""
+
+    events: list[WrittenFile] = field(default_factory=list)
+    quarantine: list[WrittenFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Load:
+    """The loading of one source in one run."""
+
+    ctx: SourceContext
+    plan: LoadPlan
+    spark: SparkSession
+    #: Versions of the events' table that this load has committed.
+    committed: set[int] = field(default_factory=set)
+    #: By day and file: why files are left out that cannot be read.
+    bad_files: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Load all days of the plan.
+
+        Raises:
+            TransactionOvertaken: others have changed rows of a day since the plan was made. Days before it are loaded.
+            UserError: more files of a day are damaged than it may have, or it may not be loaded. Days before it are
+                loaded.
+            IncompleteError: the run's own day is behind its watermark. Others are loaded.
+        """
+        for days in self.plan.batches():
+            self._load(days)
+
+    def _load(self, days: list[DayFiles]) -> None:
+        ctx = self.ctx
+        while True:
+            readable = tuple(self._readable(d.day) for d in days)
+            batch = LandingBatch(self.spark, ctx.landing_source, ctx.table, readable, ids=ctx.ids)
+            try:
+                return self._load_batch(batch, days)
+            except (FileDamaged, FileRefused) as e:
+                error, file = e, e.file
+            ds = next(ds for ds, one in batch.files if one == file)
+            told, is_of_content = str(error), True
+            if isinstance(error, FileDamaged):
+                told, is_of_content = f"landing file {file.name} cannot be read: {error.cause}", error.is_of_content
+            bad = self.bad_files.setdefault(ds, {})
+            # A day needs one file that can be read.
+            is_last = sum(one == ds for one, _ in batch.files) == 1
+            if not is_of_content or is_last or len(bad) >= ctx.table.expectations.max_bad_files:
+                break
+            bad[file.name] = told.removeprefix(f"landing file {file.name}").lstrip(": ")
+            _LOG.warning("%s: %s; it is left out, and the day goes on", ds, told)
+        before = [day for day in days if day.ds < ds]
+        if before:
+            self._load(before)
+        more = f"; nor can {', '.join(sorted(bad))}" if bad else ""
+        raise UserError(
+            f"{told}{more}. Nothing of {ds} was loaded; deliver the file again, or say how many files of a day may be "
+            f"left out ({ctx.where}table.expectations.max_bad_files)"
+        ) from error
+
+    def _readable(self, day: LandingDay) -> LandingDay:
+        """Return a day without the files that are left out."""
+        bad = self.bad_files.get(day.ds, {})
+        return replace(day, files=tuple(f for f in day.files if f.name not in bad))
+
+    def _load_batch(self, batch: LandingBatch, days: list[DayFiles]) -> None:
+        tick = time.perf_counter()
+        with self.ctx.staging() as staging, self._uncommitted() as written:
+            rows = read_batch(self.ctx, self.plan, batch, days, staging)
+            if rows.arrow is not None:
+                written.events = rows.arrow.written
+            files = rows.profiles()
+            files += [
+                FileProfile(d.ds, name, fault=why) for d in days for name, why in self.bad_files.get(d.ds, {}).items()
+            ]
+            left_out = self._behind(days, files)
+            days = [d for d in days if d.ds not in left_out]
+            withheld = None if rows.typed is None else withheld_rows(self.ctx, self.plan, rows.typed, days)
+            deleted = Places.stage(withheld, staging / "deleted")
+            duplicates = Places.stage(rows.duplicates(deleted, left_out), staging / "duplicates")
+            read = sum(f.read for f in files)
+            seconds = time.perf_counter() - tick
+            _LOG.info(
+                "read %s rows of %d files in %.1f s (%s rows/s)",
+                f"{read:,}",
+                len(files),
+                seconds,
+                f"{read / max(seconds, 1e-9):,.0f}",
+            )
+            checked, stopped = self._check_days(days, files, duplicates, deleted)
+            if checked:
+                any_bad = any(c.record.rows["quarantined"] for c in checked)
+                self._commit_quarantine(rows, [c.day for c in checked], any_bad, written)
+                dropped = Dropped.save(pa.concat_tables([deleted.table, duplicates.table]), staging / "dropped.npz")
+                rows = rows.without(dropped)
+                if rows.arrow is not None:
+                    written.events = rows.arrow.written
+                for c in checked:
+                    self._commit_events(rows, c, dropped, written)
+            if stopped is not None:
+                raise stopped
+            if self.ctx.ds in left_out:
+                raise incomplete(self.ctx, self.ctx.ds, [left_out[self.ctx.ds]])
+
+    def _behind(self, days: list[DayFiles], files: list[FileProfile]) -> dict[str, str]:
+        """Days that are behind their watermark, and how far."""
+        found = {}
+        for day in days:
+            greatest = max((f.watermark for f in files if f.ds == day.ds and f.watermark), default=None)
+            why = behind(self.ctx.source, day.ds, greatest)
+            if why is not None:
+                found[day.ds] = why
+                if day.ds != self.ctx.ds:
+                    warn_left_out(day.ds, why)
+        return found
+
+    def _check_days(
+        self, days: list[DayFiles], files: list[FileProfile], duplicates: Places, deleted: Places
+    ) -> tuple[list[_CheckedDay], UserError | None]:
+        """The days up to the first that may not be loaded, and why not."""
+        checked: list[_CheckedDay] = []
+        existing = DeltaLog(self.ctx.events).columns()
+        for day in days:
+            try:
+                of_day = [f for f in files if f.ds == day.ds]
+                counts = duplicates.counts.get(day.ds, 0), deleted.counts.get(day.ds, 0)
+                record, extra = assess_day(self.ctx, self.plan, day, of_day, *counts, existing)
+            except UserError as e:
+                return checked, e
+            checked.append(_CheckedDay(day.day, record, extra))
+            existing |= dict.fromkeys(extra, "string")
+        return checked, None
+
+    @contextmanager
+    def _uncommitted(self) -> Iterator[_Written]:
+        """The data files that are written; those that no commit names are removed at the end."""
+        written = _Written()
+        # What a killed run was writing.
+        for table in (self.ctx.events, self.ctx.quarantine):
+            for day in self.plan.days:
+                (table / f"ds={day.ds}").discard_unfinished()
+        try:
+            yield written
+        finally:
+            remove_files(self.ctx.events, written.events)
+            remove_files(self.ctx.quarantine, written.quarantine)
+
+    def _commit_quarantine(self, rows: BatchRows, days: list[LandingDay], any_bad: bool, written: _Written) -> None:
+        """Bad rows of all the days, in one commit: what a kill before the events' commits leaves is replaced again."""
+        for day in days:
+            _check_unchanged(day)
+        names = [day.ds for day in days]
+        table = self.ctx.quarantine
+        if not any_bad and not may_have_rows(table, names):
+            return
+        if any_bad:
+            written.quarantine = rows.write_typed(names, table, QUARANTINE, Dropped(None), [], bad=True)
+        with forgotten_unless_refused(written.quarantine, list(written.quarantine)):
+            commit_files(self.spark, table, names, written.quarantine, "", fence=self.ctx.run.fence)
+
+    def _commit_events(self, rows: BatchRows, checked: _CheckedDay, dropped: Dropped, written: _Written) -> None:
+        tick = time.perf_counter()
+        day, table = checked.day, self.ctx.table
+        _check_unchanged(day)
+        columns = ", ".join([table.spark_schema, *(f"{name} string" for name in quoted_names(checked.extra))])
+        schema = data_schema(columns)
+        written.events += rows.write_typed([day.ds], self.ctx.events, schema, dropped, checked.extra)
+        mine = [f for f in written.events if f.ds == day.ds]
+        record = replace(checked.record, quarantine=_newest(self.ctx.quarantine))
+        with forgotten_unless_refused(written.events, mine):
+            version = commit_files(
+                self.spark,
+                self.ctx.events,
+                [day.ds],
+                mine,
+                record.metadata(),
+                columns,
+                self.ctx.run.fence,
+                self.plan.version,
+                self.committed,
+            )
+        self.committed.add(version)
+        counts = ", ".join(f"{name} {n:,}" for name, n in record.rows.items())
+        _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
+
+
+def _newest(table: Location) -> int:
+    version = DeltaLog(table).version
+    assert version is not None
+    return version
+
+
+def _check_unchanged(day: LandingDay) -> None:
+    for file in day.files:
+        if not file.unchanged():
+            raise UserError(
+                f"landing file {file.name} changed while it was read; nothing of {day.ds} was loaded. Run again when "
+                f"it is complete"
+            )

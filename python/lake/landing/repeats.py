@@ -1,0 +1,217 @@
+"""Rows that are one event: equal in `table.keys`. The first stays, in order of (day, file, line).
+
+A row is dropped when an equal one comes before it on its own day; when an equal one was loaded on one of the
+`late_days` days before it; or when one is in the table on one of the `late_days` days after it (which can be where a
+day is loaded after the days that follow it). So no two rows of the table within `late_days` days of each other are
+equal, whatever the order of loading. As SQL's UNIQUE has it, a row with a null in a key equals no other.
+
+Hashes alone find the rows whose key may occur twice. Only they are compared with each other.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from headrace.config import Table
+from headrace.identifiers import quoted_names
+from headrace.lake.delta.data_files import SOURCE_FILE, SOURCE_LINE
+from headrace.lake.landing.frame import GOOD
+from headrace.lake.landing.key_hashes import (
+    I64,
+    Mask,
+    hashes_of_share,
+    key_hashes,
+    load_hashes,
+    save_array,
+    save_hashes,
+)
+from headrace.storage import Location
+
+_NEVER = -(1 << 30)
+_DAYS = "struct<last:int,dropped:array<int>>"
+#: The hashes that may be there twice, in the folder of a load: int64, sorted.
+REPEATED = "repeated.npy"
+
+
+def repeated_rows(rows: DataFrame, loaded: DataFrame | None, table: Table) -> DataFrame:
+    """The good rows to drop.
+
+    Args:
+        rows: rows to load (headrace.lake.landing.judge).
+        loaded: the keys and `ds` of rows that are in the table already and stay, from the days within `late_days` of
+            those of `rows`; None: days are not compared with each other (snapshots).
+        table: keys and late_days.
+
+    Returns:
+        `_ds`, `_file`, `_line`, `_copy`.
+    """
+    keys = quoted_names(table.keys)
+    named = [F.col(k).alias(f"k{i}") for i, k in enumerate(keys)]
+    day = F.datediff(F.col("_ds").cast("date"), F.lit("1970-01-01").cast("date")).alias("day")
+    position = ["_ds", "_file", "_line", "_copy"]
+    mine = rows.where(F.col("_state") == GOOD).select(*named, day, F.lit(False).alias("kept"), *position)
+    everything = mine
+    if loaded is not None:
+        then = F.datediff(F.col("ds").cast("date"), F.lit("1970-01-01").cast("date")).alias("day")
+        nothing = [F.lit(None).cast(dict(mine.dtypes)[c]).alias(c) for c in position]
+        everything = mine.unionByName(loaded.select(*named, then, F.lit(True).alias("kept"), *nothing))
+    k = [f"k{i}" for i in range(len(keys))]
+    everything = everything.dropna(subset=k).withColumn("hash", F.xxhash64(*k))
+    # Most keys are there once: only 8 bytes of each row are shuffled to find those that are not.
+    repeated = everything.groupBy("hash").count().where("count > 1").select("hash")
+    suspects = everything.join(repeated, "hash", "left_semi")
+    in_order = Window.partitionBy(*k, "day").orderBy(F.desc("kept"), "_file", "_line", "_copy")
+    suspects = suspects.select("*", F.row_number().over(in_order).alias("nth"))
+    repeat = (F.col("nth") > 1) & ~F.col("kept")
+    if loaded is not None and table.late_days:
+        of_key = Window.partitionBy(*k)
+        first = F.when(F.col("nth") == 1, F.struct("day", "kept"))
+        suspects = suspects.select("*", F.sort_array(F.collect_list(first).over(of_key)).alias("days"))
+        repeat = repeat | (~F.col("kept") & _on_another_day(table.late_days))
+    return suspects.where(repeat).select(*position)
+
+
+def _on_another_day(late_days: int) -> Column:
+    """Whether the row's `day` is one on which its key, which occurs on `days`, is a repetition."""
+    start = F.struct(F.lit(_NEVER).alias("last"), F.array().cast("array<int>").alias("dropped")).cast(_DAYS)
+
+    def step(state: Column, one: Column) -> Column:
+        kept = F.struct(one["day"].alias("last"), state["dropped"].alias("dropped"))
+        dropped = F.struct(state["last"].alias("last"), F.array_append(state["dropped"], one["day"]).alias("dropped"))
+        near = one["day"] - state["last"] <= late_days
+        return F.when(~one["kept"] & near, dropped).otherwise(kept).cast(_DAYS)
+
+    before = F.array_contains(F.aggregate("days", start, step)["dropped"], F.col("day"))
+    after = F.exists(
+        "days", lambda one: one["kept"] & (one["day"] > F.col("day")) & (one["day"] - F.col("day") <= late_days)
+    )
+    return (F.size("days") > 1) & (before | after)
+
+
+@dataclass(frozen=True)
+class KeyedFile:
+    """A Parquet file with key columns."""
+
+    path: Location
+    #: The day of its rows.
+    ds: str = ""
+    #: Whether it has rows that Spark has typed, good and bad ones.
+    is_typed: bool = False
+    #: The name of the hashes of its rows (headrace.lake.landing.key_hashes).
+    hashes: str = ""
+
+
+@dataclass(frozen=True)
+class HashTask:
+    """Hashes the keys of data files; yields the names of the hashes."""
+
+    files: tuple[KeyedFile, ...]
+    keys: tuple[str, ...]
+    folder: Location
+
+    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
+        mine = self.files[number]
+        file = pq.ParquetFile(mine.path.local_path(), coerce_int96_timestamp_unit="us")
+        # A data file that is older than a column has no keys.
+        groups = file.num_row_groups if set(self.keys) <= set(file.schema_arrow.names) else 0
+        found: list[I64] = []
+        keyed: list[Mask] = []
+        for group in range(groups):
+            state = ["_state"] if mine.is_typed else []
+            table = file.read_row_group(group, columns=[*self.keys, *state], use_threads=False)
+            if mine.is_typed:
+                table = table.filter(pc.equal(table.column("_state"), GOOD))
+            if table.num_rows:
+                hashes, whole = key_hashes([table.column(k) for k in self.keys])
+                found.append(hashes)
+                keyed.append(whole)
+        yield {"file": number, "hashes": save_hashes(self.folder, found, keyed)}
+
+
+@dataclass(frozen=True)
+class RepeatTask:
+    """Finds the hashes of one share of all: there twice among rows to load, or there and in the table."""
+
+    mine: tuple[str, ...]
+    loaded: tuple[str, ...]
+    folder: Location
+    #: Ranges of hashes of one length: memory is that of the largest, about as many hashes in each.
+    shares: int
+
+    def __call__(self, share: int) -> Iterator[dict[str, Any]]:
+        mine = np.concatenate([np.zeros(0, np.int64), *(self._hashes(name, share) for name in self.mine)])
+        mine.sort()
+        found = [mine[1:][mine[1:] == mine[:-1]]]
+        for name in self.loaded if len(mine) else ():
+            loaded = self._hashes(name, share)
+            place = np.minimum(np.searchsorted(mine, loaded), len(mine) - 1)
+            found.append(loaded[mine[place] == loaded])
+        repeated = np.unique(np.concatenate(found))
+        path = self.folder / f"repeated-{uuid.uuid4()}.npy"
+        save_array(path, repeated)
+        yield {"hashes": len(repeated), "path": path.name}
+
+    def _hashes(self, name: str, share: int) -> I64:
+        return hashes_of_share(self.folder, name, share, self.shares)
+
+
+@dataclass(frozen=True)
+class SuspectTask:
+    """Copies the keys and places of rows whose hash is there twice, of one data file."""
+
+    files: tuple[KeyedFile, ...]
+    keys: tuple[str, ...]
+    #: By day and name, the number of a landing file; None: rows of the table, which have `ds` in place of a place.
+    numbers: Mapping[tuple[str, str], int] | None
+    folder: Location
+    #: Of the data files that are written now; older ones may have narrower types.
+    schema: pa.Schema
+
+    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
+        file = self.files[number]
+        hashes, keyed = load_hashes(self.folder, file.hashes)
+        repeated = np.load((self.folder / REPEATED).local_path(), mmap_mode="r")
+        place = np.minimum(np.searchsorted(repeated, hashes), len(repeated) - 1)
+        rows = np.flatnonzero((repeated[place] == hashes) & keyed)
+        if not len(rows):
+            return
+        table = self._take(file, rows)
+        path = self.folder / f"suspects-{uuid.uuid4()}.parquet"
+        with path.new_file() as local:
+            pq.write_table(table, local, store_schema=False)
+        yield {"path": path.name}
+
+    def _take(self, file: KeyedFile, rows: I64) -> pa.Table:
+        place = [] if self.numbers is None else [SOURCE_FILE, SOURCE_LINE]
+        parquet = pq.ParquetFile(file.path.local_path(), coerce_int96_timestamp_unit="us")
+        taken, at = [], 0
+        for group in range(parquet.num_row_groups):
+            count = parquet.metadata.row_group(group).num_rows
+            mine = rows[(rows >= at) & (rows < at + count)] - at
+            at += count
+            if len(mine):
+                table = parquet.read_row_group(group, columns=[*self.keys, *place], use_threads=False)
+                taken.append(table.take(pa.array(mine)))
+        table = pa.concat_tables(taken)
+        for k, name in enumerate(self.keys):
+            table = table.set_column(k, name, table.column(name).cast(self.schema.field(name).type))
+        ds = pa.array([file.ds] * table.num_rows, pa.string())
+        if self.numbers is None:
+            return table.append_column("ds", ds)
+        names = table.column(SOURCE_FILE).to_pylist()
+        numbers = pa.array([self.numbers[file.ds, name] for name in names], pa.int32())
+        line = table.column(SOURCE_LINE)
+        table = table.select(list(self.keys))
+        for name, column in (("_ds", ds), ("_file", numbers), ("_line", line)):
+            table = table.append_column(name, column)
+        return table

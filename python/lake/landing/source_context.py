@@ -1,0 +1,120 @@
+"""One source of a pipeline as `ingest` loads it: its declaration, and the two tables that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from headrace.config import LandingSource, Source, Table, TableSource, id_columns
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.forgotten import ForgottenValues
+from headrace.lake.landing.files import file_patterns
+from headrace.lake.landing.load_history import LoadHistory
+from headrace.lake.spark.scratch import handed_on
+from headrace.stage import Context
+from headrace.storage import Location, StoreRefused, is_uri
+from headrace.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """What the loading of one source is given. Sources know nothing of each other."""
+
+    run: Context
+    #: Of a named source; None: the main one, whose table is `events`.
+    name: str | None
+    source: Source
+    table: Table
+
+    @property
+    def ws(self) -> Workspace:
+        return self.run.ws
+
+    @property
+    def pipeline(self) -> str:
+        return self.run.spec.pipeline
+
+    @property
+    def ds(self) -> str:
+        return self.run.ds
+
+    @property
+    def key(self) -> str:
+        """Of the run."""
+        return self.run.key
+
+    @property
+    def events(self) -> Location:
+        """The Delta table of good rows."""
+        return self.ws.events(self.pipeline, self.name)
+
+    @property
+    def quarantine(self) -> Location:
+        """The Delta table of bad rows."""
+        return self.ws.quarantine(self.pipeline, self.name)
+
+    def staging(self) -> AbstractContextManager[Location]:
+        """Give a folder for rows on their way, gone at the end (a killed run's goes before)."""
+        return handed_on(self.run, "ingest", self.name)
+
+    @property
+    def forgotten(self) -> ForgottenValues | None:
+        """What of the list of `headrace forget` is of this source's columns; None: nothing."""
+        found = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
+        return None if found is None else found.of([c.name for c in self.table.columns])
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The declared text columns whose values are ids."""
+        return id_columns(self.run.spec)[self.name]
+
+    @property
+    def table_source(self) -> TableSource | None:
+        """The source, where it is a table."""
+        return self.source if isinstance(self.source, TableSource) else None
+
+    @property
+    def landing_source(self) -> LandingSource:
+        """The source, where it is landing files.
+
+        Raises:
+            UserError: it is a table.
+        """
+        if isinstance(self.source, LandingSource):
+            return self.source
+        raise UserError(f"{self.where}source: {self.source.shown} is a table, and this is done with landing files")
+
+    def input_name(self, ds: str) -> str:
+        """What a manifest calls a landing day: by the URI of its files, where the spec has one."""
+        source = self.landing_source
+        if is_uri(source.path):
+            (pattern,) = file_patterns(source, self.ws, ds)
+            return str(pattern)
+        return f"landing/{self.pipeline}{'' if self.name is None else f'/{self.name}'}/{ds}"
+
+    @property
+    def where(self) -> str:
+        """What stands before `source` and `table` in a key of the spec, for messages."""
+        return "" if self.name is None else f"sources.{self.name}."
+
+    @contextmanager
+    def naming_keys(self) -> Iterator[None]:
+        """Within, what a store refuses is told with the keys that name the place."""
+        try:
+            yield
+        except StoreRefused as e:
+            raise UserError(f"{self.where}source.path or source.complete: {e}") from None
+
+    def history(self) -> LoadHistory:
+        """What has been loaded, as the table's log says now."""
+        return LoadHistory(DeltaLog(self.events))
+
+
+def source_contexts(ctx: Context) -> Iterator[SourceContext]:
+    """The main source, then the named ones in the order of the spec."""
+    spec = ctx.spec
+    yield SourceContext(ctx, None, spec.source, spec.table)
+    for name, named in spec.sources.items():
+        yield SourceContext(ctx, name, named.source, named.table)

@@ -1,0 +1,246 @@
+"""The stage `ingest`: landing files to the lake's Delta tables, one commit a landing day of each source."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog, damaged_file
+from headrace.lake.delta.transaction import TransactionOvertaken
+from headrace.lake.landing.check_days import TableCheck
+from headrace.lake.landing.commit import check_columns, create_tables
+from headrace.lake.landing.expectations import summed
+from headrace.lake.landing.load import Load
+from headrace.lake.landing.load_history import LoadHistory, last_change, row_counts
+from headrace.lake.landing.plan import DayFiles, LoadPlan, covered_days, declared_source, plan_load
+from headrace.lake.landing.source_context import SourceContext, source_contexts
+from headrace.lake.landing.table_days import TableLook, look, table_result, why_gone
+from headrace.lake.spark.session import session
+from headrace.manifest import Input, Manifest, Output
+from headrace.stage import Context, Result, Stage
+
+_LOG = logging.getLogger("headrace.lake")
+
+#: Plans of one source in a run: others may change the table between a plan and its commits.
+_ATTEMPTS = 5
+
+
+class Ingest(Stage):
+    """Load the landing files of a day, and of earlier days that are not loaded, exactly once, source by source."""
+
+    name = "ingest"
+    version = 1
+    needs: tuple[str, ...] = ()
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """The sections `source`, `table` and `sources`."""
+        named = {
+            name: {"source": declared_source(s.source), "table": s.table.model_dump(mode="json")}
+            for name, s in spec.sources.items()
+        }
+        return {
+            "source": declared_source(spec.source),
+            "table": spec.table.model_dump(mode="json"),
+            **({"sources": named} if named else {}),
+        }
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """What each day covered is loaded from, as one input a day and source.
+
+        Of a loaded day purged files are among them; of a table, the data files of the day.
+
+        Raises:
+            UserError: the run's own day has no files of a source and is not loaded.
+            IncompleteError: it lacks what `source.complete` asks for.
+        """
+        return tuple(i for source in source_contexts(ctx) for i in _Found.of(source).inputs())
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """All tables have their version, the events of the days loaded are on disk, and nobody has deleted some."""
+        # Two outputs a source, in the order of the sources.
+        outputs = iter(manifest.outputs)
+        for source in source_contexts(ctx):
+            mine, facts = (next(outputs), next(outputs)), _facts_of(source, manifest)
+            table = source.table_source
+            why = _why_gone(source, mine, facts) if table is None else why_gone(source, table, mine, facts)
+            if why is not None:
+                return why
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        """Load what is not loaded (see `load`) and check days of tables (see `check_days`).
+
+        Raises:
+            UserError: files that are damaged, changed while they were read, or lack a required column; a day that is
+                empty or breaks an expectation; refused columns; a declaration that does not fit the table. Days before
+                that one are loaded, and so are the sources before that one.
+            IncompleteError: the run's own day is behind its watermark.
+        """
+        found = [_Found.of(source) for source in source_contexts(ctx)]
+        if tuple(i for one in found for i in one.inputs()) != ctx.inputs:
+            raise UserError(f"what {ctx.ds} is loaded from came or changed as the run began; run again")
+        plans = [one.plan(self.version) for one in found]
+        if any(plans):
+            with session(ctx.spec.spark, ctx.ws, f"ingest {ctx.spec.pipeline} {ctx.ds}") as spark:
+                for one, plan in zip(found, plans, strict=True):
+                    self._load(one, plan, spark)
+        else:
+            _LOG.info("all sources up to %s are loaded already", ctx.ds)
+        return result(found)
+
+    def _load(self, one: _Found, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
+        """Load by a plan; by a new one where others have changed the table since it was made."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return _load(one.ctx, plan, spark)
+            except TransactionOvertaken as e:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                _LOG.warning("%s: planned again from the newest version", e)
+            again = _Found.of(one.ctx)
+            if tuple(again.inputs()) != tuple(one.inputs()):
+                raise UserError(f"what {one.ctx.ds} is loaded from came or changed meanwhile; run again")
+            plan = again.plan(self.version)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A source as a run finds it: the days of its landing files, or the table."""
+
+    ctx: SourceContext
+    files: tuple[DayFiles, ...] = ()
+    table: TableLook | None = None
+
+    @staticmethod
+    def of(ctx: SourceContext) -> _Found:
+        table = ctx.table_source
+        return _Found(ctx, _covered(ctx)) if table is None else _Found(ctx, table=look(ctx, table))
+
+    def inputs(self) -> Iterator[Input]:
+        """What the manifest names."""
+        return _inputs(self.ctx, self.files) if self.table is None else self.table.inputs()
+
+    def plan(self, version: int) -> LoadPlan | TableCheck | None:
+        """What there is to do; None: nothing."""
+        if self.table is not None:
+            check = TableCheck(self.table, version)
+            return check if check.days else None
+        plan = plan_load(self.ctx, self.ctx.history(), self.files, version)
+        return plan if plan.days else None
+
+    def result(self) -> Result:
+        """What the run has made of it."""
+        return _source_result(self.ctx) if self.table is None else table_result(self.table)
+
+
+def _load(source: SourceContext, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
+    if plan is None:
+        return
+    if source.name is not None:
+        _LOG.info("source %s:", source.name)
+    if isinstance(plan, TableCheck):
+        plan.run(spark)
+        return
+    check_columns(source.table, source.events, source.where)
+    create_tables(source.table, source.events, source.quarantine)
+    Load(source, plan, spark).run()
+
+
+def result(found: Sequence[_Found]) -> Result:
+    """What this run, its killed attempts included, has loaded; else what the day was loaded with."""
+    main, *named = (one.result() for one in found)
+    rows, facts = dict(main.rows), dict(main.facts)
+    for name, of_source in zip((str(one.ctx.name) for one in found[1:]), named, strict=True):
+        rows |= {f"{name}.{count}": n for count, n in of_source.rows.items()}
+        facts["sources"] = {**facts.get("sources", {}), name: of_source.facts}
+    return Result(outputs=tuple(o for one in (main, *named) for o in one.outputs), rows=rows, facts=facts)
+
+
+def _source_result(ctx: SourceContext) -> Result:
+    """Of one source.
+
+    The versions are those that last changed a day up to `ds`: days after it, loaded before or since, are no part of
+    what the run has made, and a rerun says what the first run said.
+    """
+    history = ctx.history()
+    records = history.records
+    mine = [records[ds] for ds in sorted(records) if records[ds].key == ctx.key] or [records[ctx.ds]]
+    rows = summed(r.rows for r in mine)
+    version = history.last_change(ctx.ds)
+    kept = row_counts(history.log, version, _own_days([r.ds for r in mine], ctx.ds))
+    if kept is None:
+        raise RuntimeError(f"version {version} of {ctx.events} is not whole after its load")
+    states = {day.ds: history.state(day.ds) for day in covered_days(ctx, history) if day.ds in records}
+    changed = [
+        {"ds": ds, "rows": state.rows - records[ds].rows["kept"], "by": list(state.changed_by)}
+        for ds, state in states.items()
+        if state.changed_by
+    ]
+    bad_files = [{"ds": r.ds, "file": name, "reason": why} for r in mine for name, why in r.bad_files.items()]
+    order = ("read", "kept", "quarantined", "duplicates", "deleted", "forgotten", "expanded")
+    outputs = (
+        ("delta", ctx.events, version, sum(kept.values())),
+        ("quarantine", ctx.quarantine, last_change(DeltaLog(ctx.quarantine), ctx.ds), rows["quarantined"]),
+    )
+    return Result(
+        outputs=tuple(
+            Output(kind=kind, name=ctx.ws.name_of(path), version=str(at), rows=count)
+            for kind, path, at, count in outputs
+        ),
+        rows={name: rows[name] for name in order if name in rows},
+        facts={
+            "days": [r.ds for r in mine],
+            "drift": [d for r in mine for d in r.drift],
+            "expectations": [c for r in mine for c in r.expectations],
+            "reasons": summed(r.reasons for r in mine),
+            **({"bad_files": bad_files} if bad_files else {}),
+            # Rows that others removed (negative) or added since the load, by day.
+            **({"changed_by_others": changed} if changed else {}),
+        },
+    )
+
+
+def _why_gone(ctx: SourceContext, outputs: Sequence[Output], facts: Mapping[str, Any]) -> str | None:
+    """Why what a manifest says of landing files does not hold any more, or None."""
+    for output in outputs:
+        log = DeltaLog(ctx.ws.locate(output.name))
+        version = int(output.version)
+        if not log.has(version):
+            return f"version {version} of {output.name} is gone"
+        days = _own_days(facts["days"], ctx.ds)
+        files = log.files(version) or ()
+        if (damage := damaged_file(f for f in files if f.partition.get("ds") in days)) is not None:
+            return damage
+        if output.kind != "delta":
+            continue
+        rows = row_counts(log, version, days)
+        if rows is None or sum(rows.values()) != output.rows:
+            return f"rows of version {version} of {output.name} are gone"
+        removed = LoadHistory(log).removed_by_others(version, ctx.ds)
+        if removed is not None:
+            return f"rows of {output.name} were deleted or changed by {removed}"
+    return None
+
+
+def _covered(ctx: SourceContext) -> tuple[DayFiles, ...]:
+    return covered_days(ctx, ctx.history())
+
+
+def _inputs(ctx: SourceContext, days: Sequence[DayFiles]) -> Iterator[Input]:
+    return (Input(kind="landing", name=ctx.input_name(d.ds), version=d.version) for d in days)
+
+
+def _facts_of(ctx: SourceContext, manifest: Manifest) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = manifest.facts if ctx.name is None else manifest.facts["sources"][ctx.name]
+    return found
+
+
+def _own_days(days: Iterable[str], ds: str) -> set[str]:
+    """Of the days that a run for `ds` loaded, those that its dataset may see."""
+    return {d for d in days if d <= ds}

@@ -1,0 +1,229 @@
+"""Days of a source table: which were taken before, what a run finds, and what its manifest says.
+
+Records of taken days stand in the `userMetadata` of the commits to the quarantine table. The commit that says that a
+day was taken is the one that has the rows of it that features must leave out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from headrace.config import TableSource
+from headrace.errors import UserError
+from headrace.lake.calendar import days_of_run
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.landing.completeness import incomplete, lacking, warn_left_out
+from headrace.lake.landing.expectations import summed
+from headrace.lake.landing.source_context import SourceContext
+from headrace.lake.spark.session import session
+from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
+from headrace.lake.tables.snapshot import Snapshot
+from headrace.manifest import Input, Output, fingerprint
+from headrace.own_records import known_keys
+from headrace.stage import Result
+
+_MARK = "headrace.ingest.table"
+#: Version of a day that was taken and has no rows any more.
+GONE = ""
+
+
+@dataclass(frozen=True)
+class TakenDay:
+    """One day as it was taken last."""
+
+    ds: str
+    #: Key of the run that did it.
+    key: str
+    #: Fingerprint of the data files that may hold its rows.
+    files: str
+    #: Version of the table (headrace.lake.tables.snapshot.Snapshot.pin).
+    table_version: str
+    #: Fingerprints of the declaration, see headrace.lake.landing.load_history.LoadRecord.
+    declared: str
+    judged: str
+    #: read, kept, quarantined, duplicates; where there are such: forgotten (headrace.lake.forgotten).
+    rows: dict[str, int]
+    drift: list[dict[str, Any]] = field(default_factory=list)
+    expectations: list[dict[str, Any]] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
+    #: Rows that came, changed and went since the day was taken before: late, updated, deleted. Empty the first time.
+    changes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> int:
+        """Rows of the day that are in the quarantine table."""
+        return self.rows["read"] - self.rows["kept"] - self.rows.get("forgotten", 0)
+
+
+_KEYS = frozenset(f.name for f in fields(TakenDay))
+
+
+@dataclass(frozen=True)
+class TakenDays:
+    """What the log of a quarantine table tells."""
+
+    days: Mapping[str, TakenDay]
+    #: Where the table was (headrace.lake.tables.opened.TablePlace).
+    place: Mapping[str, Any] | None
+    #: Its columns, name to type, when a day was taken last.
+    columns: Mapping[str, str] | None
+    #: Version of the quarantine table whose commit is the newest of ours; None before any.
+    version: int | None
+
+    @staticmethod
+    def read(log: DeltaLog) -> TakenDays:
+        """The newest record of each day. Raises UserError where a newer release has written one."""
+        days: dict[str, TakenDay] = {}
+        place = columns = newest = None
+        for version, text in log.user_metadata():
+            try:
+                said = json.loads(text)[_MARK]
+            except (ValueError, KeyError, TypeError):
+                continue
+            what = f"the record of days that were taken (version {version} of the quarantine table)"
+            known_keys(said, ("place", "columns", "days"), what)
+            if newest is None:
+                newest, place, columns = version, said["place"], said["columns"]
+            for day in said["days"]:
+                days.setdefault(day["ds"], TakenDay(**known_keys(day, _KEYS, what)))
+        return TakenDays(days, place, columns, newest)
+
+
+def metadata(days: Sequence[TakenDay], place: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """The text for `userMetadata`."""
+    said = {"place": dict(place), "columns": dict(columns), "days": [asdict(d) for d in days]}
+    return json.dumps({_MARK: said}, separators=(",", ":"), ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class TableLook:
+    """A source table as a run finds it."""
+
+    ctx: SourceContext
+    source: TableSource
+    place: TablePlace
+    snapshot: Snapshot
+    taken: TakenDays
+    #: Of each day that the run covers or that was taken: Snapshot.day_versions, GONE where it has no rows any more. Up
+    #: to the run's own.
+    versions: Mapping[str, str]
+
+    def inputs(self) -> Iterator[Input]:
+        """One a covered day, and one for all earlier days that were taken."""
+        name = table_name(self.source, self.ctx.ws, self.place)
+        covered = set(days_of_run(self.source, self.ctx.ds))
+        before = {ds: version for ds, version in self.versions.items() if ds not in covered}
+        if before:
+            yield Input(kind="table", name=f"{name}/before", version=fingerprint(before))
+        for ds, version in self.versions.items():
+            if ds in covered:
+                yield Input(kind="table", name=f"{name}/{ds}", version=version or "gone")
+
+
+def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = None) -> TableLook:
+    """Pin the version that a run reads. A catalog is asked where none was asked before, where it alone knows the newest
+    version (Iceberg), or with `spark`.
+
+    Raises:
+        UserError: there is no such table, or it has no rows of the run's day.
+        IncompleteError: the run's own day lacks a marker that `source.complete` asks for. Days before it that do, and
+            were not taken, are left out.
+    """
+    taken = TakenDays.read(DeltaLog(ctx.quarantine))
+    # Before the version is pinned: see headrace.lake.landing.completeness.
+    lacks = {ds: lacking(source, ctx.ws, ds) for ds in days_of_run(source, ctx.ds) if ds not in taken.days}
+    if lacks.get(ctx.ds):
+        raise incomplete(ctx, ctx.ds, lacks[ctx.ds])
+    place = find_table(source, ctx.ws, spark)
+    if place is None and taken.place is not None and (kept := TablePlace(**taken.place)).stands(source):
+        place = kept
+    if place is None:
+        with session(ctx.run.spec.spark, ctx.ws, f"ingest {ctx.pipeline} {ctx.ds}") as started:
+            place = find_table(source, ctx.ws, started)
+    assert place is not None
+    if source.day is not None and source.day.changes and taken.place not in (None, place.facts()):
+        raise UserError(
+            f"{ctx.where}source: days were taken by the versions of the table at {(taken.place or {})['path']} before; "
+            f"name that one, or give the pipeline another name"
+        )
+    snapshot = open_table(source, ctx.table, place, {ds: day.files for ds, day in taken.days.items()})
+    days = {ds for ds in days_of_run(source, ctx.ds) if not lacks.get(ds)}
+    days |= {ds for ds in taken.days if source.daily and ds <= ctx.ds}
+    incomplete_days = [ds for ds, what in lacks.items() if what]
+    for ds in snapshot.day_versions(incomplete_days):
+        warn_left_out(ds, "; ".join(lacks[ds]))
+    found = snapshot.day_versions(days)
+    if ctx.ds not in found and ctx.ds not in taken.days:
+        why = snapshot.why_no_rows(ctx.ds)
+        raise UserError(f"{ctx.where}source: {source.shown} has no rows of {ctx.ds}: {why}")
+    versions = {ds: found.get(ds, GONE) for ds in sorted(days) if ds in found or ds in taken.days}
+    return TableLook(ctx, source, place, snapshot, taken, versions)
+
+
+def table_result(seen: TableLook) -> Result:
+    """What this run, its killed attempts included, has taken; else what the day was taken with."""
+    ctx = seen.ctx
+    taken = TakenDays.read(DeltaLog(ctx.quarantine))
+    assert taken.version is not None
+    days = {ds: taken.days[ds] for ds in seen.versions if ds in taken.days}
+    mine = [d for d in days.values() if d.key == ctx.key] or [days[ctx.ds]]
+    rows = summed(d.rows for d in mine)
+    changed = [{"ds": d.ds, **d.changes} for d in mine if any(d.changes.values())]
+    name = table_name(seen.source, ctx.ws, seen.place)
+    return Result(
+        outputs=(
+            Output(kind="table", name=name, version=seen.snapshot.pin(seen.versions), rows=rows["kept"]),
+            Output(
+                kind="quarantine",
+                name=ctx.ws.name_of(ctx.quarantine),
+                version=str(taken.version),
+                rows=rows["quarantined"],
+            ),
+        ),
+        rows=rows,
+        facts={
+            "days": [d.ds for d in mine],
+            "drift": [x for d in mine for x in d.drift],
+            "expectations": [c for d in mine for c in d.expectations],
+            "reasons": summed(d.reasons for d in mine),
+            # What headrace.lake.tables.declared.PinnedTable is made from.
+            "table": {
+                "name": name,
+                "place": seen.place.facts(),
+                "days": {d.ds: [d.files, d.left_out] for d in days.values()},
+            },
+            **({"changed_days": changed} if changed else {}),
+        },
+    )
+
+
+def why_gone(
+    ctx: SourceContext, source: TableSource, outputs: Sequence[Output], facts: Mapping[str, Any]
+) -> str | None:
+    """Why what a manifest says of a source table does not hold any more, or None.
+
+    Args:
+        ctx: of the source.
+        source: the table.
+        outputs: of the source, in the manifest.
+        facts: of the source, in the manifest.
+    """
+    table, quarantine = outputs
+    if not DeltaLog(ctx.quarantine).has(int(quarantine.version)):
+        return f"version {quarantine.version} of {quarantine.name} is gone"
+    days = facts["table"]["days"]
+    try:
+        was = {ds: files for ds, (files, _) in days.items()}
+        snapshot = open_table(source, ctx.table, TablePlace(**facts["table"]["place"]), was, table.version)
+        now = snapshot.day_versions(days)
+    except UserError as e:
+        return str(e)
+    changed = [ds for ds, (files, _) in days.items() if now.get(ds, GONE) != files]
+    if changed:
+        return f"files of {table.name} of {changed[0]} are others"
+    return snapshot.lost(ctx.ds)
