@@ -46,7 +46,7 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsLog
-from headrace.train.callbacks.progress import Progress, ProgressEvent, ProgressReporter
+from headrace.train.callbacks.progress import LoopProgress, ProgressEvent, ProgressReporter
 from headrace.train.callbacks.tracing import InstrumentedCollective, NoOpTracer, Tracer, collect_profile
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.job import Job
@@ -203,7 +203,7 @@ def take_steps(
         if event.step == steps:
             raise Finished
 
-    job, progress = job_of(step, folder, f"rank{collective.world.rank}"), Progress()
+    job, progress = job_of(step, folder, f"rank{collective.world.rank}"), LoopProgress()
     is_chief = collective.world.is_chief
     trainer = Trainer(
         job,

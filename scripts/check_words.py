@@ -54,6 +54,7 @@ HELD: tuple[str, ...] = (
     "python/resources.py",
     "python/stage.py",
     "python/stages.py",
+    "python/train",
     "python/world.py",
     "python/yaml_text.py",
     "scripts/check_words.py",

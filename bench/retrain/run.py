@@ -21,7 +21,7 @@ from headrace.features.layout.split_rule import time_ranges
 from headrace.stage import Context, run_stage
 from headrace.train.job import Job
 from headrace.train.loop.run import train_local
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.train.stage import Train
 from headrace.workspace import Workspace, checkout
 
@@ -33,7 +33,7 @@ _AT_ONCE = 10
 class TrainHere(Train):
     """The stage `train`, in this process; its key is the same."""
 
-    def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> Report:
+    def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> TrainingReport:
         torch.set_num_threads(job.threads or 1)
         return train_local(job)
 

@@ -71,7 +71,7 @@ class EvaluationTask:
             carried.append(self.schema.carried_name(self.label_column))
         codes = [*request.codes(), *(request.codes(lists=True) if lists else [])]
         if request.action is not None:  # which one a row has is told by its raw columns
-            codes = [name for name in codes if name != request.action.name or name in request.seen.values()]
+            codes = [name for name in codes if name != request.action.name or name in request.seen_features.values()]
         return list(dict.fromkeys(carried)), list(dict.fromkeys(codes))
 
 

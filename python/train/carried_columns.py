@@ -44,23 +44,23 @@ def parse_carried(text: str, schema: DatasetSchema, result: str) -> RowExpressio
     return parse(text, carried_types(schema), ValueType(result))  # type: ignore[arg-type]
 
 
-def parse_condition(text: str, schema: DatasetSchema, where: str) -> RowExpression:
+def parse_condition(text: str, schema: DatasetSchema, key: str) -> RowExpression:
     """Parse a condition over carried columns.
 
     Args:
-        where: the key of the spec that it stands at.
+        key: the key of the spec that it stands at.
 
     Raises:
         UserError: a column that is not carried, or an expression that is not known here, or is no condition.
     """
-    found = parse_carried(text, schema, "boolean")
-    if found is None:
+    condition = parse_carried(text, schema, "boolean")
+    if condition is None:
         known = ", ".join(carried_types(schema)) or "there are none"
         raise UserError(
-            f"{where}: '{text}' is no condition over the carried columns ({known}); "
+            f"{key}: '{text}' is no condition over the carried columns ({known}); "
             f"write one over columns of features.carried such as `age < 30` (headrace reference: lambda)"
         )
-    return found
+    return condition
 
 
 def carried_types(schema: DatasetSchema) -> dict[str, ValueType]:
@@ -75,13 +75,13 @@ def columns_of(expressions: Collection[RowExpression]) -> tuple[str, ...]:
 
 
 def evaluate_expression(
-    expression: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema, where: str
+    expression: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema, key: str
 ) -> pa.Array | pa.ChunkedArray:
     """Return an expression's value of each row, [n].
 
     Args:
         carried: the columns by their names in the dataset, [n].
-        where: the key of the spec that it stands at.
+        key: the key of the spec that it stands at.
 
     Raises:
         UserError: an overflow or a division by zero.
@@ -93,12 +93,12 @@ def evaluate_expression(
         return pa.array(carried[features[name].name], from_pandas=True).cast(_ARROW[features[name].dtype])
 
     try:
-        found = expression.arrow(column)
+        values = expression.arrow(column)
     except pa.ArrowInvalid as e:
-        raise UserError(f"{where}: {e}") from None
-    if isinstance(found, pa.Scalar):
-        return pa.array([found.as_py()] * len(next(iter(carried.values()))), found.type)
-    return found
+        raise UserError(f"{key}: {e}") from None
+    if isinstance(values, pa.Scalar):
+        return pa.array([values.as_py()] * len(next(iter(carried.values()))), values.type)
+    return values
 
 
 F32 = npt.NDArray[np.float32]
@@ -149,11 +149,11 @@ class TaskLabels:
         times = [column for column, _ in self._known_until.values()]
         return tuple(dict.fromkeys([*self._labels.values(), *conditions, *times]))
 
-    def beside(self, columns: Iterable[str]) -> list[str]:
+    def with_label_columns(self, columns: Iterable[str]) -> list[str]:
         """Carried columns and those that labels are made of, each once."""
         return list(dict.fromkeys([*columns, *self.carried]))
 
-    def of(self, labels: F32, carried: Mapping[str, npt.NDArray[Any]]) -> dict[str, F32]:
+    def targets(self, labels: F32, carried: Mapping[str, npt.NDArray[Any]]) -> dict[str, F32]:
         """Return the labels of rows for each task but the first: float32 [B], NaN for a row outside the task.
 
         Args:
@@ -165,21 +165,21 @@ class TaskLabels:
         """
         if not len(labels):  # carried columns have no type
             return {name: np.empty(0, np.float32) for name in self.names}
-        found: dict[str, F32] = {} if self._first is None else {self._first: labels}
+        targets: dict[str, F32] = {} if self._first is None else {self._first: labels}
         # Which rows a task could have, whatever earlier tasks say of them.
         spaces = {name: self._space(name, len(labels), carried) for name in self._tasks}
         for name, task in self._tasks.items():
             if name == self._first:
                 continue
             if task.product:
-                target = _product([found[other] for other in task.product])
-                space = np.logical_and.reduce([spaces[name], *(spaces[other] for other in task.product)])
+                target = _product([targets[factor] for factor in task.product])
+                space = np.logical_and.reduce([spaces[name], *(spaces[factor] for factor in task.product)])
             else:
                 target, space = self._checked(name, task, carried[self._labels[name]]), spaces[name]
             if task.where in self._tasks:
-                space = space & (found[str(task.where)] == 1)
-            found[name] = np.where(space, target, np.float32(np.nan))
-        return {name: found[name] for name in self.names}
+                space = space & (targets[str(task.where)] == 1)
+            targets[name] = np.where(space, target, np.float32(np.nan))
+        return {name: targets[name] for name in self.names}
 
     def _space(self, name: str, rows: int, carried: Mapping[str, npt.NDArray[Any]]) -> Bools:
         space = np.ones(rows, bool)
@@ -192,8 +192,8 @@ class TaskLabels:
         return space
 
     def _checked(self, name: str, task: Task, values: npt.NDArray[Any]) -> F32:
-        found = np.asarray([np.nan if v is None else v for v in values] if values.dtype == object else values)
-        target = found.astype(np.float32)
+        numbers = np.asarray([np.nan if v is None else v for v in values] if values.dtype == object else values)
+        target = numbers.astype(np.float32)
         bad = np.isinf(target)
         if task.is_probability:
             bad |= (target < 0) | (target > 1)
@@ -214,24 +214,24 @@ def _product(targets: list[F32]) -> F32:
 
 
 def _is_true(
-    condition: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema, where: str
+    condition: RowExpression, carried: Mapping[str, npt.NDArray[Any]], schema: DatasetSchema, key: str
 ) -> Bools:
-    values = evaluate_expression(condition, carried, schema, where)
-    found: Bools = values.fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    return found
+    values = evaluate_expression(condition, carried, schema, key)
+    mask: Bools = values.fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    return mask
 
 
 def _label_column(name: str, task: Task, schema: DatasetSchema) -> str:
     assert task.label is not None
-    where = f"train.tasks.{name}.label: the column '{task.label}'"
+    prefix = f"train.tasks.{name}.label: the column '{task.label}'"
     feature = schema.carried_columns.get(task.label)
     if feature is None:
-        raise UserError(f"{where} is not carried by the dataset; name it in features.carried")
+        raise UserError(f"{prefix} is not carried by the dataset; name it in features.carried")
     if feature.dtype == "string":
-        raise UserError(f"{where} is text; labels are numbers or booleans")
+        raise UserError(f"{prefix} is text; labels are numbers or booleans")
     leaks = [f.name for f in schema.features if task.label in f.sources]
     if leaks:
-        raise UserError(f"{where} is what the feature '{leaks[0]}' is made of, which would leak the label")
+        raise UserError(f"{prefix} is what the feature '{leaks[0]}' is made of, which would leak the label")
     return feature.name
 
 
@@ -259,7 +259,7 @@ class ListColumn:
         self.column, self._rows_each = column, rows_each
 
     @staticmethod
-    def asked(model: config.Model, train: config.Train, schema: DatasetSchema) -> ListColumn | None:
+    def from_spec(model: config.Model, train: config.Train, schema: DatasetSchema) -> ListColumn | None:
         """Return the column that `model.loss.group` names, or None.
 
         Raises:
@@ -276,15 +276,15 @@ class ListColumn:
             )
         return ListColumn(schema.carried_name(group), train.batch_size // train.streams)
 
-    def of(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+    def list_ids(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         """Return the list of each row: int64 [B]; null is a value like any other."""
         values = carried[self.column]
         if values.dtype == object:
             values = np.array(["" if v is None else f"_{v}" for v in values])
-        _, which = np.unique(values, return_inverse=True)
+        _, codes = np.unique(values, return_inverse=True)
         first = np.arange(len(values), dtype=np.int64) // self._rows_each * len(values)
-        found: npt.NDArray[np.int64] = first + which
-        return found
+        ids: npt.NDArray[np.int64] = first + codes
+        return ids
 
 
 class DayDecay(BaseModel):
@@ -303,7 +303,7 @@ class DayDecay(BaseModel):
     replayed: bool = False
 
     @staticmethod
-    def of(spec: Spec, ds: str) -> DayDecay | None:
+    def from_spec(spec: Spec, ds: str) -> DayDecay | None:
         """Return the decay that a spec sets for the training of `ds`, or None: all rows count alike."""
         if spec.retrain is None or spec.retrain.half_life_days is None:
             return None
@@ -339,10 +339,10 @@ class DayDecay(BaseModel):
         days = day_number(self.last_day) - times // _DAY_MICROS
         age = np.clip(days, 0, self.days - 1)
         mean = np.mean(0.5 ** (np.arange(self.days) / self.half_life_days))
-        found: npt.NDArray[np.float32] = (0.5 ** (age / self.half_life_days) / mean).astype(np.float32)
+        weights: npt.NDArray[np.float32] = (0.5 ** (age / self.half_life_days) / mean).astype(np.float32)
         if self.replayed:
-            found[days >= self.days] = 1.0
-        return found
+            weights[days >= self.days] = 1.0
+        return weights
 
 
 def decay_of(carried: Mapping[str, npt.NDArray[Any]], decay: DayDecay, column: str) -> npt.NDArray[np.float32]:
@@ -378,7 +378,7 @@ class SampleWeights:
         """The carried columns that weights are made of, by the dataset's names; empty: all rows count alike."""
         return tuple(dict.fromkeys(c for c in (self._column, self._time) if c is not None))
 
-    def of(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32] | None:
+    def weights(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32] | None:
         """Return the weights of a batch: float32 [B]; None: all rows count alike.
 
         Args:
@@ -387,11 +387,11 @@ class SampleWeights:
         Raises:
             UserError: a weight is no number of at least 0, or a row has no time.
         """
-        found = None if self._column is None else checked_weights(carried[self._column], self._column)
+        weights = None if self._column is None else checked_weights(carried[self._column], self._column)
         if self._decay is None or self._time is None:
-            return found
+            return weights
         of_day = decay_of(carried, self._decay, self._time)
-        return of_day if found is None else found * of_day
+        return of_day if weights is None else weights * of_day
 
 
 def carried_weight(train: Train, schema: DatasetSchema) -> tuple[str, ...]:
@@ -414,15 +414,15 @@ def checked_weights(values: npt.NDArray[Any], column: str) -> npt.NDArray[np.flo
     Raises:
         UserError: one is null, not finite or below 0.
     """
-    found = values.astype(np.float32)
-    bad = ~(np.isfinite(found) & (found >= 0))
+    weights = values.astype(np.float32)
+    bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any():
         raise UserError(
-            f"train.sample_weight: '{column}' is {found[bad][0]} in {int(bad.sum())} of {len(found)} rows of a batch; "
-            f"weights are numbers of at least 0: let ingest quarantine such rows (required: true, "
+            f"train.sample_weight: '{column}' is {weights[bad][0]} in {int(bad.sum())} of {len(weights)} rows of a "
+            f"batch; weights are numbers of at least 0: let ingest quarantine such rows (required: true, "
             f"table.expectations.ranges)"
         )
-    return found
+    return weights
 
 
 def is_weighted(spec: Spec, conf: Trees | None) -> bool:

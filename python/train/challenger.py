@@ -42,27 +42,29 @@ class TrainChallenger(Stage):
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """Return the newest model of an earlier day that was trained from nothing."""
-        found = newest_from_nothing(ctx.ws, ctx.spec, ctx.ds)
+        newest = newest_from_nothing(ctx.ws, ctx.spec, ctx.ds)
         return (
-            () if found is None else (Input(kind="stage", name=f"{found.stage} {found.ds}", version=identity(found)),)
+            ()
+            if newest is None
+            else (Input(kind="stage", name=f"{newest.stage} {newest.ds}", version=identity(newest)),)
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """Check that the saved model exists, where one was trained."""
         models = (ctx.ws.locate(output.name) for output in manifest.outputs)
-        return next((why for model in models if (why := damaged_model(model)) is not None), None)
+        return next((damage for model in models if (damage := damaged_model(model)) is not None), None)
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what training cannot do."""
-        because = due(ctx.ws, ctx.spec, ctx.ds)
-        if because is None:
+        reason = due(ctx.ws, ctx.spec, ctx.ds)
+        if reason is None:
             log.info("no challenger is due")
             return Result(outputs=(), rows={}, facts={"due": None})
-        log.info("training from nothing: %s", because)
+        log.info("training from nothing: %s", reason)
         spec = ctx.spec.of_challenger()
         upstream = {"features": ctx.upstream["features"]}
         result = Train().run(replace(ctx, spec=spec, upstream=upstream, inputs=(), registers=False))
-        behind = how_far_behind(ctx.spec, ctx.upstream["train"].facts, result.facts)
+        deficit = how_far_behind(ctx.spec, ctx.upstream["train"].facts, result.facts)
         version = None
         if ctx.registers:
             version = registry.register(
@@ -78,9 +80,9 @@ class TrainChallenger(Stage):
             )
             set_alias(ctx.ws, ctx.spec.pipeline, ALIAS, version)
         registered = {"name": ctx.spec.pipeline, "version": version} if version else None
-        facts = {**result.facts, "due": because, "behind": behind, "registered": registered}
-        if behind is not None:
-            log.info("by %s the day's model is %+.4f behind", spec_monitor(ctx.spec).metric, behind)
+        facts = {**result.facts, "due": reason, "behind": deficit, "registered": registered}
+        if deficit is not None:
+            log.info("by %s the day's model is %+.4f behind", spec_monitor(ctx.spec).metric, deficit)
         return replace(result, facts=facts)
 
 
@@ -97,9 +99,9 @@ def due(ws: Workspace, spec: Spec, ds: str) -> str | None:
         if today is not None and today.facts.get("warm_start") is None:
             return None  # the day's own model is one
         return f"no model of the {settings.every_days} days before was trained from nothing"
-    behind = last.facts.get("behind")
-    if last.stage == "challenger" and behind is not None and behind > settings.behind:
-        return f"on {last.ds} the day's model was {behind:.4f} behind by {spec_monitor(spec).metric}"
+    deficit = last.facts.get("behind")
+    if last.stage == "challenger" and deficit is not None and deficit > settings.behind:
+        return f"on {last.ds} the day's model was {deficit:.4f} behind by {spec_monitor(spec).metric}"
     return None
 
 
@@ -108,11 +110,11 @@ def newest_from_nothing(ws: Workspace, spec: Spec, ds: str) -> Manifest | None:
     for back in range(1, _settings(spec).every_days):
         day = (date.fromisoformat(ds) - timedelta(days=back)).isoformat()
         for stage in ("challenger", "train"):
-            found = Manifest.load(ws.manifest(spec.pipeline, day, stage))
-            if found is None or (stage == "challenger" and found.facts.get("due") is None):
+            manifest = Manifest.load(ws.manifest(spec.pipeline, day, stage))
+            if manifest is None or (stage == "challenger" and manifest.facts.get("due") is None):
                 continue
-            if stage == "challenger" or found.facts.get("warm_start") is None:
-                return found
+            if stage == "challenger" or manifest.facts.get("warm_start") is None:
+                return manifest
     return None
 
 
@@ -126,7 +128,7 @@ def how_far_behind(spec: Spec, todays: Mapping[str, Any], challengers: Mapping[s
         challengers: those of the challenger's training, on the same dataset.
     """
     monitor = spec_monitor(spec)
-    one, other = todays["metrics"].get(monitor.metric), challengers["metrics"].get(monitor.metric)
-    if one is None or other is None:
+    todays_value, challengers_value = todays["metrics"].get(monitor.metric), challengers["metrics"].get(monitor.metric)
+    if todays_value is None or challengers_value is None:
         return None
-    return float(one - other if monitor.falls else other - one)
+    return float(todays_value - challengers_value if monitor.falls else challengers_value - todays_value)

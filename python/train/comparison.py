@@ -39,51 +39,53 @@ class Compare(Stage):
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """Return the spec parts of the models' own stages, and the name of the reference."""
-        found = {}
+        parts = {}
         for name, variant in _settings(spec).models.items():
             stage = _stage(variant)
-            found[name] = {"stage": stage.name, "spec": stage.spec_part(spec.with_variant(variant))}
-        return {"models": found, "against": _settings(spec).reference if found else None}
+            parts[name] = {"stage": stage.name, "spec": stage.spec_part(spec.with_variant(variant))}
+        return {"models": parts, "against": _settings(spec).reference if parts else None}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """Return the saved models of an earlier day that models start from."""
         if not _settings(ctx.spec).models:
             raise UserError("compare.models names no model, so there is nothing to train")
-        found: dict[str, Input] = {}
+        starts: dict[str, Input] = {}
         for variant in _settings(ctx.spec).models.values():
             ctx_of_model = replace(ctx, spec=ctx.spec.with_variant(variant))
-            found |= {i.name: i for i in _stage(variant).inputs(ctx_of_model)}
-        return tuple(found.values())
+            starts |= {i.name: i for i in _stage(variant).inputs(ctx_of_model)}
+        return tuple(starts.values())
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """Check that the saved models exist."""
-        return next((gone for o in manifest.outputs if (gone := _unreadable(ctx.ws, o)) is not None), None)
+        return next((problem for o in manifest.outputs if (problem := _unreadable(ctx.ws, o)) is not None), None)
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what one of the models' stages cannot do."""
-        settings, found, turn_start = _settings(ctx.spec), dict[str, Manifest](), ctx.turn_start
+        settings, manifests, turn_start = _settings(ctx.spec), dict[str, Manifest](), ctx.turn_start
         for number, (name, variant) in enumerate(settings.models.items(), 1):
             plan = plan_run(_stage(variant), ctx.spec.with_variant(variant), ctx.ws, ctx.ds, verify=False)
-            where = f"compare: model {number} of {len(settings.models)}, {name}"
+            prefix = f"compare: model {number} of {len(settings.models)}, {name}"
             manifest = _trained(ctx.ws, plan)
             if manifest is not None:
-                log.info("%s: is trained already", where)
+                log.info("%s: is trained already", prefix)
             else:
-                log.info("%s", where)
+                log.info("%s", prefix)
                 plan = replace(plan, ctx=replace(plan.ctx, registers=False, turn_start=turn_start))
                 manifest = execute(_stage(variant), plan)
                 manifest.save(_folder(ctx.ws, plan) / _MANIFEST)
                 turn_start = time.time()
-            found[name] = manifest
-        models = [_told(ctx.ws, name, found[name]) for name in found]
-        replicates = {name: _replicates(ctx.ws, manifest) for name, manifest in found.items()}
-        drawn = ctx.spec.train.evaluation.bootstrap
-        for told in models:
-            told["against"] = (
-                _differences(told, _of(models, settings.reference), replicates, drawn.confidence) if drawn else {}
+            manifests[name] = manifest
+        models = [_model_record(ctx.ws, name, manifests[name]) for name in manifests]
+        replicates = {name: _replicates(ctx.ws, manifest) for name, manifest in manifests.items()}
+        bootstrap = ctx.spec.train.evaluation.bootstrap
+        for record in models:
+            record["against"] = (
+                _differences(record, _record_named(models, settings.reference), replicates, bootstrap.confidence)
+                if bootstrap
+                else {}
             )
         return Result(
-            outputs=tuple(m.output("model") for m in found.values()),
+            outputs=tuple(m.output("model") for m in manifests.values()),
             rows={"models": len(models)},
             facts={"reference": settings.reference, "models": models},
         )
@@ -116,10 +118,10 @@ def _trained(ws: Workspace, plan: RunPlan) -> Manifest | None:
     One without replicates, where the spec asks for intervals, is of a version that did not keep them; its last
     checkpoint is there, and it is measured anew.
     """
-    kept = None
+    earlier = None
     with suppress(UserError):
-        kept = Manifest.load(_folder(ws, plan) / _MANIFEST)
-    for manifest in (plan.manifest, kept):
+        earlier = Manifest.load(_folder(ws, plan) / _MANIFEST)
+    for manifest in (plan.manifest, earlier):
         if manifest is None or manifest.key != plan.ctx.key or _unreadable(ws, manifest.output("model")):
             continue
         if plan.ctx.spec.train.evaluation.bootstrap is None or _replicates(ws, manifest) is not None:
@@ -131,12 +133,12 @@ def _replicates(ws: Workspace, manifest: Manifest) -> Replicates | None:
     return read_replicates(ws.locate(manifest.output("model").name).parent / REPLICATES)
 
 
-def _told(ws: Workspace, name: str, manifest: Manifest) -> dict[str, Any]:
+def _model_record(ws: Workspace, name: str, manifest: Manifest) -> dict[str, Any]:
     """Return the record of a model without its differences."""
     metrics, intervals = dict(manifest.facts["metrics"]), dict[str, Any]()
-    for split, found in manifest.facts.get("evaluation", {}).items():
-        metrics |= {_key(split, metric): value for metric, value in found["metrics"].items()}
-        intervals |= {_key(split, metric): ends for metric, ends in found["intervals"].items()}
+    for split, evaluation in manifest.facts.get("evaluation", {}).items():
+        metrics |= {_key(split, metric): value for metric, value in evaluation["metrics"].items()}
+        intervals |= {_key(split, metric): ends for metric, ends in evaluation["intervals"].items()}
     model = ws.locate(manifest.output("model").name)
     return {
         "name": name,
@@ -160,24 +162,26 @@ def _key(split: str, metric: str) -> str:
     return f"test.{metric}" if split.startswith("test") else metric
 
 
-def _of(models: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def _record_named(models: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(m for m in models if m["name"] == name)
 
 
 def _differences(
-    told: Mapping[str, Any],
+    record: Mapping[str, Any],
     reference: Mapping[str, Any],
     replicates: Mapping[str, Replicates | None],
     confidence: float,
 ) -> dict[str, Any]:
     """Return, by metric, the difference from the reference model's; empty for the reference itself."""
-    mine, other = replicates[told["name"]], replicates[reference["name"]]
-    if told is reference or mine is None or other is None:
+    own_replicates, reference_replicates = replicates[record["name"]], replicates[reference["name"]]
+    if record is reference or own_replicates is None or reference_replicates is None:
         return {}
-    found: dict[str, Difference | None] = {}
-    for split in (s for s in mine if s in other):  # the last split of a name, as in `_told`
-        for metric in mine[split].keys() & other[split].keys():
+    differences: dict[str, Difference | None] = {}
+    for split in (s for s in own_replicates if s in reference_replicates):  # the last of a name, as in `_model_record`
+        for metric in own_replicates[split].keys() & reference_replicates[split].keys():
             key = _key(split, metric)
-            values = (told["metrics"].get(key), reference["metrics"].get(key))
-            found[key] = difference(*values, mine[split][metric], other[split][metric], confidence)
-    return {key: asdict(of) for key in told["metrics"] if (of := found.get(key)) is not None}
+            values = (record["metrics"].get(key), reference["metrics"].get(key))
+            differences[key] = difference(
+                *values, own_replicates[split][metric], reference_replicates[split][metric], confidence
+            )
+    return {key: asdict(value) for key in record["metrics"] if (value := differences.get(key)) is not None}

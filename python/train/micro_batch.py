@@ -35,7 +35,7 @@ class MicroBatch:
     lists: Tensor | None = None
 
     @staticmethod
-    def of(
+    def from_batch(
         batch: Batch,
         weights: SampleWeights | None = None,
         labels: TaskLabels | None = None,
@@ -46,7 +46,7 @@ class MicroBatch:
         Raises:
             UserError: a weight is no number of at least 0; a label is none.
         """
-        weighted = None if weights is None else weights.of(batch.carried)
+        weighted = None if weights is None else weights.weights(batch.carried)
         jagged = [JaggedTensor(*map(torch.from_numpy, (x.values, x.offsets))) for x in batch.lists.values()]
         return MicroBatch(
             torch.from_numpy(batch.continuous),
@@ -59,9 +59,9 @@ class MicroBatch:
             None if weighted is None else torch.from_numpy(weighted),
             {
                 task: torch.from_numpy(target)
-                for task, target in (labels.of(batch.labels, batch.carried) if labels is not None else {}).items()
+                for task, target in (labels.targets(batch.labels, batch.carried) if labels is not None else {}).items()
             },
-            None if lists is None else torch.from_numpy(lists.of(batch.carried)),
+            None if lists is None else torch.from_numpy(lists.list_ids(batch.carried)),
         )
 
     def rows(self, start: int, end: int) -> MicroBatch:
@@ -154,7 +154,7 @@ def prefetch_to_device(
     """
     if copy is None and device.type == "cuda":
         copy = CudaCopy(device)
-    tensors = (MicroBatch.of(batch, weights, labels, lists) for batch in batches)
+    tensors = (MicroBatch.from_batch(batch, weights, labels, lists) for batch in batches)
     if copy is None:
         yield from tensors
         return

@@ -59,8 +59,8 @@ def schedule_factor(schedule: Schedule, step: int, total: int) -> float:
     """
     if step <= schedule.warmup_steps:
         return step / schedule.warmup_steps
-    left = max(1, total - schedule.warmup_steps - 1)
-    return CURVES[schedule.kind](schedule, min(step - schedule.warmup_steps - 1, left), left)
+    remaining = max(1, total - schedule.warmup_steps - 1)
+    return CURVES[schedule.kind](schedule, min(step - schedule.warmup_steps - 1, remaining), remaining)
 
 
 _MARK = "__dynamo_disable"
@@ -128,8 +128,8 @@ class DenseOptimizer:
         Raises:
             UserError: it belongs to another optimizer or other parameters.
         """
-        wanted = self.state() or _after_one_step(self._optimizer, self._parameters)
-        if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in tensors.items()}:
+        expected = self.state() or _after_one_step(self._optimizer, self._parameters)
+        if {k: v.shape for k, v in expected.items()} != {k: v.shape for k, v in tensors.items()}:
             raise UserError("the saved states of the dense optimizer do not fit train.dense and model")
         states: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():

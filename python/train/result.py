@@ -38,19 +38,19 @@ def process_began() -> float:
     return float(psutil.Process().create_time())
 
 
-def driver_phase_ends(began: float | None = None) -> dict[str, float]:
+def driver_phase_ends(start: float | None = None) -> dict[str, float]:
     """BEGIN, and the end of `jvm` where the parent is spark-submit's JVM.
 
     Args:
-        began: when the stage's turn came in a process that has served others; None: with the process.
+        start: when the stage's turn came in a process that has served others; None: with the process.
     """
-    if began is not None:
-        return {BEGIN: began}
-    own = process_began()
+    if start is not None:
+        return {BEGIN: start}
+    process_start = process_began()
     parent = psutil.Process(os.getppid())
     if parent.name() != "java":
-        return {BEGIN: own}
-    return {BEGIN: float(parent.create_time()), "jvm": own}
+        return {BEGIN: process_start}
+    return {BEGIN: float(parent.create_time()), "jvm": process_start}
 
 
 def end_phase(phase_ends: dict[str, float], phase: str) -> None:
@@ -62,12 +62,12 @@ def phase_seconds(phase_ends: Mapping[str, float]) -> dict[str, float]:
     """Seconds of each phase whose end is known, and their sum as `total`; {} where the beginning is not."""
     if BEGIN not in phase_ends:
         return {}
-    found, before = {}, phase_ends[BEGIN]
+    seconds, previous_end = {}, phase_ends[BEGIN]
     for phase in PHASES:
         if phase in phase_ends:
-            found[phase] = round(phase_ends[phase] - before, 2)
-            before = phase_ends[phase]
-    return {**found, "total": round(before - phase_ends[BEGIN], 2)}
+            seconds[phase] = round(phase_ends[phase] - previous_end, 2)
+            previous_end = phase_ends[phase]
+    return {**seconds, "total": round(previous_end - phase_ends[BEGIN], 2)}
 
 
 def show_startup(seconds: Mapping[str, float]) -> str:
@@ -76,7 +76,7 @@ def show_startup(seconds: Mapping[str, float]) -> str:
     return f"first step after {seconds['total']:.1f} s: {phases}"
 
 
-class Report(BaseModel):
+class TrainingReport(BaseModel):
     """Report of a run, by the chief."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -150,7 +150,7 @@ class RankResult(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    report: Report | None = None
+    report: TrainingReport | None = None
     error: RankError | None = None
     #: Asked to stop: after which step, of how many.
     stopped: tuple[int, int] | None = None

@@ -33,14 +33,14 @@ def draw(trial: Trial, search: Search, kind_of: Callable[[str | None], str]) -> 
     model = trial.suggest_categorical(_MODEL, list(search.models))
     for path, p in search.models[model].parameters.items():
         # Each model's parameters have names of their own: their ranges differ.
-        name, of = f"{model}: {path}", _distribution(path, p, kind_of(model))
-        if isinstance(of, CategoricalDistribution):
-            trial.suggest_categorical(name, list(of.choices))
-        elif isinstance(of, IntDistribution):
-            trial.suggest_int(name, of.low, of.high, step=of.step, log=of.log)
+        name, distribution = f"{model}: {path}", _distribution(path, p, kind_of(model))
+        if isinstance(distribution, CategoricalDistribution):
+            trial.suggest_categorical(name, list(distribution.choices))
+        elif isinstance(distribution, IntDistribution):
+            trial.suggest_int(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
         else:
-            assert isinstance(of, FloatDistribution)
-            trial.suggest_float(name, of.low, of.high, step=of.step, log=of.log)
+            assert isinstance(distribution, FloatDistribution)
+            trial.suggest_float(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
 def distributions(search: Search, kind: str) -> dict[str, BaseDistribution]:
@@ -63,37 +63,39 @@ def _distribution(path: str, p: Parameter, kind: str) -> BaseDistribution:
     return FloatDistribution(p.low, p.high, log=p.log, step=p.step)
 
 
-def model_of(drawn: Mapping[str, Any]) -> str | None:
+def model_of(parameters: Mapping[str, Any]) -> str | None:
     """Return the name in `search.models` that Optuna drew; None without such a section."""
-    return drawn.get(_MODEL)
+    return parameters.get(_MODEL)
 
 
-def values_of(search: Search, drawn: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(search: Search, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the drawn values of the fields: those of the model, then those of all, then the model's parameters."""
-    model = model_of(drawn)
-    found = dict(keys_of(search, model))
-    found |= {path: _value(p, drawn[path]) for path, p in search.parameters.items()}
+    model = model_of(parameters)
+    values = dict(keys_of(search, model))
+    values |= {path: _value(p, parameters[path]) for path, p in search.parameters.items()}
     if model is not None:
-        found |= {path: _value(p, drawn[f"{model}: {path}"]) for path, p in search.models[model].parameters.items()}
-    return found
+        values |= {
+            path: _value(p, parameters[f"{model}: {path}"]) for path, p in search.models[model].parameters.items()
+        }
+    return values
 
 
 def keys_of(search: Search, model: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the key paths and values by which one of `search.models` differs from the pipeline's own."""
     if model is not None:
         variant = search.models[model]
-        given = {"model": variant.model, "train": variant.train}
-        yield from flatten({section: keys for section, keys in given.items() if keys})
+        sections = {"model": variant.model, "train": variant.train}
+        yield from flatten({section: keys for section, keys in sections.items() if keys})
 
 
-def _value(p: Parameter, drawn: Any) -> Any:
+def _value(p: Parameter, value: Any) -> Any:
     if p.choices is not None:
-        return yaml.safe_load(drawn)
-    if isinstance(drawn, float) and p.step is None:
+        return yaml.safe_load(value)
+    if isinstance(value, float) and p.step is None:
         assert p.low is not None
         assert p.high is not None
-        return min(max(float(f"{drawn:.{_DIGITS}g}"), p.low), p.high)
-    return drawn
+        return min(max(float(f"{value:.{_DIGITS}g}"), p.low), p.high)
+    return value
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
@@ -130,5 +132,5 @@ def check_values(search: Search, spec_of: Callable[[Mapping[str, Any]], Spec]) -
                 try:
                     spec_of({**base, path: value})
                 except UserError as e:
-                    where = "train.search.parameters" if model is None else f"train.search.models.{model}.parameters"
-                    raise UserError(f"{where}: {path} cannot be {flow(value)}: {e}") from None
+                    prefix = "train.search.parameters" if model is None else f"train.search.models.{model}.parameters"
+                    raise UserError(f"{prefix}: {path} cannot be {flow(value)}: {e}") from None

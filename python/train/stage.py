@@ -26,7 +26,7 @@ from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.carried_columns import DayDecay, ListColumn, SampleWeights, TaskLabels
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
-from headrace.train.result import Report, driver_phase_ends, end_phase, show_metrics
+from headrace.train.result import TrainingReport, driver_phase_ends, end_phase, show_metrics
 from headrace.train.setup.earlier_days import (
     PRETRAINED,
     REPLAY,
@@ -62,10 +62,10 @@ class Train(Stage):
         schema = ctx.upstream["features"].dataset_schema
         if schema is None:
             return find_pretrained(ctx.ws, ctx.spec, ctx.ds)
-        begun = self._begun_with(ctx)
-        found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema, begun) if ctx.spec.train.warm_start else None
-        starts = find_pretrained(ctx.ws, ctx.spec, ctx.ds) if found is None else (found.input,)
-        return (*starts, *find_replay(ctx.ws, ctx.spec, ctx.ds, schema, begun))
+        earlier_inputs = self._begun_with(ctx)
+        start = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema, earlier_inputs) if ctx.spec.train.warm_start else None
+        starts = find_pretrained(ctx.ws, ctx.spec, ctx.ds) if start is None else (start.input,)
+        return (*starts, *find_replay(ctx.ws, ctx.spec, ctx.ds, schema, earlier_inputs))
 
     def _begun_with(self, ctx: Context) -> tuple[Input, ...]:
         """Return the inputs of a finished run of this day, of the same spec and dataset; empty without one."""
@@ -125,7 +125,7 @@ class Train(Stage):
             core_seconds=sum(report.core_seconds.values()),
         )
 
-    def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> Report:
+    def train(self, ctx: Context, job: Job, phase_ends: dict[str, float]) -> TrainingReport:
         """Have the ranks do the job; a subclass may do it elsewhere."""
         # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
         from headrace.train.launch.horovod_spark import launch
@@ -145,7 +145,7 @@ class Train(Stage):
             )
 
 
-def _register(ctx: Context, job: Job, report: Report) -> str:
+def _register(ctx: Context, job: Job, report: TrainingReport) -> str:
     spec = ctx.spec
     return registry.register(
         ctx.ws,
@@ -180,7 +180,7 @@ def make_job(ctx: Context) -> Job:
         pretrained=dict(zip(sorted(ctx.spec.train.pretrained), pretrained, strict=False)),
         threads=ctx.spec.train.threads,
         forgetting=find_forgetting_dataset(ctx.ws, ctx.spec, ctx.ds, schema) if ctx.registers else None,
-        decay=DayDecay.of(ctx.spec, ctx.ds),
+        decay=DayDecay.from_spec(ctx.spec, ctx.ds),
         new_rows="random" if retrain is None else retrain.new_rows,
         full_copy_days=None if retrain is None else retrain.full_copy_days,
         replay=None if retrain is None else retrain.replay,
@@ -203,9 +203,9 @@ def check_dataset(job: Job) -> None:
     if not (dataset / "workflow").is_dir():
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
     labels = TaskLabels(job.train, schema, job.ds)
-    lists = ListColumn.asked(job.model, job.train, schema)
+    lists = ListColumn.from_spec(job.model, job.train, schema)
     weights = SampleWeights(job.train, schema, job.decay)
-    carried = labels.beside([*weights.carried, *([] if lists is None else [lists.column])])
+    carried = labels.with_label_columns([*weights.carried, *([] if lists is None else [lists.column])])
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     if job.pretrained:
         # Imports torch: not for the driver of every training.
@@ -217,15 +217,15 @@ def check_dataset(job: Job) -> None:
     UnknownIds.of(schema, job.train.unknown_rate)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     request = Request(job.train, schema)
-    if open_split(dataset, "valid", schema, labels.beside(request.carried())).rows == 0:
+    if open_split(dataset, "valid", schema, labels.with_label_columns(request.carried())).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
     if (dataset / TEST).is_dir():
-        open_split(dataset, TEST, schema, labels.beside(request.carried()))
+        open_split(dataset, TEST, schema, labels.with_label_columns(request.carried()))
     if job.train.rank_group is not None:
         open_split(dataset, "rank", schema, request.carried(lists=True))
 
 
-def summary(report: Report) -> str:
+def summary(report: TrainingReport) -> str:
     """One line about the result."""
     return f"{report.steps} steps: {show_metrics(report.metrics)} on {report.rows['valid']:,} rows"
 
@@ -250,7 +250,7 @@ def _preload_at_the_end(ws: Workspace) -> Any:
     return on_progress
 
 
-def _forgetting(ctx: Context, report: Report) -> dict[str, Any]:
+def _forgetting(ctx: Context, report: TrainingReport) -> dict[str, Any]:
     """Null: it was asked for, and could not be measured."""
     day = forgetting_day(ctx.spec, ctx.ds)
     if day is None or not ctx.registers:
@@ -267,7 +267,7 @@ def run_parameters(spec: Spec) -> dict[str, Any]:
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(f"{prefix}.{key}", value) if isinstance(value, Mapping) else {f"{prefix}.{key}": value}
-    return found
+        flat |= _flat(f"{prefix}.{key}", value) if isinstance(value, Mapping) else {f"{prefix}.{key}": value}
+    return flat

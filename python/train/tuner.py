@@ -66,13 +66,13 @@ def sample_dataset(
     dataset, schema = ws.locate(features.output("dataset").name), features.dataset_schema
     assert schema is not None
     if not target.is_dir():
-        with target.new_folder() as made:
+        with target.new_folder() as sample:
             for part in [p for p in dataset.entries() if p.is_dir()]:
                 layout = open_split(dataset, part.name, schema) if part.name in rows else None
                 if layout is None or layout.rows <= rows[part.name]:
-                    (made / part.name).copy_from(part, share=True)
+                    (sample / part.name).copy_from(part, share=True)
                 else:
-                    _write_sample(layout, made / part.name, rows[part.name], streams, seed)
+                    _write_sample(layout, sample / part.name, rows[part.name], streams, seed)
     output = Output(kind="dataset", name=str(target), version=features.output("dataset").version)
     return features.model_copy(update={"outputs": (output,)})
 
@@ -87,14 +87,14 @@ def sizes(manifest: Manifest, splits: tuple[str, ...] = ("train", "valid")) -> d
 def _write_sample(layout: SplitLayout, folder: Location, rows: int, streams: int, seed: int) -> None:
     groups = layout.row_groups
     mean = layout.rows / len(groups)
-    wanted = min(len(groups), max(streams, _SPREAD, math.ceil(rows / mean)))
-    chosen = [groups[i * len(groups) // wanted] for i in range(wanted)]
+    group_count = min(len(groups), max(streams, _SPREAD, math.ceil(rows / mean)))
+    chosen = [groups[i * len(groups) // group_count] for i in range(group_count)]
     share = min(1.0, rows / sum(g.rows for g in chosen))
     for number, group in enumerate(chosen):
         table = pq.ParquetFile(group.path).read_row_group(group.index)
         keep = max(1, math.floor(share * group.rows))
-        drawn = np.random.default_rng((seed, number)).choice(group.rows, keep, replace=False)
-        table = table.take(np.sort(drawn))
+        rows_of_group = np.random.default_rng((seed, number)).choice(group.rows, keep, replace=False)
+        table = table.take(np.sort(rows_of_group))
         # As the features stage writes them: a row group a file, plain.
         with (folder / f"part-{number:05d}.parquet").new_file() as path:
             pq.write_table(table, path, row_group_size=keep, compression="none", use_dictionary=False)
@@ -271,16 +271,16 @@ class Tuner:
         try:
             spec = self._spec_of(values)
         except UserError as e:
-            made = Trial(number, "pruned", values, None, {}, 0, 0.0, f"the spec refuses it: {e}", model)
+            finished = Trial(number, "pruned", values, None, {}, 0, 0.0, f"the spec refuses it: {e}", model)
         else:
-            made = replace(self._run_trial(spec, number, values, open_trial), model=model)
-        for key, value in _packed(made).items():
+            finished = replace(self._run_trial(spec, number, values, open_trial), model=model)
+        for key, value in _packed(finished).items():
             open_trial.set_user_attr(key, value)
-        if made.state == "pruned":
+        if finished.state == "pruned":
             study.tell(open_trial, state=TrialState.PRUNED)
         else:
-            study.tell(open_trial, made.value)
-        self._on_trial(made)
+            study.tell(open_trial, finished.value)
+        self._on_trial(finished)
 
     def _run_trial(
         self, spec: Spec, number: int | None, values: Mapping[str, Any], trial: optuna.Trial | None
@@ -307,7 +307,7 @@ class Tuner:
             value,
             meter.metrics,
             meter.step,
-            round(time.perf_counter() - meter.began, 2),
+            round(time.perf_counter() - meter.start, 2),
             meter.reason,
         )
 
@@ -315,7 +315,7 @@ class Tuner:
         """Return a run of `spec` over the sample, for this one process, with nothing saved on its way."""
         search, train = self.search, spec.train
         schema = features.dataset_schema
-        found = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
+        start = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
         pretrained = [str(self._ws.locate(i.name)) for i in find_pretrained(self._ws, spec, self._ds)]
         steps = search.epochs * max(1, min(search.rows, features.rows.get("train", search.rows)) // train.batch_size)
         steps = min(steps, search.steps or steps)
@@ -342,40 +342,40 @@ class Tuner:
             model=spec.model,
             train=short,
             progress_seconds=0.2,
-            warm_start=str(self._ws.locate(found.name)) if found else None,
+            warm_start=str(self._ws.locate(start.name)) if start else None,
             pretrained=dict(zip(sorted(train.pretrained), pretrained, strict=True)),
             threads=train.threads,
         )
 
     def _judged_by(self, spec: Spec) -> Evaluation:
         """Return the metrics of a trial besides the basic ones."""
-        metric, asked = self.search.metric, spec.train.evaluation
+        metric, settings = self.search.metric, spec.train.evaluation
         if metric in {m for kind in (ClickMetric, UserMetric, RankingMetric) for m in get_args(kind)}:
-            return Evaluation(metrics=(metric,), user=asked.user)
-        return Evaluation(full_ranking=asked.full_ranking if metric.endswith("_full") else None)
+            return Evaluation(metrics=(metric,), user=settings.user)
+        return Evaluation(full_ranking=settings.full_ranking if metric.endswith("_full") else None)
 
     def _result(self, study: optuna.Study) -> SearchResult:
         trials = [_unpacked(None, {}, study.user_attrs["as_it_is"])]
         for number, t in enumerate(study.get_trials(states=_OVER)):
-            told = _unpacked(number, values_of(self.search, t.params), t.user_attrs)
-            trials.append(replace(told, model=model_of(t.params)))
+            trial = _unpacked(number, values_of(self.search, t.params), t.user_attrs)
+            trials.append(replace(trial, model=model_of(t.params)))
         finished = [t for t in trials if t.state == "finished" and t.value is not None]
         sign = -1 if self.search.maximizes else 1
         # The first of equals; the settings as they are come first.
         best = min(finished, key=lambda t: sign * (t.value or 0.0), default=None)
-        found = SearchResult(self.folder, tuple(trials), None if best is None or best.number is None else best)
-        if found.best is None:
-            found.overlay.remove()
+        result = SearchResult(self.folder, tuple(trials), None if best is None or best.number is None else best)
+        if result.best is None:
+            result.overlay.remove()
         else:
-            write_overlay(found.overlay, found, self.search, f"{self._spec.pipeline}, {self._ds}")
-        return found
+            write_overlay(result.overlay, result, self.search, f"{self._spec.pipeline}, {self._ds}")
+        return result
 
 
-def write_overlay(path: Location, found: SearchResult, search: Search, of: str) -> None:
+def write_overlay(path: Location, result: SearchResult, search: Search, place: str) -> None:
     """Write the best trial's settings as a file for `--overlay`."""
-    best, first = found.best, found.trials[0]
+    best, first = result.best, result.trials[0]
     assert best is not None
-    head = f"# The best of {len(found.trials) - 1} trials on {of}: {search.objective} {show_value(best.value)}, "
+    head = f"# The best of {len(result.trials) - 1} trials on {place}: {search.objective} {show_value(best.value)}, "
     head += f"as it was {show_value(first.value)}.\n"
     path.put_text(head + overlay_of(best.values))
 
@@ -400,7 +400,7 @@ class _TrialProgress:
     search: Search
     trial: optuna.Trial | None
     forward: OnProgress
-    began: float = field(default_factory=lambda: time.perf_counter())
+    start: float = field(default_factory=lambda: time.perf_counter())
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     step: int = 0
     reason: str = ""
@@ -419,13 +419,13 @@ class _TrialProgress:
             return
         self.metrics, self.step = event.metrics, event.step
         self.evaluations += 1
-        seen = event.metrics[self.search.metric]
+        value = event.metrics[self.search.metric]
         last = event.step == event.total
-        if self.trial is not None and seen is not None and not last:
-            self.trial.report(seen, self.evaluations)
+        if self.trial is not None and value is not None and not last:
+            self.trial.report(value, self.evaluations)
             if self.trial.should_prune():
                 raise _StopTrial(f"below the median at step {event.step} of {event.total}")
-        late = self.search.seconds is not None and time.perf_counter() - self.began >= self.search.seconds
+        late = self.search.seconds is not None and time.perf_counter() - self.start >= self.search.seconds
         if last or late:
             raise _StopTrial
 
@@ -433,7 +433,7 @@ class _TrialProgress:
 def _seconds(study: optuna.Study) -> float:
     """Return the seconds of all trials, the first run among them."""
     over = [study.user_attrs["as_it_is"], *(t.user_attrs for t in study.get_trials(deepcopy=False, states=_OVER))]
-    return sum(float(told["seconds"]) for told in over)
+    return sum(float(attributes["seconds"]) for attributes in over)
 
 
 def _packed(trial: Trial) -> dict[str, Any]:

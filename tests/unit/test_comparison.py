@@ -34,7 +34,7 @@ from headrace.train.evaluation.click import click_metrics
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark
 from headrace.train.loop.run import train_local
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.evaluation_support import on_any_ranks, rows_of
@@ -74,7 +74,7 @@ class Launches:
         self.keys: list[str] = []
         self.fails_at = 0
 
-    def __call__(self, job: Job, *_: Any, **__: Any) -> Report:
+    def __call__(self, job: Job, *_: Any, **__: Any) -> TrainingReport:
         if self.fails_at and len(self.keys) + 1 == self.fails_at:
             raise KeyboardInterrupt
         self.keys.append(job.key)

@@ -63,7 +63,9 @@ def assert_metrics(found: dict[str, float | None], y: np.ndarray, scores: np.nda
 
 def metrics_of(labels: np.ndarray, probabilities: np.ndarray) -> tuple[dict[str, float | None], list[Bin]]:
     """Basic metrics and calibration of rows that are all here, scored by probabilities."""
-    (found,) = click_metrics(Ranks(), ScoredRows.of(probabilities, labels), probability=lambda p: p.astype(float))
+    (found,) = click_metrics(
+        Ranks(), ScoredRows.from_scores(probabilities, labels), probability=lambda p: p.astype(float)
+    )
     return {name: value_of(found.values[name]) for name in BASIC}, found.bins[0]
 
 
@@ -172,7 +174,7 @@ def test_nan_is_refused_by_all_ranks(size: int) -> None:
 
 def test_scores_of_another_type_are_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
-        ScoredRows.of(np.zeros(3), np.zeros(3))
+        ScoredRows.from_scores(np.zeros(3), np.zeros(3))
 
 
 def test_extreme_values_stay_finite() -> None:

@@ -29,7 +29,7 @@ from headrace.train.evaluation.ranking import LIST_METRICS, metrics_of_places, r
 from headrace.train.evaluation.ranks import Dimension, Ranks
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.evaluation_support import list_metrics
@@ -201,12 +201,12 @@ def run_of(home: Workspace, features: Manifest, key: str, **more: Any) -> Job:
 
 
 @pytest.fixture(scope="module")
-def evaluated(home: Workspace, features: Manifest) -> tuple[Job, Report]:
+def evaluated(home: Workspace, features: Manifest) -> tuple[Job, TrainingReport]:
     job = run_of(home, features, "evaluated")
     return job, train_local(job)
 
 
-def test_a_trained_model_is_ranked_by_its_own_logits(evaluated: tuple[Job, Report]) -> None:
+def test_a_trained_model_is_ranked_by_its_own_logits(evaluated: tuple[Job, TrainingReport]) -> None:
     """Each user's row with each item in turn, by the saved model's predictions."""
     job, report = evaluated
     schema = job.features.dataset_schema
@@ -286,7 +286,7 @@ def full_ranking_name(name: str, k: int) -> str:
     return name.replace("at_k", f"at_{k}_full")
 
 
-def test_two_ranks_rank_as_one(home: Workspace, features: Manifest, evaluated: tuple[Job, Report]) -> None:
+def test_two_ranks_rank_as_one(home: Workspace, features: Manifest, evaluated: tuple[Job, TrainingReport]) -> None:
     """With the weights that one rank learned."""
     job = run_of(home, features, "again")
     shutil.copytree(evaluated[0].checkpoints.local_path(), job.checkpoints.local_path())

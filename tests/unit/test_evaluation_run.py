@@ -22,10 +22,10 @@ from headrace.manifest import Manifest, fingerprint
 from headrace.models.predictor import load_predictor
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.request import OTHERS, Request, carried_ids, make_dimension, slice_values
+from headrace.train.evaluation.request import OTHER_VALUES, Request, carried_ids, make_dimension, slice_values
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.train_support import TRAIN, job_of
@@ -73,7 +73,7 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 
 
 @pytest.fixture(scope="module")
-def evaluated(home: Workspace, features: Manifest) -> tuple[Job, Report]:
+def evaluated(home: Workspace, features: Manifest) -> tuple[Job, TrainingReport]:
     conf = TRAIN.model_copy(
         update={"epochs": 1, "rank_group": "query", "rank_k": 3, "evaluation": Evaluation.model_validate(SETTINGS)}
     )
@@ -90,7 +90,7 @@ def predicted(job: Job, split: str) -> pd.DataFrame:
     return table
 
 
-def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, Report]) -> None:
+def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, TrainingReport]) -> None:
     job, report = evaluated
     rows, found = predicted(job, "valid"), report.evaluation["valid"]
     dataset = job.ws.locate(job.features.output("dataset").name).local_path()
@@ -122,7 +122,7 @@ def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, R
     assert report.metrics["pr_auc"] == found["metrics"]["pr_auc"]
 
 
-def test_the_model_as_a_policy_has_the_value_of_plain_sums(evaluated: tuple[Job, Report]) -> None:
+def test_the_model_as_a_policy_has_the_value_of_plain_sums(evaluated: tuple[Job, TrainingReport]) -> None:
     job, report = evaluated
     rows = predicted(job, "valid")
     dataset = job.ws.locate(job.features.output("dataset").name).local_path()
@@ -156,13 +156,13 @@ def test_the_model_as_a_policy_has_the_value_of_plain_sums(evaluated: tuple[Job,
     assert "ips" not in report.evaluation["rank"]["metrics"]
 
 
-def test_the_split_test_is_evaluated_once_and_beside(evaluated: tuple[Job, Report]) -> None:
+def test_the_split_test_is_evaluated_once_and_beside(evaluated: tuple[Job, TrainingReport]) -> None:
     _, report = evaluated
     assert report.evaluation["test"] == report.evaluation["valid"]
     assert report.rows == {"train": 400, "valid": 900, "test": 900, "rank": 400}
 
 
-def test_lists_and_what_is_recommended(evaluated: tuple[Job, Report]) -> None:
+def test_lists_and_what_is_recommended(evaluated: tuple[Job, TrainingReport]) -> None:
     job, report = evaluated
     rows, metrics = predicted(job, "rank"), report.metrics
     dataset = job.ws.locate(job.features.output("dataset").name).local_path()
@@ -182,7 +182,7 @@ def test_lists_and_what_is_recommended(evaluated: tuple[Job, Report]) -> None:
     }
 
 
-def test_two_ranks_report_the_same(home: Workspace, features: Manifest, evaluated: tuple[Job, Report]) -> None:
+def test_two_ranks_report_the_same(home: Workspace, features: Manifest, evaluated: tuple[Job, TrainingReport]) -> None:
     """Of the weights that one rank learned: both go on from its last checkpoint."""
     reports = []
     for ranks in (1, 2):
@@ -248,11 +248,11 @@ def test_slices_are_the_most_frequent_values(drawn: list[tuple[str | None, int |
         return make_dimension(ranks, "s", values, most)
 
     dimension, codes = of_rank(Ranks(), np.ones(len(drawn), bool))
-    kept = [v for v in dimension.values if v != OTHERS]
+    kept = [v for v in dimension.values if v != OTHER_VALUES]
     assert len(kept) == min(most, len(counts))
     assert sorted((counts[v] for v in kept), reverse=True) == counts.tolist()[:most]
-    assert (OTHERS in dimension.values) == (len(counts) > most)
-    assert [dimension.values[c] for c in codes] == [e if e in kept else OTHERS for e in expected]
+    assert (OTHER_VALUES in dimension.values) == (len(counts) > most)
+    assert [dimension.values[c] for c in codes] == [e if e in kept else OTHER_VALUES for e in expected]
     for rank, (found, mine) in enumerate(run_ranks(3, lambda c: of_rank(Ranks(c), owner == c.world.rank))):
         assert found == dimension
         assert mine.tolist() == codes[owner == rank].tolist()

@@ -206,7 +206,7 @@ def test_a_name_alone_and_no_loss_at_all() -> None:
 
 def test_lists_do_not_reach_beyond_a_streams_rows() -> None:
     column = ListColumn("query", rows_each=3)
-    which = column.of({"query": np.array(["a", "b", None, "a", "a", "b"], object)})
+    which = column.list_ids({"query": np.array(["a", "b", None, "a", "a", "b"], object)})
     assert len(set(which.tolist())) == 5
     assert which[3] == which[4] != which[0]
 

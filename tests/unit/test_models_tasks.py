@@ -169,7 +169,7 @@ def labels_of(tasks: dict[str, Any], ds: str = "1970-01-10") -> TaskLabels:
 def test_labels_are_those_of_the_tasks_rows(rows: list[tuple[bool, bool | None, int | None, float | None, int | None]]):
     labels = labels_of({**TASKS, "purchase": {**TASKS["purchase"], "known_after": {"days": 2.5, "event_time": "at"}}})
     assert labels.carried == ("bought", "paid", "price", "at")
-    assert labels.beside(["paid", "name"]) == ["paid", "name", "bought", "price", "at"]
+    assert labels.with_label_columns(["paid", "name"]) == ["paid", "name", "bought", "price", "at"]
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
     carried = {
         "bought": np.array(columns[1], object),
@@ -177,7 +177,7 @@ def test_labels_are_those_of_the_tasks_rows(rows: list[tuple[bool, bool | None, 
         "paid": np.array([NAN if v is None else v for v in columns[3]], float),
         "at": np.array([NAN if v is None else v for v in columns[4]], float),
     }
-    found = labels.of(np.array(columns[0], np.float32), carried)
+    found = labels.targets(np.array(columns[0], np.float32), carried)
     assert list(found) == ["purchase", "cheap", "amount", "click_and_purchase"]
     for b, (click, bought, price, paid, at) in enumerate(rows):
         known = at is not None and at + 2.5 * DAY <= 10 * DAY
@@ -195,9 +195,9 @@ def test_what_is_no_label_is_refused() -> None:
     labels = labels_of({"click": {}, "paid": {"label": "paid"}, "amount": {"label": "paid", "loss": "squared_error"}})
     click = np.zeros(2, np.float32)
     with pytest.raises(UserError, match=r"tasks.paid: the label 'paid' is 7.0 in 1 of 2 rows.*loss: bce are in \[0, 1"):
-        labels.of(click, {"paid": np.array([7.0, 1.0])})
+        labels.targets(click, {"paid": np.array([7.0, 1.0])})
     with pytest.raises(UserError, match=r"tasks.amount: the label 'paid' is inf in 1 of 2 rows"):
-        labels_of({"click": {}, "amount": {"label": "paid", "loss": "squared_error"}}).of(
+        labels_of({"click": {}, "amount": {"label": "paid", "loss": "squared_error"}}).targets(
             click, {"paid": np.array([math.inf, 1.0])}
         )
 

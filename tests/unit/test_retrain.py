@@ -62,11 +62,11 @@ def test_weights_of_days_and_of_rows_multiply() -> None:
     rows = {"ts": np.array([micros("2026-01-09"), micros("2026-01-07")]), "w": np.array([3.0, 5.0])}
     both = SampleWeights(weighted, schema, _DECAY)
     assert both.carried == ("w", "ts")
-    np.testing.assert_allclose(both.of(rows), _DECAY.weights(rows["ts"]) * [3, 5], rtol=1e-6)
+    np.testing.assert_allclose(both.weights(rows), _DECAY.weights(rows["ts"]) * [3, 5], rtol=1e-6)
     assert SampleWeights(TRAIN, schema).carried == ()
-    assert SampleWeights(TRAIN, schema).of(rows) is None
+    assert SampleWeights(TRAIN, schema).weights(rows) is None
     with pytest.raises(UserError, match="rows of a batch have no ts"):
-        SampleWeights(TRAIN, schema, _DECAY).of({"ts": np.array([1.0, np.nan])})
+        SampleWeights(TRAIN, schema, _DECAY).weights({"ts": np.array([1.0, np.nan])})
     with pytest.raises(UserError, match="'ts' is no carried column of timestamps"):
         SampleWeights(TRAIN, DatasetSchema(features=(_WEIGHT,)), _DECAY)
 
@@ -114,11 +114,11 @@ def test_training_with_decay_is_training_with_weights(home: Workspace, make_data
 
 def test_what_a_spec_asks_for() -> None:
     spec = spec_of(retrain={"half_life_days": 2, "warm": {"epochs": 1, "dense": {"learning_rate": 0.5}}})
-    assert DayDecay.of(spec, "2026-01-10") == _DECAY
+    assert DayDecay.from_spec(spec, "2026-01-10") == _DECAY
     warm = spec.train_of_warm_start()
     assert (warm.epochs, warm.dense.learning_rate, warm.dense.kind) == (1, 0.5, "adam")
     assert (spec.train.epochs, warm.embeddings) == (3, spec.train.embeddings)
-    assert DayDecay.of(spec_of(retrain={}), "2026-01-10") is None
+    assert DayDecay.from_spec(spec_of(retrain={}), "2026-01-10") is None
     assert "retrain" not in Train().spec_part(spec_of())
     # How a model is saved, and what else it is measured on, changes nothing in it.
     beside = {"full_copy_days", "forgetting_day"}

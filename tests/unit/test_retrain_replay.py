@@ -227,8 +227,8 @@ def test_training_with_replay_goes_on_to_the_bit(home: Workspace, older: list[Ma
 def test_replayed_rows_count_as_they_are() -> None:
     """By their share: the decay of days is of the window's."""
     spec = spec_of(retrain={"half_life_days": 2, "replay": {"share": 0.1}})
-    decay = DayDecay.of(spec, "2026-01-10")
-    plain = DayDecay.of(spec_of(retrain={"half_life_days": 2}), "2026-01-10")
+    decay = DayDecay.from_spec(spec, "2026-01-10")
+    plain = DayDecay.from_spec(spec_of(retrain={"half_life_days": 2}), "2026-01-10")
     assert decay is not None
     assert plain is not None
     days = np.array(["2026-01-09", "2026-01-06", "2026-01-05", "2025-12-01"], "datetime64[us]").astype(np.int64)

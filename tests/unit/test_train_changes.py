@@ -20,7 +20,7 @@ from headrace.models.saved import load_model
 from headrace.stage import Context
 from headrace.train.job import Job
 from headrace.train.loop.run import train
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.train.setup.earlier_days import find_warm_start
 from headrace.train.stage import Train
 from headrace.workspace import Workspace
@@ -36,10 +36,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def days(home: Workspace, make_dataset: Callable[..., Manifest]) -> dict[str, list[tuple[Job, Report]]]:
+def days(home: Workspace, make_dataset: Callable[..., Manifest]) -> dict[str, list[tuple[Job, TrainingReport]]]:
     """Four days from model to model, on one or two ranks: as changes, a whole copy in three days; and all whole."""
     torch.set_num_threads(1)
-    found: dict[str, list[tuple[Job, Report]]] = {"changes": [], "whole": []}
+    found: dict[str, list[tuple[Job, TrainingReport]]] = {"changes": [], "whole": []}
     for day in _DAYS:
         features = make_dataset(home, train=800, valid=50, users=3_000 + day, ds=f"2026-01-{day}", seed=day)
         for form, full_copy_days in (("changes", 3), ("whole", None)):
@@ -50,7 +50,9 @@ def days(home: Workspace, make_dataset: Callable[..., Manifest]) -> dict[str, li
     return found
 
 
-def test_each_days_model_is_the_same_in_both_forms(days: dict[str, list[tuple[Job, Report]]], home: Workspace) -> None:
+def test_each_days_model_is_the_same_in_both_forms(
+    days: dict[str, list[tuple[Job, TrainingReport]]], home: Workspace
+) -> None:
     for (changes, report), (whole, plain) in zip(days["changes"], days["whole"], strict=True):
         assert_same_weights(changes, whole)
         assert plain.saved == {}
@@ -62,7 +64,7 @@ def test_each_days_model_is_the_same_in_both_forms(days: dict[str, list[tuple[Jo
         assert s["whole_copy_bytes"] == saved[0]["embeddings_bytes"] > 2 * s["embeddings_bytes"]
 
 
-def test_predictors_read_both_saves(days: dict[str, list[tuple[Job, Report]]], home: Workspace) -> None:
+def test_predictors_read_both_saves(days: dict[str, list[tuple[Job, TrainingReport]]], home: Workspace) -> None:
     changes, whole = (days[form][2][0].saved_model for form in ("changes", "whole"))
     rng = np.random.default_rng(3)
     columns = {"age": rng.normal(size=50).astype("f4"), "price": rng.normal(size=50).astype("f4")}
@@ -80,7 +82,7 @@ def test_predictors_read_both_saves(days: dict[str, list[tuple[Job, Report]]], h
     assert "base" not in read_meta(whole)
 
 
-def test_a_base_that_is_gone_is_said(days: dict[str, list[tuple[Job, Report]]], home: Workspace) -> None:
+def test_a_base_that_is_gone_is_said(days: dict[str, list[tuple[Job, TrainingReport]]], home: Workspace) -> None:
     first, second = (job.saved_model for job, _ in days["changes"][:2])
     aside = first.local_path().with_name("aside")
     shutil.move(first.local_path(), aside)
@@ -96,7 +98,7 @@ def test_a_base_that_is_gone_is_said(days: dict[str, list[tuple[Job, Report]]], 
 
 
 def test_a_base_that_was_trained_again_makes_the_days_upon_it_stale(
-    days: dict[str, list[tuple[Job, Report]]], home: Workspace
+    days: dict[str, list[tuple[Job, TrainingReport]]], home: Workspace
 ) -> None:
     spec = build_spec(
         {

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.comm.base import LocalCollective
 from headrace.storage import LeaseLost, local
-from headrace.train.callbacks.progress import Progress
+from headrace.train.callbacks.progress import LoopProgress
 from headrace.train.checkpoint.read import RECORD, list_steps, restore, step_name
 from headrace.train.checkpoint.write import CheckpointWriter
 
@@ -24,7 +24,7 @@ def test_an_overtaken_launch_removes_none_of_a_later_one(tmp_path: Path) -> None
     def overtaken() -> None:
         raise LeaseLost("another launch")
 
-    of_step_20: Any = SimpleNamespace(progress=Progress(step=20), keep_step=None)
+    of_step_20: Any = SimpleNamespace(progress=LoopProgress(step=20), keep_step=None)
     writer = CheckpointWriter(folder, LocalCollective(), config="", keep=1, check_fence=overtaken)
     with pytest.raises(LeaseLost):
         writer._remove_older(of_step_20)

@@ -27,7 +27,7 @@ from headrace.schema import DatasetSchema
 from headrace.storage import local
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.train.setup.earlier_days import model_misfit
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
@@ -78,7 +78,7 @@ def job_of(home: Workspace, coded: Manifest, key: str, conf: Train, names: tuple
     )
 
 
-def losses(report: Report) -> list[float]:
+def losses(report: TrainingReport) -> list[float]:
     return [p["loss"] for p in report.curve]
 
 
@@ -114,12 +114,12 @@ def test_with_every_id_admitted_it_is_the_model_of_codes(
 
 
 @pytest.fixture(scope="module")
-def tight(home: Workspace, coded: Manifest) -> tuple[Job, Report]:
+def tight(home: Workspace, coded: Manifest) -> tuple[Job, TrainingReport]:
     job = job_of(home, coded, "tight", settings(TIGHT), (*SOME, "item"))
     return job, train_local(job)
 
 
-def test_the_limits_hold_and_are_told(tight: tuple[Job, Report]) -> None:
+def test_the_limits_hold_and_are_told(tight: tuple[Job, TrainingReport]) -> None:
     told = tight[1].dynamic
     assert told["user"]["rows"] <= 40
     assert told["item"]["rows"] <= 16
@@ -160,7 +160,7 @@ def test_ranks_take_the_same_steps(home: Workspace, coded: Manifest, ranks: int)
 
 @pytest.mark.parametrize(("ranks", "background"), [(1, False), (1, True), (2, False)])
 def test_stopped_and_gone_on_equals_undisturbed(
-    home: Workspace, coded: Manifest, tight: tuple[Job, Report], ranks: int, background: bool
+    home: Workspace, coded: Manifest, tight: tuple[Job, TrainingReport], ranks: int, background: bool
 ) -> None:
     conf = settings(TIGHT, background_checkpoints=background, accumulate=ranks)
     whole, stopped = (job_of(home, coded, f"{n}-{ranks}-{background}", conf) for n in ("whole", "stopped"))
@@ -184,7 +184,7 @@ def test_stopped_and_gone_on_equals_undisturbed(
 
 @pytest.mark.parametrize("name", ["user-00000.safetensors", "item-00000-training.safetensors", "tags-00000.json"])
 def test_a_checkpoint_with_a_damaged_table_is_refused_by_name_and_the_one_before_is_used(
-    home: Workspace, coded: Manifest, tight: tuple[Job, Report], name: str, caplog: pytest.LogCaptureFixture
+    home: Workspace, coded: Manifest, tight: tuple[Job, TrainingReport], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = tight[0]
     job = job_of(home, coded, f"damaged-{name}", settings(TIGHT))
@@ -222,7 +222,7 @@ def test_saved_on_two_answers_alike_on_three_and_on_one(home: Workspace, coded: 
 
 
 def test_a_day_starts_from_the_table_of_the_day_before(
-    home: Workspace, tight: tuple[Job, Report], make_dataset: Callable[..., Manifest]
+    home: Workspace, tight: tuple[Job, TrainingReport], make_dataset: Callable[..., Manifest]
 ) -> None:
     tomorrow = make_dataset(home, train=1_000, valid=200, users=400, ds="2026-01-11", seed=1)
     conf = settings({"user": DynamicTable(admit_after=2)}, max_steps=1)
@@ -286,7 +286,9 @@ def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:
     assert "item" in matrix_columns(some)
 
 
-def test_a_saved_model_without_its_table_is_refused(home: Workspace, tight: tuple[Job, Report], tmp_path: Path) -> None:
+def test_a_saved_model_without_its_table_is_refused(
+    home: Workspace, tight: tuple[Job, TrainingReport], tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tight[0].saved_model, folder)
     (folder / "dynamic" / "user-00000.json").unlink()

@@ -42,9 +42,9 @@ from headrace.train.result import (
     Diverged,
     RankError,
     RankResult,
-    Report,
     StoreFailed,
     StoreWasAway,
+    TrainingReport,
     driver_phase_ends,
     end_phase,
     phase_seconds,
@@ -55,7 +55,7 @@ from headrace.workspace import Workspace
 SPARK: Any = SimpleNamespace(
     sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4, pythonExec=sys.executable)
 )
-REPORT = Report(
+REPORT = TrainingReport(
     rows={"train": 10, "valid": 2},
     steps=7,
     steps_per_epoch=7,
@@ -250,7 +250,7 @@ def test_waiting_for_slots_is_said(caplog: pytest.LogCaptureFixture, monkeypatch
         return 2 if "waiting" not in caplog.text else 4
 
     with watch_slots(count, 4, 60, lambda: False) as slots:
-        while slots.found < 4:
+        while slots.available < 4:
             time.sleep(0.01)
     assert "waiting for task slots: 2 of 4 after 0 s, at most 60 s (train.start_seconds)" in caplog.text
     assert "4 task slots are there after" in caplog.text

@@ -27,7 +27,7 @@ from headrace.storage import local
 from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Diverged, Report
+from headrace.train.result import Diverged, TrainingReport
 from headrace.train.setup import state as setup
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
@@ -46,13 +46,13 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 
 
 @pytest.fixture(scope="module")
-def undisturbed(home: Workspace, features: Manifest) -> tuple[Job, Report]:
+def undisturbed(home: Workspace, features: Manifest) -> tuple[Job, TrainingReport]:
     torch.set_num_threads(1)
     job = job_of(home, features, "undisturbed")
     return job, train_local(job)
 
 
-def test_it_learns(undisturbed: tuple[Job, Report], features: Manifest) -> None:
+def test_it_learns(undisturbed: tuple[Job, TrainingReport], features: Manifest) -> None:
     job, report = undisturbed
     losses = [p["loss"] for p in report.curve]
     assert len(losses) == 40
@@ -69,7 +69,7 @@ def test_it_learns(undisturbed: tuple[Job, Report], features: Manifest) -> None:
 
 
 def test_half_precision_of_the_dense_part_learns_as_much(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     job = job_of(home, features, "bf16", TRAIN.model_copy(update={"precision": "bf16"}))
     report = train_local(job)
@@ -83,7 +83,7 @@ def test_half_precision_of_the_dense_part_learns_as_much(
 
 
 def test_tables_larger_than_a_gpu_learn_the_same_to_the_bit(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the CPU in the place of the GPU: most rows are elsewhere, through evaluations, checkpoints and a resume."""
     schema, plan_tables = features.dataset_schema, setup.plan_tables
@@ -104,7 +104,7 @@ def test_tables_larger_than_a_gpu_learn_the_same_to_the_bit(
     assert_same_weights(job, undisturbed[0])
 
 
-def assert_reported(job: Job, report: Report) -> None:
+def assert_reported(job: Job, report: TrainingReport) -> None:
     """The saved model's answers have the metrics that were reported."""
     from sklearn.metrics import log_loss, roc_auc_score
 
@@ -117,7 +117,7 @@ def assert_reported(job: Job, report: Report) -> None:
     assert log_loss(columns["click"], p.astype(float)) == pytest.approx(report.metrics["log_loss"], abs=1e-6)
 
 
-def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, Report]) -> None:
+def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, TrainingReport]) -> None:
     job, report = undisturbed
     assert_reported(job, report)
     meta = json.loads((job.saved_model / "model.json").read_text())
@@ -127,7 +127,7 @@ def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, Report]) 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_take_the_same_steps(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], ranks: int
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport], ranks: int
 ) -> None:
     job = job_of(home, features, f"ranks-{ranks}")
     reports = run_ranks(ranks, lambda collective: train(job, collective))
@@ -143,7 +143,7 @@ def test_ranks_take_the_same_steps(
 
 
 def test_a_plan_by_the_cost_model_takes_the_same_steps(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     settings = Sharding(kind="auto")
     job = job_of(home, features, "auto", TRAIN.model_copy(update={"sharding": settings}))
@@ -182,7 +182,7 @@ def test_negatives_and_ranking(home: Workspace, features: Manifest) -> None:
 
 
 def test_warm_start_keeps_what_was_learned(
-    home: Workspace, undisturbed: tuple[Job, Report], make_dataset: Callable[..., Manifest]
+    home: Workspace, undisturbed: tuple[Job, TrainingReport], make_dataset: Callable[..., Manifest]
 ) -> None:
     tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-11", seed=1)
     conf = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
@@ -209,7 +209,7 @@ def test_warm_start_keeps_what_was_learned(
 
 
 def test_warm_start_keeps_a_share_of_adagrads_sums(
-    home: Workspace, undisturbed: tuple[Job, Report], make_dataset: Callable[..., Manifest]
+    home: Workspace, undisturbed: tuple[Job, TrainingReport], make_dataset: Callable[..., Manifest]
 ) -> None:
     tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-12", seed=1)
     still = EmbeddingOptimizer(kind="adagrad", learning_rate=1e-12)
@@ -284,7 +284,7 @@ def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> Non
 
 
 def test_evaluation_does_not_depend_on_ranks(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     from headrace.dataset.layout import split_of
     from headrace.train.evaluation.predict import predict_split

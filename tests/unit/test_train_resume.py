@@ -25,7 +25,7 @@ from headrace.train.checkpoint import write as checkpoint
 from headrace.train.checkpoint.read import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at
 
@@ -42,7 +42,7 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 
 
 @pytest.fixture(scope="module")
-def undisturbed(home: Workspace, features: Manifest) -> tuple[Job, Report]:
+def undisturbed(home: Workspace, features: Manifest) -> tuple[Job, TrainingReport]:
     torch.set_num_threads(1)
     job = job_of(home, features, "undisturbed")
     return job, train_local(job)
@@ -85,7 +85,12 @@ train_local(job, say)
 
 @pytest.mark.parametrize(("moment", "resumed"), [("between", 10), ("writing", 5), ("saving", 40)])
 def test_killed_and_run_again_equals_undisturbed(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], tmp_path: Path, moment: str, resumed: int
+    home: Workspace,
+    features: Manifest,
+    undisturbed: tuple[Job, TrainingReport],
+    tmp_path: Path,
+    moment: str,
+    resumed: int,
 ) -> None:
     job = job_of(home, features, f"killed-{moment}")
     (tmp_path / "job.json").write_text(job.model_dump_json())
@@ -106,7 +111,11 @@ def test_killed_and_run_again_equals_undisturbed(
 
 @pytest.mark.parametrize("part", ["checkpoint.json", "dense.safetensors", "embeddings"])
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], part: str, caplog: pytest.LogCaptureFixture
+    home: Workspace,
+    features: Manifest,
+    undisturbed: tuple[Job, TrainingReport],
+    part: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     job = job_of(home, features, f"damaged-{part}")
     shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
@@ -123,7 +132,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
 
 
 def test_a_damaged_newer_checkpoint_costs_no_good_one(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     """One checkpoint is kept: the newest whole one, not a damaged one of a later step."""
     job = job_of(home, features, "damaged-newer", TRAIN.model_copy(update={"keep": 1, "max_steps": 35}))
@@ -138,7 +147,7 @@ def test_a_damaged_newer_checkpoint_costs_no_good_one(
 
 
 def test_without_any_whole_checkpoint_it_starts_anew(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     job = job_of(home, features, "all-damaged")
     shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
@@ -150,7 +159,7 @@ def test_without_any_whole_checkpoint_it_starts_anew(
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     job = job_of(home, features, "other-world")
     with pytest.raises(Stopped):
@@ -161,7 +170,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 
 def test_checkpoints_of_another_configuration_are_refused(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     faster = TRAIN.model_copy(update={"dense": Optimizer(kind="adam", learning_rate=0.5)})
     job = job_of(home, features, "other-config", faster)
@@ -184,7 +193,7 @@ def test_each_optimizer_resumes_exactly(home: Workspace, features: Manifest, kin
 
 
 def test_checkpoints_in_the_background_change_nothing(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, TrainingReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     background = TRAIN.model_copy(update={"background_checkpoints": True})
     job = job_of(home, features, "background", background)

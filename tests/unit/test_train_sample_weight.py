@@ -22,7 +22,7 @@ from headrace.train.job import Job
 from headrace.train.loop.forward_backward import EagerForward
 from headrace.train.loop.run import train, train_local
 from headrace.train.micro_batch import prefetch_to_device
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, job_of
@@ -48,7 +48,7 @@ def with_weights(home: Workspace, found: Manifest, weights: Callable[[int], np.n
     return found
 
 
-def run(home: Workspace, features: Manifest, key: str, ranks: int = 1, **more: object) -> tuple[Job, Report]:
+def run(home: Workspace, features: Manifest, key: str, ranks: int = 1, **more: object) -> tuple[Job, TrainingReport]:
     torch.set_num_threads(1)
     job = job_of(home, features, key, WEIGHTED.model_copy(update=more))
     return job, run_ranks(ranks, lambda collective: train(job, collective))[0]

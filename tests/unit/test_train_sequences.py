@@ -29,7 +29,7 @@ from headrace.train.evaluation.predict import predict_split
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 
@@ -188,7 +188,9 @@ class _Export:
         return {"logits": torch.from_numpy(by_onnxruntime(self.folder, given)["model"]["label"]).logit()}
 
 
-def _check_evaluation_by_onnx(job: Job, report: Report, home: Workspace, features: Manifest, folder: Path) -> None:
+def _check_evaluation_by_onnx(
+    job: Job, report: TrainingReport, home: Workspace, features: Manifest, folder: Path
+) -> None:
     """On the rows that training's evaluation looked at, its metrics."""
     from headrace.export.onnx_model import write_onnx
 

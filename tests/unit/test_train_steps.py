@@ -20,7 +20,7 @@ from headrace.models import objective as losses
 from headrace.models.saved import load_model
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsFile, lines_before, read_metrics
-from headrace.train.callbacks.progress import Progress, ProgressEvent
+from headrace.train.callbacks.progress import LoopProgress, ProgressEvent
 from headrace.train.callbacks.tracing import PARTS
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.checkpoint.read import list_steps
@@ -28,7 +28,7 @@ from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as launching
 from headrace.train.loop.run import train, train_local
 from headrace.train.optim import schedule_factor
-from headrace.train.result import Diverged, Report, Stopped
+from headrace.train.result import Diverged, Stopped, TrainingReport
 from headrace.workspace import Workspace
 from tests.train_support import job_of
 
@@ -65,7 +65,7 @@ def make_job(home: Workspace, features: Manifest) -> Callable[..., Job]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(make_job: Callable[..., Job]) -> tuple[Job, Report]:
+def undisturbed(make_job: Callable[..., Job]) -> tuple[Job, TrainingReport]:
     torch.set_num_threads(1)
     job = make_job("undisturbed")
     return job, train_local(job)
@@ -85,7 +85,7 @@ def journal_of(job: Job, *kinds: str) -> list[dict[str, Any]]:
     return [line for line in read_metrics(job.metrics_file) if not kinds or line["kind"] in kinds]
 
 
-def test_the_journal_has_rates_losses_and_evaluations(undisturbed: tuple[Job, Report]) -> None:
+def test_the_journal_has_rates_losses_and_evaluations(undisturbed: tuple[Job, TrainingReport]) -> None:
     job, report = undisturbed
     found = journal_of(job, "train")
     assert [(f["step"], f["loss"]) for f in found] == [(p["step"], p["loss"]) for p in report.curve]
@@ -122,7 +122,7 @@ def test_small_rates_change_little(make_job: Callable[..., Job]) -> None:
 
 @pytest.mark.parametrize("parts", [3, 4])
 def test_a_step_in_parts_is_the_same_step(
-    make_job: Callable[..., Job], undisturbed: tuple[Job, Report], parts: int
+    make_job: Callable[..., Job], undisturbed: tuple[Job, TrainingReport], parts: int
 ) -> None:
     job = make_job(f"parts-{parts}", TRAIN.model_copy(update={"accumulate": parts}))
     report = run_ranks(2, lambda collective: train(job, collective))[0]
@@ -132,7 +132,7 @@ def test_a_step_in_parts_is_the_same_step(
 
 
 def test_evaluations_every_n_steps_are_of_all_rows_and_decide_when_to_stop(
-    make_job: Callable[..., Job], undisturbed: tuple[Job, Report]
+    make_job: Callable[..., Job], undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     often = make_job("often", TRAIN.model_copy(update={"eval_steps": 8}))
     report = train_local(often)
@@ -192,7 +192,7 @@ def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(
 
 
 def test_a_loss_that_is_nan_once_costs_the_steps_since_the_checkpoint(
-    make_job: Callable[..., Job], undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
+    make_job: Callable[..., Job], undisturbed: tuple[Job, TrainingReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job("nan")
     real, calls = losses.binary_cross_entropy, []
@@ -202,9 +202,9 @@ def test_a_loss_that_is_nan_once_costs_the_steps_since_the_checkpoint(
         return real(*args, **kwargs) * (float("nan") if len(calls) == 13 else 1.0)
 
     monkeypatch.setattr(losses, "binary_cross_entropy", once)
-    tries: list[Report] = []
+    tries: list[TrainingReport] = []
 
-    def try_it(job: Job, *args: Any) -> Report:
+    def try_it(job: Job, *args: Any) -> TrainingReport:
         tries.append(train_local(job))
         return tries[-1]
 
@@ -237,7 +237,7 @@ train_local(job, say)
 
 
 def test_a_disk_that_is_full_ends_the_try_and_the_next_goes_on(
-    make_job: Callable[..., Job], undisturbed: tuple[Job, Report], tmp_path: Path
+    make_job: Callable[..., Job], undisturbed: tuple[Job, TrainingReport], tmp_path: Path
 ) -> None:
     job = make_job("full")
     (tmp_path / "job.json").write_text(job.model_dump_json())
@@ -253,7 +253,7 @@ def test_a_disk_that_is_full_ends_the_try_and_the_next_goes_on(
 
 
 def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
-    make_job: Callable[..., Job], undisturbed: tuple[Job, Report]
+    make_job: Callable[..., Job], undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     job = make_job("profile", TRAIN.model_copy(update={"profile": True}))
     report = train(job, LocalCollective())
@@ -286,24 +286,24 @@ def test_a_journal_has_the_lines_that_lead_to_the_checkpoint(tmp_path: Path) -> 
             journal.write("train", {"step": step, "epoch": 1, "loss": 0.5 if step == 1 else loss, "rate": 0.1})
             journal.write("eval", {"step": step, "epoch": 1, "auc": None, "log_loss": loss})
         path.append(b'{"kind": "train", "st')  # killed while it wrote
-    at_3 = Progress(
+    at_3 = LoopProgress(
         step=3,
         curve=[{"step": s, "epoch": 1, "loss": loss} for s, loss in ((1, 0.5), (2, 0.25), (3, 0.125))],
         evals=[{"step": 2, "epoch": 1, "auc": None}],
     )
     # As a checkpoint has it, where each number may be one with a fraction.
-    kept = lines_before(Progress.model_validate_json(at_3.model_dump_json()), [first, second])
+    kept = lines_before(LoopProgress.model_validate_json(at_3.model_dump_json()), [first, second])
     assert [(x["kind"], x["step"], x.get("loss"), x.get("rate")) for x in kept] == [
         ("train", 1, 0.5, 0.1),
         ("train", 2, 0.25, 0.1),
         ("eval", 2, None, None),
         ("train", 3, 0.125, None),  # in no file: what the checkpoint remembers
     ]
-    assert lines_before(Progress(), [first, second]) == []
+    assert lines_before(LoopProgress(), [first, second]) == []
 
 
 def test_launches_at_the_same_time_have_a_journal_each(
-    make_job: Callable[..., Job], undisturbed: tuple[Job, Report]
+    make_job: Callable[..., Job], undisturbed: tuple[Job, TrainingReport]
 ) -> None:
     """The first is overtaken, and writes on."""
     first, second = make_job("overtaken", token="a"), make_job("overtaken", token="b")

@@ -99,41 +99,41 @@ class EvaluationTask:
         if self.group is not None:
             of_lists.count_training_rows(ranks, train)
         policy = evaluator.policy(ranks, train) if self.objective == "classification" else None
-        found: dict[str, Evaluation] = {}
+        evaluations: dict[str, Evaluation] = {}
         for split in self.splits:
-            mine = self._predict(split, ranks, predictor, None if split == RANK else policy)
+            predictions = self._predict(split, ranks, predictor, None if split == RANK else policy)
             if split == RANK:
-                found[split] = evaluator.evaluate_lists(ranks, mine)
+                evaluations[split] = evaluator.evaluate_lists(ranks, predictions)
             elif self.objective == "regression":
-                found[split] = evaluator.evaluate_regression(ranks, mine)
+                evaluations[split] = evaluator.evaluate_regression(ranks, predictions)
             else:
-                found[split] = evaluator.evaluate(ranks, mine)
+                evaluations[split] = evaluator.evaluate(ranks, predictions)
                 if self.group is not None:
-                    found[f"{split}_lists"] = of_lists.evaluate_lists(ranks, mine)
-        return found
+                    evaluations[f"{split}_lists"] = of_lists.evaluate_lists(ranks, predictions)
+        return evaluations
 
     def _predict(self, split: str, ranks: Ranks, predictor: Predictor, policy: Policy | None = None) -> Predictions:
         """Predict this rank's share of a split: row groups r, r + ranks, ..."""
         carried, codes = self.columns(split)
         groups = sample_row_groups(self.dataset, split, self.schema, carried=carried)
-        mine = groups[ranks.world.rank :: ranks.world.size]
+        groups_of_rank = groups[ranks.world.rank :: ranks.world.size]
         scores: list[NDArray[np.float32]] = []
         labels: list[NDArray[np.float32]] = []
-        others: dict[str, list[NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
+        columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
         choices: list[Choices] = []
-        for rows in read_rows(mine, self.inputs.features, self.label, list(others)):
+        for rows in read_rows(groups_of_rank, self.inputs.features, self.label, list(columns)):
             scores.append(predictor.predict(rows.features))
             if policy is not None:
-                logged = rows.others[policy.actions.feature].astype(np.int64)
+                logged = rows.columns[policy.actions.feature].astype(np.int64)
                 choices.append(policy.choose(logged, _scorer(predictor, rows)))
             labels.append(rows.labels)
-            for name, column in rows.others.items():
-                others[name].append(column)
+            for name, column in rows.columns.items():
+                columns[name].append(column)
         return Predictions(
             _joined(scores, np.float32),
             _joined(labels, np.float32),
-            {name: _joined(others[name], object) for name in carried},
-            {name: _joined(others[name], np.int64).astype(np.int64) for name in codes},
+            {name: _joined(columns[name], object) for name in carried},
+            {name: _joined(columns[name], np.int64).astype(np.int64) for name in codes},
             choices=None if policy is None else Choices.concat(choices),
         )
 
@@ -155,18 +155,18 @@ def evaluate(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
-        own = xgb.Booster({"nthread": 1})
-        own.load_model(bytearray(raw))
+        loaded_booster = xgb.Booster({"nthread": 1})
+        loaded_booster.load_model(bytearray(raw))
         with ranks_of_tasks() as ranks:
-            found = task.evaluate(ranks, task.inputs.predictor(own))
+            evaluations = task.evaluate(ranks, task.inputs.predictor(loaded_booster))
         if ranks.world.is_chief:
-            told = json.dumps({split: asdict(of) for split, of in found.items()})
-            yield pa.record_batch([pa.array([told])], names=["evaluation"])
+            record = json.dumps({split: asdict(evaluation) for split, evaluation in evaluations.items()})
+            yield pa.record_batch([pa.array([record])], names=["evaluation"])
         report_peak_memory(peak)
 
     frame = spark.range(0, workers, 1, workers).mapInArrow(run, "evaluation string", barrier=True)
     (row,) = frame.collect()
-    return {split: Evaluation(**of) for split, of in json.loads(row[0]).items()}, peak.value
+    return {split: Evaluation(**record) for split, record in json.loads(row[0]).items()}, peak.value
 
 
 def _scorer(predictor: Predictor, rows: Rows) -> ScoreAction:
@@ -176,8 +176,8 @@ def _scorer(predictor: Predictor, rows: Rows) -> ScoreAction:
         changed = {name: np.full_like(rows.features[name], value) for name, value in values.items()}
         p = predictor.predict({**rows.features, **changed}).astype(np.float64)
         with np.errstate(divide="ignore"):
-            found: F64 = np.clip(np.log(p) - np.log1p(-p), -_LARGEST_LOGIT, _LARGEST_LOGIT)
-        return found
+            logits: F64 = np.clip(np.log(p) - np.log1p(-p), -_LARGEST_LOGIT, _LARGEST_LOGIT)
+        return logits
 
     return score
 
@@ -188,10 +188,10 @@ def _joined(parts: Sequence[NDArray[Any]], empty: Any) -> NDArray[Any]:
 
 def task_splits(dataset: Location, train: config.Train, label_is_carried: bool) -> tuple[str, ...]:
     """Return the splits to evaluate. Lists of the split `rank` have the label of clicks alone."""
-    found = ["valid", *(["test"] if (dataset / "test").is_dir() else [])]
+    splits = ["valid", *(["test"] if (dataset / "test").is_dir() else [])]
     if train.rank_group is not None and not label_is_carried:
-        found.append(RANK)
-    return tuple(found)
+        splits.append(RANK)
+    return tuple(splits)
 
 
 log = logging.getLogger("headrace.train")
@@ -272,11 +272,11 @@ def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModel | None =
         log.info("%s: %d trees over %s rows in %.1f s", name, trees, f"{rows[learned_from]:,}", seconds)
         if trees < len(fitted.training):
             log.info("%s: of %d trees those up to the best on the split valid", name, len(fitted.training))
-        found, peak = evaluate(spark, booster, task, conf.workers)
-    rows |= {split: of.rows for split, of in found.items() if split in splits}
-    metrics = dict(found[measured_by].metrics)
+        evaluations, peak = evaluate(spark, booster, task, conf.workers)
+    rows |= {split: evaluation.rows for split, evaluation in evaluations.items() if split in splits}
+    metrics = dict(evaluations[measured_by].metrics)
     for lists in (f"{measured_by}_lists", "rank"):  # those of `rank` are what the neural model has
-        metrics |= found[lists].metrics if lists in found else {}
+        metrics |= evaluations[lists].metrics if lists in evaluations else {}
     importance = xgboost_model.importance(booster, schema, [f"{ctx.spec.model.kind}: {o}" for o in inputs.outputs])
     with final.new_folder() as folder:
         card = {
@@ -290,12 +290,14 @@ def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModel | None =
             "importance": importance,
         }
         xgboost_model.save(folder, booster, schema, dataset / "workflow", card)
-    write_replicates(final.parent / REPLICATES, {split: of.replicates for split, of in found.items()})
+    write_replicates(
+        final.parent / REPLICATES, {split: evaluation.replicates for split, evaluation in evaluations.items()}
+    )
     registered = _register(ctx, conf, name, final, metrics, fitted) if ctx.registers else None
-    shown = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items() if v is not None)
-    log.info("%s: %s on %s rows", name, shown, f"{rows[measured_by]:,}")
+    summary = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items() if v is not None)
+    log.info("%s: %s on %s rows", name, summary, f"{rows[measured_by]:,}")
     last = {"epoch": 1, "step": trees} | {n: metrics[n] for n in ("auc", "log_loss") if n in metrics}
-    is_basic = task.request().is_basic and found.keys() == {"valid"}
+    is_basic = task.request().is_basic and evaluations.keys() == {"valid"}
     return Result(
         outputs=(Output(kind="model", name=ctx.ws.name_of(final), version=ctx.key, rows=rows[learned_from]),),
         rows=rows,
@@ -309,8 +311,8 @@ def train_trees(ctx: Context, conf: Trees, name: str, first: FirstModel | None =
             "best_step": trees,
             "objective": conf.objective,
             "evals": [last],
-            "calibration_bins": found[measured_by].calibration_bins,
-            "evaluation": {} if is_basic else {split: of.record() for split, of in found.items()},
+            "calibration_bins": evaluations[measured_by].calibration_bins,
+            "evaluation": {} if is_basic else {split: evaluation.record() for split, evaluation in evaluations.items()},
             "left_out": left_out,
             "importance": importance,
             "warm_start": None,
@@ -345,10 +347,10 @@ def _register(
 
 def _history(fitted: Fitted) -> list[dict[str, float | None]]:
     """Return the training and validation metric of each tree, as the registry takes them."""
-    found: list[dict[str, float | None]] = []
+    points: list[dict[str, float | None]] = []
     for i, loss in enumerate(fitted.training):
         point: dict[str, float | None] = {"step": i + 1, "training": loss}
         if fitted.validation:
             point["validation"] = fitted.validation[i]
-        found.append(point)
-    return found
+        points.append(point)
+    return points

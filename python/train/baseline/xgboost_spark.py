@@ -101,7 +101,7 @@ class Rows:
 
     features: Mapping[str, NDArray[Any]]
     labels: NDArray[np.float32]
-    others: Mapping[str, NDArray[Any]]
+    columns: Mapping[str, NDArray[Any]]
 
 
 def sample_row_groups(
@@ -117,25 +117,25 @@ def sample_row_groups(
     """
     groups = open_split(dataset, split, schema, carried).row_groups
     total = sum(g.rows for g in groups)
-    wanted = total if max_rows is None else min(total, max_rows)
-    found, seen = [], 0
+    requested_rows = total if max_rows is None else min(total, max_rows)
+    samples, passed_rows = [], 0
     for g in groups:
         # Differences of rounded-down cumulative shares: each within one row of its part, the sum exact.
-        take = (seen + g.rows) * wanted // total - seen * wanted // total
-        seen += g.rows
+        take = (passed_rows + g.rows) * requested_rows // total - passed_rows * requested_rows // total
+        passed_rows += g.rows
         if take:
-            found.append(RowGroupSample(g.path, g.index, g.piece, g.rows, take))
-    return found
+            samples.append(RowGroupSample(g.path, g.index, g.piece, g.rows, take))
+    return samples
 
 
-def check_lists(groups: Sequence[RowGroupSample], label: str, lists: str, column: str, where: str) -> None:
+def check_lists(groups: Sequence[RowGroupSample], label: str, lists: str, column: str, key: str) -> None:
     """Raise UserError where rows that are learned from have no list.
 
     Args:
         groups: of a split.
         label: the column that is learned; rows without it are left out anyway.
         lists: the carried column of the lists, by the dataset's name; column: by the lake's.
-        where: the key of the spec that names it, for the message.
+        key: the key of the spec that names it, for the message.
     """
     missing = 0
     for group in groups:
@@ -149,24 +149,28 @@ def check_lists(groups: Sequence[RowGroupSample], label: str, lists: str, column
     if missing:
         total = sum(group.rows for group in groups)
         raise UserError(
-            f"column '{column}', by which {where} makes lists, is null in {missing:,} of {total:,} rows, which then "
+            f"column '{column}', by which {key} makes lists, is null in {missing:,} of {total:,} rows, which then "
             f"belong to no list: leave them out (features.prepare: dropna), or let ingest quarantine them "
             f"(`required: true`)"
         )
 
 
 def read_rows(
-    groups: Sequence[RowGroupSample], features: Sequence[Feature], label: str, others: Sequence[str] = (), seed: int = 0
+    groups: Sequence[RowGroupSample],
+    features: Sequence[Feature],
+    label: str,
+    further_columns: Sequence[str] = (),
+    seed: int = 0,
 ) -> Iterator[Rows]:
     """Yield the rows of row groups, a batch at a time; those whose label is null are left out.
 
     Args:
         features: those to read.
         label: the column that is learned.
-        others: carried columns and codes to bring along.
+        further_columns: carried columns and codes to bring along.
         seed: of the samples.
     """
-    columns = list(dict.fromkeys([*(f.name for f in features), label, *others]))
+    columns = list(dict.fromkeys([*(f.name for f in features), label, *further_columns]))
     for group in groups:
         table = pq.ParquetFile(group.path.local_path()).read_row_group(group.index, columns=columns)
         if group.take < group.rows:
@@ -179,7 +183,7 @@ def read_rows(
             yield Rows(
                 by_column(part, features, str(group.path)),
                 part[label].cast(pa.float32()).to_numpy(),
-                {name: part[name].to_numpy() for name in others},
+                {name: part[name].to_numpy() for name in further_columns},
             )
 
 
@@ -237,11 +241,11 @@ def check_slots(spark: SparkSession, workers: int, name: str = "baseline") -> No
 
 def feature_types(inputs: TreeInputs, conf: Trees) -> list[str]:
     """Return the type of each column of the matrix: `c`, which is split by sets of codes, or `q`, a number."""
-    found = []
+    types = []
     for f in matrix_features(inputs.schema):
         few = f.kind is Kind.CATEGORICAL and f.cardinality is not None and f.cardinality <= conf.max_categories
-        found += ["c" if conf.enable_categorical and few else "q"] * f.length
-    return found + ["q"] * len(inputs.outputs)
+        types += ["c" if conf.enable_categorical and few else "q"] * f.length
+    return types + ["q"] * len(inputs.outputs)
 
 
 def eval_metric(conf: Trees, k: int) -> str:
@@ -253,7 +257,7 @@ def estimator_parameters(
     inputs: TreeInputs, conf: Trees, *, seed: int, k: int, device: str, workers: int, weighted: bool = False
 ) -> dict[str, Any]:
     """Return the arguments of the estimator of `xgboost.spark`, without callbacks."""
-    found: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "features_col": [f"f{i}" for i in range(inputs.width)],
         "label_col": _LABEL,
         "num_workers": workers,
@@ -269,16 +273,16 @@ def estimator_parameters(
     }
     types = feature_types(inputs, conf)
     if "c" in types:
-        found["feature_types"] = types
+        parameters["feature_types"] = types
     if conf.objective == "ranking":
-        found |= {"qid_col": _LIST, "objective": "rank:ndcg"}
+        parameters |= {"qid_col": _LIST, "objective": "rank:ndcg"}
     if weighted:
-        found["weight_col"] = _WEIGHT
+        parameters["weight_col"] = _WEIGHT
     if conf.stops_after is not None:
-        found |= {"early_stopping_rounds": conf.stops_after, "validation_indicator_col": _VALID}
+        parameters |= {"early_stopping_rounds": conf.stops_after, "validation_indicator_col": _VALID}
     if device != "cpu":
-        found["device"] = device
-    return found
+        parameters["device"] = device
+    return parameters
 
 
 def workers_for(rows: TrainingRows, conf: Trees) -> int:
@@ -321,7 +325,7 @@ def fit(
     )
     metric = parameters["eval_metric"]
     estimator = getattr(xgboost.spark, _ESTIMATORS[conf.objective])(
-        **parameters, callbacks=[Progress(conf.rounds, metric, name)]
+        **parameters, callbacks=[TrainingProgress(conf.rounds, metric, name)]
     )
     model = estimator.fit(_frame(spark, rows, workers, seed))
     booster, history = model.get_booster(), model.training_summary
@@ -341,31 +345,31 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
     and in one partition, under a number there.
     """
     names = [f"f{i}" for i in range(rows.inputs.width)]
-    others = [c for c in (rows.group, rows.weight) if c is not None]
+    further_columns = [c for c in (rows.group, rows.weight) if c is not None]
 
     def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bool, Rows]]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for valid, groups in ((False, rows.train), (True, rows.valid)):
-                    mine = groups[task::workers]
-                    for part in read_rows(mine, rows.inputs.features, rows.label, others, seed):
+                    groups_of_task = groups[task::workers]
+                    for part in read_rows(groups_of_task, rows.inputs.features, rows.label, further_columns, seed):
                         yield task, valid, part
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        before = 0
+        rows_before = 0
         for task, valid, part in task_rows(batches):
             data = rows.inputs.matrix(part.features)
             columns: dict[str, Any] = {name: np.ascontiguousarray(data[:, i]) for i, name in enumerate(names)}
             columns[_LABEL] = part.labels
             if rows.weight is not None:
-                found = np.ones(len(data), np.float32) if valid else part.others[rows.weight]
-                columns[_WEIGHT] = checked_weights(found, rows.weight)
+                weights = np.ones(len(data), np.float32) if valid else part.columns[rows.weight]
+                columns[_WEIGHT] = checked_weights(weights, rows.weight)
             if rows.valid:
                 columns[_VALID] = np.full(len(part.labels), valid)
             if rows.group is not None:
-                columns[_LIST] = hash_ids(part.others[rows.group])
-                columns[_ROW] = np.arange(before, before + len(data)) * workers + task
-                before += len(data)
+                columns[_LIST] = hash_ids(part.columns[rows.group])
+                columns[_ROW] = np.arange(rows_before, rows_before + len(data)) * workers + task
+                rows_before += len(data)
             yield pa.record_batch([pa.array(c) for c in columns.values()], names=list(columns))
 
     numbers = [*names, _LABEL, *([] if rows.weight is None else [_WEIGHT])]
@@ -373,10 +377,10 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
     tasks = spark.range(0, workers, 1, workers)
     if rows.group is None:
         return tasks.mapInArrow(read, ddl)
-    found = tasks.mapInArrow(read, f"{ddl}, {_LIST} bigint, {_ROW} bigint")
+    frame = tasks.mapInArrow(read, f"{ddl}, {_LIST} bigint, {_ROW} bigint")
     # By the row's number, too: the order in which rows come out of a shuffle is any.
-    found = found.repartition(workers, _LIST).sortWithinPartitions(_LIST, _ROW)
-    return found.mapInArrow(_number_lists, f"{ddl}, {_LIST} int, {_ROW} bigint").drop(_ROW)
+    frame = frame.repartition(workers, _LIST).sortWithinPartitions(_LIST, _ROW)
+    return frame.mapInArrow(_number_lists, f"{ddl}, {_LIST} int, {_ROW} bigint").drop(_ROW)
 
 
 def _number_lists(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -396,25 +400,27 @@ def _number_lists(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield pa.record_batch(columns, names=batch.schema.names)
 
 
-class Progress(xgb.callback.TrainingCallback):  # type: ignore[misc]  # xgboost is untyped
+class TrainingProgress(xgb.callback.TrainingCallback):  # type: ignore[misc]  # xgboost is untyped
     """A line every few seconds from the first worker, on its standard error (on one machine: the user's terminal)."""
 
     def __init__(self, rounds: int, metric: str, name: str) -> None:
         super().__init__()
         self._rounds, self._metric, self._name = rounds, metric, name
-        self._started = self._shown = 0.0
+        self._started = self._last_line = 0.0
 
     def before_training(self, model: Any) -> Any:
-        self._started = self._shown = time.monotonic()
+        self._started = self._last_line = time.monotonic()
         return model
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, list[float]]]) -> bool:
         now, done = time.monotonic(), epoch + 1
-        if xgb.collective.get_rank() == 0 and (now - self._shown >= _PROGRESS_SECONDS or done == self._rounds):
-            self._shown = now
+        if xgb.collective.get_rank() == 0 and (now - self._last_line >= _PROGRESS_SECONDS or done == self._rounds):
+            self._last_line = now
             seconds = max(now - self._started, 1e-9)
-            told = ", ".join(f"{name} {self._metric} {of[self._metric][-1]:.4f}" for name, of in evals_log.items())
-            left = (self._rounds - done) * seconds / done
-            line = f"round {done}/{self._rounds}, {told}, {done / seconds:.1f} rounds/s"
-            print(f"{self._name}: {line}, {left:.0f} s left", file=sys.stderr, flush=True)
+            metrics = ", ".join(
+                f"{name} {self._metric} {history[self._metric][-1]:.4f}" for name, history in evals_log.items()
+            )
+            seconds_left = (self._rounds - done) * seconds / done
+            line = f"round {done}/{self._rounds}, {metrics}, {done / seconds:.1f} rounds/s"
+            print(f"{self._name}: {line}, {seconds_left:.0f} s left", file=sys.stderr, flush=True)
         return False

@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
-from headrace.train.callbacks.progress import Progress
+from headrace.train.callbacks.progress import LoopProgress
 
 #: Points of the learning curve.
 _CURVE_POINTS = 100
@@ -51,7 +51,7 @@ def read_metrics(path: Location) -> list[Line]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def lines_before(progress: Progress, files: Iterable[Location]) -> list[Line]:
+def lines_before(progress: LoopProgress, files: Iterable[Location]) -> list[Line]:
     """Return the lines of the steps that lead to a checkpoint, in order.
 
     Launches that were overtaken have measured steps, too, which were then taken again from an older checkpoint: a line
@@ -66,14 +66,14 @@ def lines_before(progress: Progress, files: Iterable[Location]) -> list[Line]:
     written: dict[tuple[str, float], list[Line]] = {}
     for line in (line for file in files for line in read_metrics(file)):
         written.setdefault((line["kind"], line["step"]), []).append(line)
-    found: list[Line] = []
+    lines: list[Line] = []
     history: Mapping[str, Sequence[Mapping[str, float | None]]] = {"train": progress.curve, "eval": progress.evals}
     for kind, points in history.items():
         for point in points:
             bare: Line = {"kind": kind, **point, "step": int(point["step"] or 0), "epoch": int(point["epoch"] or 0)}
             same = (line for line in written.get((kind, bare["step"]), []) if bare.items() <= line.items())
-            found.append(next(same, bare))
-    return sorted(found, key=lambda line: (line["step"], line["kind"] == "eval"))
+            lines.append(next(same, bare))
+    return sorted(lines, key=lambda line: (line["step"], line["kind"] == "eval"))
 
 
 class MetricsLog(Callback):
@@ -92,7 +92,7 @@ class MetricsLog(Callback):
     def __init__(
         self,
         path: Location | None,
-        progress: Progress,
+        progress: LoopProgress,
         total_steps: int,
         batch_size: int,
         earlier: Sequence[Location] = (),

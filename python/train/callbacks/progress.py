@@ -63,7 +63,7 @@ def spec_monitor(spec: Spec) -> Monitor:
     return monitor_of(spec.train, "number" if spec.features.label_type == "number" else "probability")
 
 
-class Progress(BaseModel):
+class LoopProgress(BaseModel):
     """Position and history of the training loop."""
 
     model_config = ConfigDict(extra="forbid")
@@ -140,7 +140,7 @@ class ProgressReporter(Callback):
 
     def __init__(self, on_progress: OnProgress, job: Job, first_step: int, total_steps: int) -> None:
         self._on_progress, self._job, self._first_step, self._total_steps = on_progress, job, first_step, total_steps
-        self._began, self._reported = time.perf_counter(), 0.0
+        self._start, self._reported = time.perf_counter(), 0.0
 
     def on_step_end(self, step: StepEnd) -> None:
         now = time.perf_counter()
@@ -148,7 +148,7 @@ class ProgressReporter(Callback):
         if not is_due and step.step not in (self._first_step + 1, self._total_steps):
             return
         self._reported = now
-        taken, seconds = step.step - self._first_step, now - self._began
+        steps, seconds = step.step - self._first_step, now - self._start
         self._on_progress(
             ProgressEvent(
                 phase="train",
@@ -157,8 +157,8 @@ class ProgressReporter(Callback):
                 epoch=step.epoch,
                 epochs=self._job.train.epochs,
                 loss=step.loss,
-                samples_per_s=taken * self._job.train.batch_size / seconds,
-                seconds_left=(self._total_steps - step.step) * seconds / taken,
+                samples_per_s=steps * self._job.train.batch_size / seconds,
+                seconds_left=(self._total_steps - step.step) * seconds / steps,
             )
         )
 
@@ -205,7 +205,7 @@ class ProgressBar:
         self._out = out or sys.stderr
         self._terminal = self._out.isatty()
         self._every = every
-        self._shown = -every
+        self._last_line = -every
         self._phase = ""
         self._open = False
 
@@ -220,9 +220,9 @@ class ProgressBar:
             self._open = True
             if last:
                 self.end()
-        elif now - self._shown >= self._every or event.phase != self._phase or last:
+        elif now - self._last_line >= self._every or event.phase != self._phase or last:
             self.end()
-            self._shown = now
+            self._last_line = now
             log.info("%s", show(event))
         self._phase = event.phase
 
@@ -273,9 +273,9 @@ class ProgressReader:
                 content = f.read()
         except OSError:
             return  # it is not there yet, or the store is away: it will be read
-        whole = content.rfind(b"\n") + 1
-        self._offset += whole
-        for line in content[:whole].splitlines():
+        complete = content.rfind(b"\n") + 1
+        self._offset += complete
+        for line in content[:complete].splitlines():
             message = json.loads(line)
             if "progress" in message:
                 event = ProgressEvent(**message["progress"])

@@ -68,7 +68,7 @@ class Tracer(Callback):
         self.steps = 0
         self.events: list[Event] = []
         self._open: list[list[Any]] = []  # name, start, seconds of the spans inside
-        self._own: dict[str, float] = {}
+        self._own_seconds: dict[str, float] = {}
         self._thread = threading.get_ident()
         #: Added to `perf_counter` seconds: seconds since the epoch, which ranks of other machines share.
         self.epoch = time.time() - time.perf_counter()
@@ -94,7 +94,7 @@ class Tracer(Callback):
         if self._open:
             self._open[-1][2] += end - start
         if in_step:
-            self._own[name] = self._own.get(name, 0.0) + end - start - inside
+            self._own_seconds[name] = self._own_seconds.get(name, 0.0) + end - start - inside
         self._keep(Event(name, start, end, "loop", self.steps if in_step else OUTSIDE))
         if name == "step":
             self._close_step()
@@ -102,11 +102,11 @@ class Tracer(Callback):
     def _close_step(self) -> None:
         self.steps += 1
         if self.steps > _WARM_UP:
-            for name, own in self._own.items():
+            for name, own_seconds in self._own_seconds.items():
                 part = "loop" if name == "step" else name
                 if part in self.seconds:
-                    self.seconds[part] += own
-        self._own = {}
+                    self.seconds[part] += own_seconds
+        self._own_seconds = {}
 
     @property
     def counted(self) -> int:
@@ -178,8 +178,8 @@ def collect_profile(job: Job, tracer: Tracer, collective: Collective) -> dict[st
     The trace's parts travel by the run's folder, which all ranks share.
     """
     steps = max(1, tracer.counted)
-    mine = torch.tensor([[1e3 * tracer.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
-    by_rank = collective.all_gather(mine)
+    local_times = torch.tensor([[1e3 * tracer.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
+    by_rank = collective.all_gather(local_times)
     part = job.folder / f".trace-{collective.world.rank}.partial"
     part.put_text(json.dumps(_events(tracer, collective.world.rank)))
     collective.barrier()
@@ -242,8 +242,8 @@ class InstrumentedCollective:
 
     def subgroup_all_to_all(self, ranks: Sequence[int]) -> AllToAll | None:
         """See headrace.comm.base.subgroup_all_to_all."""
-        found = subgroup_all_to_all(self._inner, ranks)
-        return None if found is None else _InstrumentedAllToAll(found, self._waits)
+        subgroup = subgroup_all_to_all(self._inner, ranks)
+        return None if subgroup is None else _InstrumentedAllToAll(subgroup, self._waits)
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
         with self._waits("all_to_all"):

@@ -63,7 +63,7 @@ class Watchdog(Callback):
         self.stop_requested = False
         self.step = 0
         #: When each phase first began, seconds since 1970.
-        self.began: dict[str, float] = {}
+        self.phase_starts: dict[str, float] = {}
         self.phase = "start"
         self._waiting: tuple[str, float] | None = None
         self._closed = threading.Event()
@@ -84,7 +84,7 @@ class Watchdog(Callback):
     @phase.setter
     def phase(self, phase: str) -> None:
         self._phase = phase
-        self.began.setdefault(phase, time.time())
+        self.phase_starts.setdefault(phase, time.time())
 
     def on_phase_start(self, phase: str) -> None:
         if phase in _PHASES:
@@ -194,8 +194,8 @@ def heartbeat_file(folder: Location, rank: int) -> Location:
 
 def describe(heartbeat: dict[str, Any]) -> str:
     """Return a rank's heartbeat as text for people."""
-    where = f"process {heartbeat['pid']} on {heartbeat['host']}"
-    return f"rank {heartbeat['rank']} ({where}) was at step {heartbeat['step']} ({heartbeat['phase']})"
+    process = f"process {heartbeat['pid']} on {heartbeat['host']}"
+    return f"rank {heartbeat['rank']} ({process}) was at step {heartbeat['step']} ({heartbeat['phase']})"
 
 
 def has_stalled(folder: Location) -> bool:
@@ -207,8 +207,8 @@ def describe_failure(folder: Location) -> str:
     """Describe the ranks of a launch that failed: a stall's message, else the last phase and step of each."""
     with suppress(OSError, StoreRefused):
         return (folder / _STALLED).read_text()
-    found = []
+    states = []
     for path in (p for p in folder.entries() if p.name.startswith("rank-")):
         with suppress(OSError, ValueError):
-            found.append(describe(json.loads(path.read_text())))
-    return "; ".join(found)
+            states.append(describe(json.loads(path.read_text())))
+    return "; ".join(states)

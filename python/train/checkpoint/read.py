@@ -29,7 +29,7 @@ from headrace.embeddings.layer import ShardedEmbeddings
 from headrace.errors import UserError
 from headrace.storage import Location
 from headrace.storage.objects.calls import ChangedInPlace
-from headrace.train.callbacks.progress import Progress
+from headrace.train.callbacks.progress import LoopProgress
 from headrace.train.optim import DenseOptimizer
 
 RECORD = "checkpoint.json"
@@ -38,7 +38,7 @@ EMBEDDINGS = "embeddings"
 DYNAMIC = "dynamic"
 
 
-class Model(Protocol):
+class CheckpointedModel(Protocol):
     """The part of a model that a checkpoint holds: its sharded tables, and the rest as a state dict."""
 
     @property
@@ -60,7 +60,7 @@ class CheckpointRecord(BaseModel):
 
     #: Fingerprint of what must not change between a run and its continuation.
     config: str
-    progress: Progress
+    progress: LoopProgress
     dense: FileRecord
     sha256: str = ""
 
@@ -75,8 +75,8 @@ def step_name(step: int) -> str:
 
 def list_steps(folder: Location) -> list[int]:
     """Return the steps of the committed checkpoints, newest first; loading finds out if they are whole."""
-    found = [p.name.removeprefix("step-") for p in folder.entries() if p.name.startswith("step-") and p.is_dir()]
-    return sorted((int(n) for n in found if n.isdigit()), reverse=True)
+    names = [p.name.removeprefix("step-") for p in folder.entries() if p.name.startswith("step-") and p.is_dir()]
+    return sorted((int(n) for n in names if n.isdigit()), reverse=True)
 
 
 log = logging.getLogger("headrace.train")
@@ -84,13 +84,13 @@ log = logging.getLogger("headrace.train")
 
 def restore(
     folder: Location,
-    model: Model,
+    model: CheckpointedModel,
     dense: DenseOptimizer,
     collective: Collective,
     *,
     config: str,
     check_fence: Callable[[], None] = lambda: None,
-) -> Progress | None:
+) -> LoopProgress | None:
     """Load the newest checkpoint that is whole on all ranks; None where there is none. Collective.
 
     A damaged one is refused by name in the log and the one before is tried. After None, model and optimizer may hold
@@ -126,7 +126,7 @@ def restore(
 
 
 def restore_step(
-    folder: Location, step: int, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+    folder: Location, step: int, model: CheckpointedModel, dense: DenseOptimizer, collective: Collective, *, config: str
 ) -> None:
     """Load the checkpoint of one step. Collective.
 
@@ -140,8 +140,8 @@ def restore_step(
 
 
 def _try_load(
-    path: Location, model: Model, dense: DenseOptimizer, collective: Collective, config: str
-) -> tuple[Progress | None, UserError | None]:
+    path: Location, model: CheckpointedModel, dense: DenseOptimizer, collective: Collective, config: str
+) -> tuple[LoopProgress | None, UserError | None]:
     """Load a checkpoint: its progress where all ranks could; else None, and this rank's error, if it had one."""
     problem: UserError | None = None
     progress = None
@@ -161,11 +161,11 @@ class _ConfigMismatch(UserError):
 
 
 def _from_chief(steps: list[int], collective: Collective) -> list[int]:
-    mine = torch.tensor(steps if collective.world.is_chief else [], dtype=torch.int64)
-    return [int(s) for s in collective.all_gather(mine)]
+    chief_steps = torch.tensor(steps if collective.world.is_chief else [], dtype=torch.int64)
+    return [int(s) for s in collective.all_gather(chief_steps)]
 
 
-def _load(path: Location, model: Model, dense: DenseOptimizer, config: str) -> Progress:
+def _load(path: Location, model: CheckpointedModel, dense: DenseOptimizer, config: str) -> LoopProgress:
     try:
         record = CheckpointRecord.model_validate_json((path / RECORD).read_bytes())
     except FileNotFoundError:

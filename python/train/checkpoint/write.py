@@ -27,14 +27,14 @@ from headrace.storage import Location, local
 from headrace.storage.file_faults import free_in, is_full
 from headrace.storage.objects import copies
 from headrace.storage.objects.calls import StoreError
-from headrace.train.callbacks.progress import Progress
+from headrace.train.callbacks.progress import LoopProgress
 from headrace.train.checkpoint.read import (
     DENSE,
     DYNAMIC,
     EMBEDDINGS,
     RECORD,
+    CheckpointedModel,
     CheckpointRecord,
-    Model,
     list_steps,
     step_name,
 )
@@ -93,7 +93,9 @@ class CheckpointWriter:
         #: Seconds for which training waited for checkpoints.
         self.wait_seconds = 0.0
 
-    def save(self, model: Model, dense: DenseOptimizer, progress: Progress, keep_step: int | None = None) -> None:
+    def save(
+        self, model: CheckpointedModel, dense: DenseOptimizer, progress: LoopProgress, keep_step: int | None = None
+    ) -> None:
         """Begin the checkpoint of `progress.step`, after finishing the one before. `keep_step` outlives the others.
 
         Raises:
@@ -102,7 +104,9 @@ class CheckpointWriter:
         with self._timed():
             self._save(model, dense, progress, keep_step)
 
-    def _save(self, model: Model, dense: DenseOptimizer, progress: Progress, keep_step: int | None) -> None:
+    def _save(
+        self, model: CheckpointedModel, dense: DenseOptimizer, progress: LoopProgress, keep_step: int | None
+    ) -> None:
         self._finish()
         self._check_finite(model, dense, progress.step)
         if self._collective.world.is_chief:
@@ -179,16 +183,16 @@ class CheckpointWriter:
             raise self._unwritten(e, step, local(copies.folder())) from e
         return _Work(lambda: upload(written), True)
 
-    def _check_finite(self, model: Model, dense: DenseOptimizer, step: int) -> None:
+    def _check_finite(self, model: CheckpointedModel, dense: DenseOptimizer, step: int) -> None:
         """Raise Diverged, on all ranks, where a number that would be saved is NaN or infinite on one of them."""
         bad = [f"table '{t}'" for t in bad_rows(model.embeddings)]
         tensors = {**model.dense_state(), **{f"optimizer state {k}": v for k, v in dense.state().items()}}
         bad += [f"'{name}'" for name, x in tensors.items() if x.is_floating_point() and not bool(x.sum().isfinite())]
-        found = torch.tensor([float(len(bad))])
-        self._collective.all_reduce_sum([found])
-        if float(found):
-            here = ", ".join(bad) or "a table of another rank"
-            raise Diverged(f"training diverged: {here} holds NaN or infinite numbers after step {step}", step)
+        bad_count = torch.tensor([float(len(bad))])
+        self._collective.all_reduce_sum([bad_count])
+        if float(bad_count):
+            places = ", ".join(bad) or "a table of another rank"
+            raise Diverged(f"training diverged: {places} holds NaN or infinite numbers after step {step}", step)
 
     def poll(self, step: int) -> None:
         """Finish what was begun `lag` steps ago; in a store of objects, what all ranks have uploaded since."""
@@ -287,30 +291,30 @@ class CheckpointWriter:
         self._check_fence()
         step, steps = pending.progress.step, list_steps(self._folder)
         # Those of later steps were refused when the run resumed: they are damaged, and count for nothing.
-        kept = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
-        for other in steps:
-            if other not in kept:
-                (self._folder / step_name(other)).remove()
+        retained = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
+        for older in steps:
+            if older not in retained:
+                (self._folder / step_name(older)).remove()
 
     def _unwritten(self, e: OSError, step: int, folder: Location) -> OSError:
         """Return the error to raise for `e`; `folder`: the target of the files, or of their copies on the way to a
         store.
         """
-        said = f"the checkpoint of step {step} could not be written"
+        message = f"the checkpoint of step {step} could not be written"
         if isinstance(e, StoreError):
-            return type(e)(f"{said} ({e})")
+            return type(e)(f"{message} ({e})")
         room = f"; {free_in(Path(folder.path))}" if folder.scheme == "file" else ""
         # Writes to an open file name none; of a full disk the message names the folder.
-        where = None if is_full(e) else e.filename or str(folder)
-        return CheckpointUnwritten(e.errno, f"{said} ({e.strerror or e}{room})", where)
+        filename = None if is_full(e) else e.filename or str(folder)
+        return CheckpointUnwritten(e.errno, f"{message} ({e.strerror or e}{room})", filename)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.wait_seconds += time.perf_counter() - began
+            self.wait_seconds += time.perf_counter() - start
 
 
 class CheckpointUnwritten(OSError):
@@ -328,7 +332,7 @@ class _Pending:
     final: Location
     stack: ExitStack
     partial: Location
-    progress: Progress
+    progress: LoopProgress
     keep_step: int | None
     work: _Work[FileRecord | None]
     #: The step at which it is looked at again.

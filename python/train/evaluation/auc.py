@@ -92,7 +92,7 @@ class Runs:
             return positives, np.diff(np.append(self.starts, len(self.rows.order))) - positives
         return positives, np.add.reduceat(weights, self.starts) - positives
 
-    def before(self, counts: I64) -> I64:
+    def sum_before(self, counts: I64) -> I64:
         """Sum of the counts of the runs before each in its segment."""
         excluded = np.cumsum(counts) - counts
         lengths = np.diff(np.append(self.first, len(self.starts)))
@@ -106,20 +106,20 @@ class Runs:
         """Return the summary of each segment, int64 [segments, _COLUMNS]. A rank's rows are below 2^30, so that pairs
         fit.
         """
-        found = np.zeros((self.rows.segments, _COLUMNS), np.int64)
+        summary = np.zeros((self.rows.segments, _COLUMNS), np.int64)
         positives, negatives = self.counts(weights)
-        found[:, _ROWS] = np.bincount(self.rows.segment, minlength=self.rows.segments)
+        summary[:, _ROWS] = np.bincount(self.rows.segment, minlength=self.rows.segments)
         for column, counts in (
             (_POSITIVES, positives),
             (_NEGATIVES, negatives),
-            (_PAIRS, positives * (2 * self.before(negatives) + negatives)),
+            (_PAIRS, positives * (2 * self.sum_before(negatives) + negatives)),
         ):
-            found[self.present, column] = self.per_segment(counts)
+            summary[self.present, column] = self.per_segment(counts)
         for runs, column in ((self.first, _FIRST), (self.last, _LAST)):
-            found[self.present, column] = self.order[runs]
-            found[self.present, column + 1] = positives[runs]
-            found[self.present, column + 2] = negatives[runs]
-        return found
+            summary[self.present, column] = self.order[runs]
+            summary[self.present, column + 1] = positives[runs]
+            summary[self.present, column + 2] = negatives[runs]
+        return summary
 
 
 def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_precision: bool = False) -> dict[str, F64]:
@@ -132,14 +132,14 @@ def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_preci
         float64 [1 + replicates, segments] each, the first of the rows as they are.
     """
     ranges = _ranges(rows, bootstrap)
-    mine = np.stack([_summaries(rows.part(part), bootstrap) for part in ranges])
-    gathered = ranks.gather_rows(mine)
-    found = {"auc": _area(gathered)}
+    local_summaries = np.stack([_summaries(rows.part(part), bootstrap) for part in ranges])
+    gathered = ranks.gather_rows(local_summaries)
+    areas = {"auc": _area(gathered)}
     if with_precision:
-        first = int(ranks.gather(np.array([len(mine)]))[: ranks.world.rank].sum())
+        first = int(ranks.gather(np.array([len(local_summaries)]))[: ranks.world.rank].sum())
         parts = {first + i: rows.part(part) for i, part in enumerate(ranges)}
-        found["pr_auc"] = _average_precision(ranks, parts, gathered, bootstrap)
-    return found
+        areas["pr_auc"] = _average_precision(ranks, parts, gathered, bootstrap)
+    return areas
 
 
 def _ranges(rows: SortedRows, bootstrap: Bootstrap) -> list[slice]:
@@ -163,30 +163,30 @@ def _area(gathered: I64) -> F64:
     # Python's whole numbers: the pairs of all ranks may be more than 2^63.
     pairs = gathered[..., _PAIRS].astype(object).sum(0)
     for rank in range(len(gathered)):
-        mine = gathered[rank]
+        local = gathered[rank]
         below = negatives[:rank].sum(0).astype(object)
         pairs += 2 * below * positives[rank]
         # Of the negatives before it, those that tie with its first run count half; so do those behind its last.
-        pairs -= mine[..., _FIRST_POSITIVES].astype(object) * _tied_before(gathered, rank, _LAST_NEGATIVES)
-        pairs += mine[..., _LAST_POSITIVES].astype(object) * _tied_behind(gathered, rank, _FIRST_NEGATIVES)
+        pairs -= local[..., _FIRST_POSITIVES].astype(object) * _tied_before(gathered, rank, _LAST_NEGATIVES)
+        pairs += local[..., _LAST_POSITIVES].astype(object) * _tied_behind(gathered, rank, _FIRST_NEGATIVES)
     all_pairs = 2 * positives.sum(0).astype(object) * negatives.sum(0)
     return _ratio(pairs, all_pairs)
 
 
 def _tied_before(gathered: I64, rank: int, column: int) -> I64:
     """Sum a column over the ranks before whose last run has the scores of this rank's first."""
-    mine, others = gathered[rank], gathered[:rank]
-    tied = (others[..., _ROWS] > 0) & (mine[..., _ROWS] > 0) & (others[..., _LAST] == mine[..., _FIRST])
-    found: I64 = (others[..., column] * tied).sum(0)
-    return found
+    local, earlier = gathered[rank], gathered[:rank]
+    tied = (earlier[..., _ROWS] > 0) & (local[..., _ROWS] > 0) & (earlier[..., _LAST] == local[..., _FIRST])
+    tied_sum: I64 = (earlier[..., column] * tied).sum(0)
+    return tied_sum
 
 
 def _tied_behind(gathered: I64, rank: int, column: int) -> I64:
     """Sum a column over the ranks behind whose first run has the scores of this rank's last."""
-    mine, others = gathered[rank], gathered[rank + 1 :]
-    tied = (others[..., _ROWS] > 0) & (mine[..., _ROWS] > 0) & (others[..., _FIRST] == mine[..., _LAST])
-    found: I64 = (others[..., column] * tied).sum(0)
-    return found
+    local, later = gathered[rank], gathered[rank + 1 :]
+    tied = (later[..., _ROWS] > 0) & (local[..., _ROWS] > 0) & (later[..., _FIRST] == local[..., _LAST])
+    tied_sum: I64 = (later[..., column] * tied).sum(0)
+    return tied_sum
 
 
 def _average_precision(ranks: Ranks, parts: Mapping[int, SortedRows], gathered: I64, bootstrap: Bootstrap) -> F64:
@@ -207,38 +207,38 @@ def _average_precision(ranks: Ranks, parts: Mapping[int, SortedRows], gathered: 
     summed = exact_sums.floats({p: totals[:, i].reshape(-1) for i, p in enumerate(places)}, n).reshape(-1, segments)
     positives = gathered[..., _POSITIVES].sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: F64 = np.where(positives > 0, summed / positives, np.nan)
-    return found
+        precision: F64 = np.where(positives > 0, summed / positives, np.nan)
+    return precision
 
 
 def _add_precisions(sums: I64, places: range, runs: Runs, number: int, gathered: I64, bootstrap: Bootstrap) -> None:
     """Add what a range's runs contribute to `sums` of exact digits, int64 [1 + replicates, places, segments]."""
     segments = gathered.shape[2]
     above = gathered[number + 1 :].sum(0)
-    behind = _tied_behind(gathered, number, _FIRST_POSITIVES)
+    tied_behind = _tied_behind(gathered, number, _FIRST_POSITIVES)
     # A run that began in an earlier range is counted there.
     continues = np.zeros(segments, bool)
-    for other in gathered[:number, 0]:
-        continues |= (other[:, _ROWS] > 0) & (other[:, _LAST] == gathered[number, 0, :, _FIRST])
+    for earlier in gathered[:number, 0]:
+        continues |= (earlier[:, _ROWS] > 0) & (earlier[:, _LAST] == gathered[number, 0, :, _FIRST])
     lengths = np.diff(np.append(runs.first, len(runs.starts)))
     for replicate in range(1 + bootstrap.replicates):
         positives, negatives = runs.counts(runs.rows.weights(bootstrap, replicate))
         at_least = []
         for counts, column in ((positives, _POSITIVES), (negatives, _NEGATIVES)):
             total = runs.per_segment(counts) + above[replicate, runs.present, column]
-            at_least.append(np.repeat(total, lengths) - runs.before(counts))
-        whole = positives.copy()
-        whole[runs.last] += behind[replicate, runs.present]
-        whole[runs.first[continues[runs.present]]] = 0
-        terms = whole * (at_least[0] / np.maximum(at_least[0] + at_least[1], 1))
+            at_least.append(np.repeat(total, lengths) - runs.sum_before(counts))
+        run_positives = positives.copy()
+        run_positives[runs.last] += tied_behind[replicate, runs.present]
+        run_positives[runs.first[continues[runs.present]]] = 0
+        terms = run_positives * (at_least[0] / np.maximum(at_least[0] + at_least[1], 1))
         digits, _ = exact_sums.grouped(terms, runs.segment, segments, places, squares=False)
         sums[replicate] += np.stack([digits[place] for place in places])
 
 
 def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> F64:
     """Quotients of Python's whole numbers, each rounded once; NaN over 0."""
-    found = [a / b if b else np.nan for a, b in zip(above.reshape(-1), below.reshape(-1), strict=True)]
-    return np.array(found, np.float64).reshape(above.shape)
+    quotients = [a / b if b else np.nan for a, b in zip(above.reshape(-1), below.reshape(-1), strict=True)]
+    return np.array(quotients, np.float64).reshape(above.shape)
 
 
 def user_metrics(
@@ -258,14 +258,14 @@ def user_metrics(
     assert rows.users is not None
     ids, (keys, *codes) = by_id(ranks, rows.users, [sort_keys(rows), *rows.slices])
     distinct, index = np.unique(ids, return_inverse=True)
-    found = []
+    metrics = []
     for dimension, code in zip((OVERALL, *dimensions), (np.zeros(len(keys), np.int64), *codes), strict=True):
         order = np.lexsort((keys, index, code))
         order = order[np.searchsorted(code[order], 0) :]
-        found.append(
+        metrics.append(
             _of_slices(ranks, len(dimension.values), code[order], index[order], distinct, keys[order], bootstrap)
         )
-    return found
+    return metrics
 
 
 def _of_slices(
@@ -279,16 +279,16 @@ def _of_slices(
     group = np.cumsum(begins) - 1
     runs = Runs(SortedRows(len(first), group, order, labels))
     positives, negatives = runs.counts(None)
-    in_order = runs.per_segment(positives * (2 * runs.before(negatives) + negatives))
+    in_order = runs.per_segment(positives * (2 * runs.sum_before(negatives) + negatives))
     positives, negatives = runs.per_segment(positives), runs.per_segment(negatives)
-    both = (positives > 0) & (negatives > 0)
-    auc = in_order[both] / (2 * positives[both] * negatives[both])
-    rows = (positives + negatives)[both]
+    has_both = (positives > 0) & (negatives > 0)
+    auc = in_order[has_both] / (2 * positives[has_both] * negatives[has_both])
+    rows = (positives + negatives)[has_both]
     sums = sum_by_cell(
         ranks,
         slices,
-        code[first][both],
-        distinct[index[first]][both],
+        code[first][has_both],
+        distinct[index[first]][has_both],
         {"users": np.ones(len(rows), np.int64), "rows": rows},
         {"auc": auc, "weighted": auc * rows},
         bootstrap,

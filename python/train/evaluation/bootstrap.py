@@ -41,8 +41,8 @@ class Bootstrap:
         # Hashed twice: of ids in a row, and of replicates in a row, no pattern stays.
         hashed = mix(mix(users, self.seed).view(np.int64), replicate)
         uniform = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        drawn: I64 = np.searchsorted(_CUMULATIVE, uniform, side="right").astype(np.int64)
-        return drawn
+        counts: I64 = np.searchsorted(_CUMULATIVE, uniform, side="right").astype(np.int64)
+        return counts
 
     def all_counts(self, users: I64) -> Iterator[I64]:
         """Yield `counts` of the rows as they are, then of each replicate."""
@@ -57,11 +57,11 @@ class Bootstrap:
         Returns:
             None without replicates, or where less than half of them have a value.
         """
-        found = values[1:][~np.isnan(values[1:])]
-        if not len(found) or 2 * len(found) < self.replicates:
+        known = values[1:][~np.isnan(values[1:])]
+        if not len(known) or 2 * len(known) < self.replicates:
             return None
         tail = (1 - self.confidence) / 2
-        low, high = np.quantile(found, [tail, 1 - tail])
+        low, high = np.quantile(known, [tail, 1 - tail])
         return float(low), float(high)
 
 
@@ -87,10 +87,10 @@ def sum_by_cell(
 ) -> dict[str, F64]:
     """`sum_columns` of columns that are there: int64 [n] and float64 [n] each. Collective."""
 
-    def of(rows: slice) -> tuple[dict[str, I64], dict[str, F64]]:
+    def columns_of(rows: slice) -> tuple[dict[str, I64], dict[str, F64]]:
         return {name: x[rows] for name, x in integers.items()}, {name: x[rows] for name, x in reals.items()}
 
-    return sum_columns(ranks, cells, cell, users, of, bootstrap)
+    return sum_columns(ranks, cells, cell, users, columns_of, bootstrap)
 
 
 def sum_columns(
@@ -131,11 +131,11 @@ def sum_columns(
         for replicate, counts in enumerate(bootstrap.all_counts(distinct)):
             totals[replicate][:, pair_cell[starts]] = np.add.reduceat(table * counts[pair_user], starts, axis=1)
     totals = ranks.add_up(totals)
-    found: dict[str, F64] = {}
+    sums: dict[str, F64] = {}
     for name in dict.fromkeys(name for name, _ in names):
-        mine = {place: totals[:, i].reshape(-1) for i, (n, place) in enumerate(names) if n == name}
-        found[name] = exact_sums.floats(mine, (1 + bootstrap.replicates) * cells).reshape(-1, cells)
-    return found
+        digits = {place: totals[:, i].reshape(-1) for i, (n, place) in enumerate(names) if n == name}
+        sums[name] = exact_sums.floats(digits, (1 + bootstrap.replicates) * cells).reshape(-1, cells)
+    return sums
 
 
 def sums_by_slice(
@@ -168,8 +168,8 @@ def sums_by_slice(
         )
 
 
-def _once(found: tuple[Mapping[str, I64], Mapping[str, F64]]) -> Columns:
-    return lambda _: found
+def _once(sums: tuple[Mapping[str, I64], Mapping[str, F64]]) -> Columns:
+    return lambda _: sums
 
 
 def _added_up(
@@ -186,13 +186,13 @@ def _added_up(
             least, most = ends.setdefault(name, [np.inf, 0.0])
             if len(size):
                 ends[name] = [min(least, float(size.min())), max(most, float(size.max()))]
-    places = {name: _places(ranks, *mine) for name, mine in ends.items()}
+    places = {name: _places(ranks, *bounds) for name, bounds in ends.items()}
     sums: dict[tuple[str, int], I64] = {}
     for part in parts:
         integers, reals = columns(part)
         for name, values in integers.items():
-            found = np.bincount(of_row[part], weights=values, minlength=pairs).astype(np.int64)
-            sums[name, 0] = sums[name, 0] + found if (name, 0) in sums else found
+            counts = np.bincount(of_row[part], weights=values, minlength=pairs).astype(np.int64)
+            sums[name, 0] = sums[name, 0] + counts if (name, 0) in sums else counts
         for name, real in reals.items():
             x = np.where(np.abs(real) < _SMALLEST, 0.0, real)
             of_place, _ = exact_sums.grouped(x, of_row[part], pairs, places[name], squares=False)
@@ -228,8 +228,8 @@ class Difference:
 
 
 def difference(
-    mine: float | None,
-    other: float | None,
+    value: float | None,
+    reference: float | None,
     my_replicates: Sequence[float | None],
     other_replicates: Sequence[float | None],
     confidence: float,
@@ -237,8 +237,8 @@ def difference(
     """Return the difference of two models' values of a metric.
 
     Args:
-        mine: of the rows as they are.
-        other: the other model's.
+        value: of the rows as they are.
+        reference: the other model's.
         my_replicates: in each replicate.
         other_replicates: the other model's, of the same draws.
         confidence: the share of the replicates' differences that the interval holds.
@@ -251,16 +251,16 @@ def difference(
     """
     if len(my_replicates) != len(other_replicates):
         raise ValueError(f"{len(my_replicates)} replicates and {len(other_replicates)} were not drawn together")
-    if mine is None or other is None or not my_replicates:
+    if value is None or reference is None or not my_replicates:
         return None
-    drawn = np.array(my_replicates, np.float64) - np.array(other_replicates, np.float64)
-    drawn = drawn[~np.isnan(drawn)]
-    if 2 * len(drawn) < len(my_replicates):
+    differences = np.array(my_replicates, np.float64) - np.array(other_replicates, np.float64)
+    differences = differences[~np.isnan(differences)]
+    if 2 * len(differences) < len(my_replicates):
         return None
     tail = (1 - confidence) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail]).tolist()
-    beyond = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    return Difference(mine - other, low, high, min(1.0, 2 * (1 + beyond) / (1 + len(drawn))))
+    low, high = np.quantile(differences, [tail, 1 - tail]).tolist()
+    opposite = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
+    return Difference(value - reference, low, high, min(1.0, 2 * (1 + opposite) / (1 + len(differences))))
 
 
 def write_replicates(file: Location, replicates: Replicates) -> None:
@@ -272,7 +272,7 @@ def write_replicates(file: Location, replicates: Replicates) -> None:
 def read_replicates(file: Location) -> Replicates | None:
     """Return the replicates that `write_replicates` has written, or None."""
     try:
-        found: Replicates = json.loads(file.read_text())
+        replicates: Replicates = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return found
+    return replicates

@@ -97,17 +97,19 @@ def click_metrics(
     order, labels = unpacked(keys)
     del keys
     ids, index = (None, None) if not users else np.unique(columns.pop(0), return_inverse=True)
-    found = []
+    metrics_of_dimensions = []
     for dimension, codes in zip((OVERALL, *dimensions), (None, *columns), strict=True):
         if codes is None:
-            of = SortedRows(1, np.zeros(len(order), np.int64), order, labels, index, ids)
+            sorted_rows = SortedRows(1, np.zeros(len(order), np.int64), order, labels, index, ids)
         else:
             chosen = np.argsort(codes, kind="stable")
             chosen = chosen[np.searchsorted(codes[chosen], 0) :]
-            mine = None if index is None else index[chosen]
-            of = SortedRows(len(dimension.values), codes[chosen], order[chosen], labels[chosen], mine, ids)
-        found.append(_of_segments(ranks, of, metrics, bootstrap, probability))
-    return found
+            users_of_rows = None if index is None else index[chosen]
+            sorted_rows = SortedRows(
+                len(dimension.values), codes[chosen], order[chosen], labels[chosen], users_of_rows, ids
+            )
+        metrics_of_dimensions.append(_of_segments(ranks, sorted_rows, metrics, bootstrap, probability))
+    return metrics_of_dimensions
 
 
 def _of_segments(
@@ -157,19 +159,19 @@ def _cells_of(ranks: Ranks, rows: SortedRows) -> I64:
     """
     counts = np.bincount(rows.segment, minlength=rows.segments)
     gathered = ranks.gather(counts)
-    before = gathered[: ranks.world.rank].sum(0)[:, None]
+    rows_before = gathered[: ranks.world.rank].sum(0)[:, None]
     cuts = gathered.sum(0)[:, None] * np.arange(1, BINS) // BINS
-    here = (cuts >= before) & (cuts < before + counts[:, None])
+    is_local = (cuts >= rows_before) & (cuts < rows_before + counts[:, None])
     starts = np.cumsum(counts) - counts
     lowest = np.zeros(cuts.shape, np.int64)
-    lowest[here] = rows.order[(starts[:, None] + cuts - before)[here]]
+    lowest[is_local] = rows.order[(starts[:, None] + cuts - rows_before)[is_local]]
     lowest = ranks.add_up(lowest)
-    found = np.zeros(len(rows.order), np.int64)
+    cells = np.zeros(len(rows.order), np.int64)
     for segment in np.flatnonzero(counts):
-        mine = slice(starts[segment], starts[segment] + counts[segment])
-        found[mine] = np.searchsorted(lowest[segment], rows.order[mine], side="right")
-        found[mine] += segment * BINS
-    return found
+        local = slice(starts[segment], starts[segment] + counts[segment])
+        cells[local] = np.searchsorted(lowest[segment], rows.order[local], side="right")
+        cells[local] += segment * BINS
+    return cells
 
 
 def value_of(values: F64, segment: int = 0) -> float | None:
@@ -211,15 +213,15 @@ def regression_metrics(
     check_scores(ranks, predicted, finite=True)
     y, error = observed.astype(np.float64), predicted.astype(np.float64) - observed
     columns: dict[str, npt.NDArray[np.float64]] = {"squares": error**2, "sizes": np.abs(error), "y": y, "yy": y * y}
-    found, counts = [], []
+    metrics, counts = [], []
     for sums in sums_by_slice(ranks, columns, users, slices, dimensions, bootstrap):
         with np.errstate(invalid="ignore", divide="ignore"):
             n = sums["rows"]
             spread = sums["yy"] - sums["y"] ** 2 / n
             # Of equal numbers the difference is what the division rounded.
             spread = np.where(spread > 1e-12 * sums["yy"], spread, np.nan)
-            found.append(
+            metrics.append(
                 {"rmse": np.sqrt(sums["squares"] / n), "mae": sums["sizes"] / n, "r2": 1 - sums["squares"] / spread}
             )
         counts.append(sums["rows"][0].astype(int).tolist())
-    return found, counts
+    return metrics, counts

@@ -105,16 +105,16 @@ def evaluate_basic(ranks: Ranks, predictions: Predictions, probability: Probabil
     Raises:
         UserError: a prediction is NaN.
     """
-    rows = ScoredRows.of(predictions.logits, predictions.labels)
-    (found,) = click_metrics(ranks, rows, probability=probability or sigmoid)
-    metrics = {name: value_of(found.values[name]) for name in _meaningful(BASIC, probability)}
-    return Evaluation(found.rows[0], metrics, [asdict(b) for b in found.bins[0]] if probability else [])
+    rows = ScoredRows.from_scores(predictions.logits, predictions.labels)
+    (clicks,) = click_metrics(ranks, rows, probability=probability or sigmoid)
+    metrics = {name: value_of(clicks.values[name]) for name in _meaningful(BASIC, probability)}
+    return Evaluation(clicks.rows[0], metrics, [asdict(b) for b in clicks.bins[0]] if probability else [])
 
 
 def evaluate_errors(ranks: Ranks, predictions: Predictions) -> Evaluation:
     """Errors of predicted numbers: what the loop looks at while it trains. Collective; raises as `evaluate_basic`."""
-    (found,), counts = regression_metrics(ranks, predictions.logits, predictions.labels)
-    return Evaluation(counts[0][0], {name: value_of(values) for name, values in found.items()})
+    (errors,), counts = regression_metrics(ranks, predictions.logits, predictions.labels)
+    return Evaluation(counts[0][0], {name: value_of(values) for name, values in errors.items()})
 
 
 def _meaningful(names: Sequence[str], probability: Probability | None) -> list[str]:
@@ -133,15 +133,17 @@ class Evaluator:
     def __init__(self, request: Request, probability: Probability | None = sigmoid, *, of_slices: bool = False) -> None:
         self._request, self._settings, self._schema = request, request.settings, request.schema
         self._probability, self._of_slices = probability, of_slices
-        drawn = request.settings.bootstrap
-        self._bootstrap = Bootstrap(drawn.replicates, drawn.seed, drawn.confidence) if drawn else Bootstrap()
+        bootstrap = request.settings.bootstrap
+        self._bootstrap = (
+            Bootstrap(bootstrap.replicates, bootstrap.seed, bootstrap.confidence) if bootstrap else Bootstrap()
+        )
         self._occurrences: dict[str, Occurrences] = {}
 
     def with_metrics(self, metrics: Sequence[str]) -> Evaluator:
         """Return a copy that measures other metrics than `train.evaluation.metrics`."""
-        found = copy(self)
-        found._settings = self._settings.model_copy(update={"metrics": tuple(metrics)})
-        return found
+        evaluator = copy(self)
+        evaluator._settings = self._settings.model_copy(update={"metrics": tuple(metrics)})
+        return evaluator
 
     def count_training_rows(self, ranks: Ranks, layout: SplitLayout) -> None:
         """Count the codes of the split `train`, where something asks for them. Collective."""
@@ -150,7 +152,7 @@ class Evaluator:
             if self._request.item is not None and self._settings.wants(CatalogueMetric)
             else []
         )
-        names = {*item, *self._request.seen.values()}
+        names = {*item, *self._request.seen_features.values()}
         self._occurrences = count_occurrences(ranks, layout, self._schema, sorted(names))
 
     def policy(self, ranks: Ranks, layout: SplitLayout) -> Policy | None:
@@ -174,17 +176,17 @@ class Evaluator:
             return evaluate_basic(ranks, predictions, self._probability)
         rows, dimensions = self._rows(ranks, predictions, self._request.user)
         settings, draws = self._settings, self._bootstrap
-        wanted = _meaningful(settings.wants(ClickMetric), self._probability)
-        found = click_metrics(
+        further = _meaningful(settings.wants(ClickMetric), self._probability)
+        click_tables = click_metrics(
             ranks,
             rows,
             dimensions=dimensions,
-            metrics=wanted,
+            metrics=further,
             bootstrap=draws,
             probability=self._probability or sigmoid,
         )
-        names = [*_meaningful(BASIC, self._probability), *wanted]
-        tables = [{name: of.values[name] for name in names} for of in found]
+        names = [*_meaningful(BASIC, self._probability), *further]
+        tables = [{name: clicks.values[name] for name in names} for clicks in click_tables]
         if of_users_wanted := settings.wants(UserMetric):
             for table, of_users in zip(
                 tables, user_metrics(ranks, rows, dimensions=dimensions, bootstrap=draws), strict=True
@@ -193,9 +195,9 @@ class Evaluator:
         if predictions.choices is not None:
             for table, values in zip(tables, self._of_policy(ranks, predictions, rows, dimensions), strict=True):
                 table |= values
-        metrics, intervals, slices = self._told(tables, [of.rows for of in found], dimensions)
-        bins = [asdict(b) for b in found[0].bins[0]] if self._probability else []
-        return Evaluation(found[0].rows[0], metrics, bins, intervals, slices, _replicates(tables[0]))
+        metrics, intervals, slices = self._split_tables(tables, [clicks.rows for clicks in click_tables], dimensions)
+        bins = [asdict(b) for b in click_tables[0].bins[0]] if self._probability else []
+        return Evaluation(click_tables[0].rows[0], metrics, bins, intervals, slices, _replicates(tables[0]))
 
     def _of_policy(
         self, ranks: Ranks, predictions: Predictions, rows: ScoredRows, dimensions: Sequence[Dimension]
@@ -231,7 +233,7 @@ class Evaluator:
             dimensions=dimensions,
             bootstrap=self._bootstrap,
         )
-        metrics, intervals, slices = self._told(tables, counts, dimensions)
+        metrics, intervals, slices = self._split_tables(tables, counts, dimensions)
         return Evaluation(counts[0][0], metrics, [], intervals, slices, _replicates(tables[0]))
 
     def evaluate_full(
@@ -257,20 +259,20 @@ class Evaluator:
         tables: list[dict[str, F64]] = [{} for _ in range(1 + len(dimensions))]
         coverage: dict[str, float | None] = {}
         for k in settings.full_ranking.k:
-            found = ranking_metrics(ranks, lists, k, dimensions=dimensions, bootstrap=draws)
-            for table, of in zip(tables, found, strict=True):
-                table |= {full_name(name, k): values for name, values in of.items()}
+            rankings = ranking_metrics(ranks, lists, k, dimensions=dimensions, bootstrap=draws)
+            for table, more_metrics in zip(tables, rankings, strict=True):
+                table |= {full_name(name, k): values for name, values in more_metrics.items()}
             if of_items:
                 positives = self._occurrences[item.name].positives
                 more, covered = catalogue_metrics(
                     ranks, lists, positives, item.first_code, k, dimensions=dimensions, bootstrap=draws
                 )
-                for table, of in zip(tables, more, strict=True):
-                    table |= {full_name(name, k): of[name] for name in of_items if name != COVERAGE}
+                for table, more_metrics in zip(tables, more, strict=True):
+                    table |= {full_name(name, k): more_metrics[name] for name in of_items if name != COVERAGE}
                 if COVERAGE in of_items:
                     coverage[full_name(COVERAGE, k)] = covered
         counts = _count_rows(ranks, rows, dimensions, slices)
-        metrics, intervals, of_slices = self._told(tables, counts, dimensions)
+        metrics, intervals, of_slices = self._split_tables(tables, counts, dimensions)
         return Evaluation(counts[0][0], metrics | coverage, [], intervals, of_slices, _replicates(tables[0]))
 
     def evaluate_lists(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
@@ -282,19 +284,19 @@ class Evaluator:
         lists = ranked_lists(ranks, rows, predictions.codes[item.name] if item is not None else None)
         names = [*OF_LISTS, *settings.wants(RankingMetric)]
         tables = [
-            {name: found[name] for name in names}
-            for found in ranking_metrics(ranks, lists, self._request.k, dimensions=dimensions, bootstrap=draws)
+            {name: rankings[name] for name in names}
+            for rankings in ranking_metrics(ranks, lists, self._request.k, dimensions=dimensions, bootstrap=draws)
         ]
         coverage: float | None = None
         if item is not None and of_items:
             positives = self._occurrences[item.name].positives
-            found, coverage = catalogue_metrics(
+            rankings, coverage = catalogue_metrics(
                 ranks, lists, positives, item.first_code, self._request.k, dimensions=dimensions, bootstrap=draws
             )
-            for table, more in zip(tables, found, strict=True):
+            for table, more in zip(tables, rankings, strict=True):
                 table |= {name: more[name] for name in of_items if name != COVERAGE}
         counts = _count_rows(ranks, len(rows.scores), dimensions, rows.slices)
-        metrics, intervals, slices = self._told(tables, counts, dimensions)
+        metrics, intervals, slices = self._split_tables(tables, counts, dimensions)
         if COVERAGE in of_items:
             metrics[COVERAGE] = coverage
         return Evaluation(counts[0][0], metrics, [], intervals, slices, _replicates(tables[0]))
@@ -314,9 +316,9 @@ class Evaluator:
         dimensions: list[Dimension] = []
         slices: list[I64] = []
         for name in self._settings.slices:
-            if name in self._request.seen:
-                occurrences = self._occurrences[self._request.seen[name]].rows
-                codes = (occurrences[predictions.codes[self._request.seen[name]]] == 0).astype(np.int64)
+            if name in self._request.seen_features:
+                occurrences = self._occurrences[self._request.seen_features[name]].rows
+                codes = (occurrences[predictions.codes[self._request.seen_features[name]]] == 0).astype(np.int64)
                 dimension = Dimension(name, SEEN)
             else:
                 values = slice_values(self._request.expressions[name], predictions.carried, self._schema)
@@ -325,7 +327,7 @@ class Evaluator:
             slices.append(codes)
         return dimensions, slices
 
-    def _told(
+    def _split_tables(
         self, tables: Sequence[Mapping[str, F64]], rows: Sequence[Sequence[int]], dimensions: Sequence[Dimension]
     ) -> tuple[dict[str, float | None], dict[str, list[float]], list[dict[str, Any]]]:
         """Metrics and intervals of all rows, and of each slice."""
@@ -334,8 +336,8 @@ class Evaluator:
             return {name: value_of(values, segment) for name, values in table.items()}
 
         def intervals(table: Mapping[str, F64], segment: int) -> dict[str, list[float]]:
-            found = {name: self._bootstrap.interval(values[:, segment]) for name, values in table.items()}
-            return {name: list(ends) for name, ends in found.items() if ends is not None}
+            bounds = {name: self._bootstrap.interval(values[:, segment]) for name, values in table.items()}
+            return {name: list(ends) for name, ends in bounds.items() if ends is not None}
 
         slices = [
             {
@@ -365,8 +367,8 @@ def _count_rows(ranks: Ranks, rows: int, dimensions: Sequence[Dimension], slices
     """Rows over all ranks: all of them, and by dimension those of each slice."""
     counts = [[int(ranks.add_up(np.array(rows)))]]
     for dimension, codes in zip(dimensions, slices, strict=True):
-        mine = np.bincount(codes[codes >= 0], minlength=len(dimension.values))
-        counts.append(ranks.add_up(mine).tolist())
+        local_counts = np.bincount(codes[codes >= 0], minlength=len(dimension.values))
+        counts.append(ranks.add_up(local_counts).tolist())
     return counts
 
 
@@ -378,16 +380,16 @@ def evaluate_tasks(evaluator: Evaluator, request: Request, ranks: Ranks, predict
     Raises:
         UserError: a prediction is NaN, or a slice's expression cannot be evaluated.
     """
-    found = evaluator.evaluate(ranks, predictions)
-    metrics, replicates, tasks = dict(found.metrics), dict(found.replicates), dict[str, dict[str, Any]]()
+    first = evaluator.evaluate(ranks, predictions)
+    metrics, replicates, tasks = dict(first.metrics), dict(first.replicates), dict[str, dict[str, Any]]()
     for name, task in request.tasks.items():
         rows = predictions.of_task(name)
         if task.is_probability:
-            wanted = request.settings.metrics if task.metrics is None else task.metrics
-            of_task = evaluator.with_metrics(wanted).evaluate(ranks, rows)
+            metric_names = request.settings.metrics if task.metrics is None else task.metrics
+            of_task = evaluator.with_metrics(metric_names).evaluate(ranks, rows)
         else:
             of_task = evaluator.evaluate_regression(ranks, rows)
         metrics |= {f"{metric}.{name}": value for metric, value in of_task.metrics.items()}
         replicates |= {f"{metric}.{name}": values for metric, values in of_task.replicates.items()}
         tasks[name] = of_task.record()
-    return replace(found, metrics=metrics, replicates=replicates, tasks=tasks)
+    return replace(first, metrics=metrics, replicates=replicates, tasks=tasks)

@@ -48,41 +48,45 @@ def collect_item_features(
         np.zeros((cardinality, f.length), np.float32 if f.kind is Kind.CONTINUOUS else np.int64) for f in features
     ]
 
-    def keep(codes: Array, age: Array, found: Sequence[Array]) -> None:
+    def keep(codes: Array, age: Array, new_values: Sequence[Array]) -> None:
         """Store those rows that are newer than the stored ones."""
         order = np.lexsort((age[:, 1], age[:, 0], codes))
         last = order[np.flatnonzero(np.diff(codes[order], append=-1))]
-        before, now = newest[codes[last]], age[last]
-        newer = (now[:, 0] > before[:, 0]) | ((now[:, 0] == before[:, 0]) & (now[:, 1] > before[:, 1]))
+        stored_age, new_age = newest[codes[last]], age[last]
+        newer = (new_age[:, 0] > stored_age[:, 0]) | (
+            (new_age[:, 0] == stored_age[:, 0]) & (new_age[:, 1] > stored_age[:, 1])
+        )
         last = last[newer]
         newest[codes[last]] = age[last]
-        for column, values in zip(columns, found, strict=True):
+        for column, values in zip(columns, new_values, strict=True):
             column[codes[last]] = values[last]
 
-    world, before = ranks.world, np.cumsum([0, *(g.rows for g in layout.row_groups)])
+    world, first_rows = ranks.world, np.cumsum([0, *(g.rows for g in layout.row_groups)])
     for i in range(world.rank, len(layout.row_groups), world.size):
         group = layout.row_groups[i]
         with pq.ParquetFile(group.path.local_path()) as file:
             table = file.read_row_group(group.index, columns=[item, *names, *([order_by] if order_by else [])])
-        found = []
+        values = []
         for f in features:
             if f.is_list:
                 matrix = np.zeros((table.num_rows, f.length), table[f.name].type.value_type.to_pandas_dtype())
                 pad(table[f.name], matrix, f.name)
-                found.append(matrix)
+                values.append(matrix)
             else:
-                found.append(table[f.name].to_numpy()[:, None])
+                values.append(table[f.name].to_numpy()[:, None])
         order = np.zeros(table.num_rows)
         if order_by is not None:
             order = np.nan_to_num(table[order_by].to_numpy().astype(np.float64), nan=-np.inf)
-        position = before[i] + np.arange(table.num_rows)
-        keep(table[item].to_numpy(), np.stack([order, position], axis=1), found)
+        position = first_rows[i] + np.arange(table.num_rows)
+        keep(table[item].to_numpy(), np.stack([order, position], axis=1), values)
     # The ranks tell each other what each knows of some items at a time.
-    there = np.flatnonzero(newest[:, 1] >= 0)
+    known_codes = np.flatnonzero(newest[:, 1] >= 0)
     for rank in range(world.size):
-        mine = there if rank == world.rank else there[:0]
-        codes, age, *found = [ranks.gather_rows(x) for x in (mine, newest[mine], *(c[mine] for c in columns))]
-        keep(codes, age, found)
+        codes_to_send = known_codes if rank == world.rank else known_codes[:0]
+        codes, age, *values = [
+            ranks.gather_rows(x) for x in (codes_to_send, newest[codes_to_send], *(c[codes_to_send] for c in columns))
+        ]
+        keep(codes, age, values)
     return ItemFeatures(item, dict(zip(names, columns, strict=True)))
 
 
@@ -115,7 +119,7 @@ def interactions(
     check_no_nulls(ranks, nulls, user)
 
 
-_WHERE = "train.evaluation.full_ranking"
+_KEY = "train.evaluation.full_ranking"
 
 
 class FullRanker:
@@ -139,7 +143,7 @@ class FullRanker:
         assert settings is not None
         self._settings, self._request, self._model, self._dataset = settings, request, model, dataset
         self._train, self._collective, self._schema = train, collective, model.schema
-        self._item = item_feature(model.network, model.schema, _WHERE)
+        self._item = item_feature(model.network, model.schema, _KEY)
         self._user, self._order_by = request.ranked_by()
         self._carried = [c for c in (self._user, self._order_by, *request.sliced_by()) if c is not None]
         _check_excluded(self._schema, settings.exclude, self._item.vocabulary, self._item.name)
@@ -180,22 +184,22 @@ class FullRanker:
             batch_size=self._train.batch_size,
             streams=self._train.streams,
             carried=self._request.sliced_by(),
-            codes=list(self._request.seen.values()),
+            codes=list(self._request.seen_features.values()),
         )
-        dimensions, slices = evaluator.slices(ranks, rows.found)
-        seen = itertools.chain.from_iterable(
+        dimensions, slices = evaluator.slices(ranks, rows.requested)
+        met_items = itertools.chain.from_iterable(
             interactions(ranks, open_split(self._dataset, s, schema, [user]), schema, user, self._item.name)
             for s in settings.seen
             if s != split and user is not None
         )
-        lists = rank_all_items(ranks, rows, slices, items, self._item.first_code, max(settings.k), seen)
+        lists = rank_all_items(ranks, rows, slices, items, self._item.first_code, max(settings.k), met_items)
         return evaluator.evaluate_full(ranks, lists, dimensions, slices, len(rows.users), self._item)
 
 
 def _check_excluded(schema: DatasetSchema, name: str | None, vocabulary: str | None, item: str) -> None:
-    found = {f.name: f for f in schema.of(Kind.CATEGORICAL) if f.is_list and f.vocabulary == vocabulary}
-    if name is not None and name not in found:
+    lists_of_items = {f.name: f for f in schema.of(Kind.CATEGORICAL) if f.is_list and f.vocabulary == vocabulary}
+    if name is not None and name not in lists_of_items:
         raise UserError(
-            f"{_WHERE}.exclude: '{name}' is no list of codes of '{item}'; features of its vocabulary are: "
-            f"{', '.join(found) or 'none'}"
+            f"{_KEY}.exclude: '{name}' is no list of codes of '{item}'; features of its vocabulary are: "
+            f"{', '.join(lists_of_items) or 'none'}"
         )

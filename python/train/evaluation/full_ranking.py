@@ -62,8 +62,8 @@ class RowsOfUsers:
         user, order, position = columns[:3]
         chosen = np.lexsort((position, order, user))
         chosen = chosen[np.flatnonzero(np.diff(user[chosen], prepend=user[chosen][:1] - 1))]
-        taken = JaggedArray(*lists.take(codes.offsets, codes.values, chosen))
-        self._parts = [([c[chosen] for c in columns], taken)]
+        chosen_codes = JaggedArray(*lists.take(codes.offsets, codes.values, chosen))
+        self._parts = [([c[chosen] for c in columns], chosen_codes)]
         self._waiting, self._standing = 0, len(chosen)
         return self._parts[0]
 
@@ -72,7 +72,7 @@ class RowsOfUsers:
 class RelevantRows:
     """This rank's positive rows of a split whose item is not null, and the vectors of their users.
 
-    users, items: of each row, ids of any kind and codes; int64 [n]. found: what else was asked for of each row. The
+    users, items: of each row, ids of any kind and codes; int64 [n]. requested: what else was asked for of each row. The
     other columns are of the rows that stand for their users, one for each user that this rank has rows of: user int64
     [m], ascending; order float64 [m] and position int64 [m], of which the least decides over the ranks; row int64 [m],
     in [0, n); queries float32 [m, D]; excluded: codes, a list a row.
@@ -80,7 +80,7 @@ class RelevantRows:
 
     users: I64
     items: I64
-    found: Predictions
+    requested: Predictions
     user: I64
     order: F64
     position: I64
@@ -123,8 +123,8 @@ def relevant_rows(
     rows = 0
     with EvalLoader(layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=read) as source:
         for batch, position in zip(source, _positions(layout, collective.world, batch_size, streams), strict=False):
-            given = MicroBatch.of(batch)
-            queries = query_vectors(model, given.continuous, given.categorical).cpu().numpy()
+            tensors = MicroBatch.from_batch(batch)
+            queries = query_vectors(model, tensors.continuous, tensors.categorical).cpu().numpy()
             chosen = np.flatnonzero((batch.labels > 0) & (batch.codes[:, places[item]] != NULL_CODE))
             excluded = None if settings.exclude is None else batch.lists[settings.exclude]
             if excluded is not None:
@@ -147,27 +147,29 @@ def relevant_rows(
     if user is not None:
         check_no_nulls(Ranks(collective), nulls, user)
     joined = {name: np.concatenate(parts) if parts else np.empty(0, object) for name, parts in columns.items()}
-    found = Predictions(
+    requested = Predictions(
         np.empty(0, np.float32),
         np.empty(0, np.float32),
         {name: joined[name] for name in carried},
         {name: joined[name] for name in codes},
     )
     (of_user, order, position, row, vectors), left_out = standing.take()
-    return RelevantRows(np.concatenate(users), joined[item], found, of_user, order, position, row, vectors, left_out)
+    return RelevantRows(
+        np.concatenate(users), joined[item], requested, of_user, order, position, row, vectors, left_out
+    )
 
 
 def _positions(layout: SplitLayout, world: World, batch_size: int, streams: int) -> Iterator[I64]:
     """Yield, for each batch of an EvalLoader, the position of its rows in the split: their stream and their place in
     it.
     """
-    mine = streams_of(world, streams)
-    sizes = np.array([sum(g.rows for g in layout.stream(i, streams)) for i in mine])
+    local_streams = streams_of(world, streams)
+    sizes = np.array([sum(g.rows for g in layout.stream(i, streams)) for i in local_streams])
     each = batch_size // streams
     for step in itertools.count():
         counts = np.clip(sizes - step * each, 0, each)
-        within = np.concatenate([np.arange(n) for n in counts])
-        yield (np.repeat(np.array(mine), counts) << 40) + step * each + within
+        position_in_stream = np.concatenate([np.arange(n) for n in counts])
+        yield (np.repeat(np.array(local_streams), counts) << 40) + step * each + position_in_stream
 
 
 #: Scores that are in memory at a time, and users of a block at most. Blocks are of one shape on all ranks, so that the
@@ -187,7 +189,7 @@ def rank_all_items(
     items: Tensor,
     first_code: int,
     k: int,
-    seen: Iterable[tuple[I64, I64]] = (),
+    met: Iterable[tuple[I64, I64]] = (),
 ) -> RankedLists:
     """Rank all items for each user: the first k, and the places of the relevant ones. Collective.
 
@@ -197,7 +199,7 @@ def rank_all_items(
         items: of all codes, float32 [cardinality, D], on the device that is to work.
         first_code: of the first item that is ranked; codes below stand for items that nobody knows.
         k: how far lists are wanted.
-        seen: pairs (user, code), int64 [n] each, in parts; every rank gives equally many parts.
+        met: pairs (user, code), int64 [n] each, in parts; every rank gives equally many parts.
 
     Returns:
         Lists of the users of this rank who have a relevant item. Places of hits below k are exact, others at least k.
@@ -218,39 +220,39 @@ def rank_all_items(
     first = first[np.flatnonzero(np.diff(ids[first], prepend=ids[first][:1] - 1))]
     users = ids[first]
 
-    def pairs(of: I64, codes: I64, positions: I64 | None = None) -> I64:
+    def pairs(user_ids: I64, codes: I64, positions: I64 | None = None) -> I64:
         """Return the pairs of this rank's users, each once: their place and the code in one number."""
-        of, (codes, *more) = by_id(ranks, of, [codes] if positions is None else [codes, positions])
+        user_ids, (codes, *more) = by_id(ranks, user_ids, [codes] if positions is None else [codes, positions])
         if not len(users):
             return np.zeros(0, np.int64)
-        at = np.minimum(np.searchsorted(users, of), len(users) - 1)
-        known = users[at] == of
+        place = np.minimum(np.searchsorted(users, user_ids), len(users) - 1)
+        known = users[place] == user_ids
         if more:
-            known &= more[0] == position[first][at]
-        found: I64 = np.unique((at[known] << 32) | codes[known])
-        return found
+            known &= more[0] == position[first][place]
+        packed: I64 = np.unique((place[known] << 32) | codes[known])
+        return packed
 
     by_row = np.repeat(np.arange(len(rows.user)), rows.excluded.lengths)
     left_out = [pairs(rows.user[by_row], rows.excluded.values, rows.position[by_row])]
-    left_out += [pairs(*part) for part in seen]
+    left_out += [pairs(*part) for part in met]
     seen_pairs = np.unique(np.concatenate(left_out))
     seen_pairs = seen_pairs[(seen_pairs & _CODE) >= first_code]  # of the others nobody knows which they are
     relevant = np.setdiff1d(pairs(rows.users, rows.items), seen_pairs, assume_unique=True)
     # Lists without a relevant item do not count.
-    kept, of = np.unique(relevant >> 32, return_inverse=True)
+    kept_users, user_of_pair = np.unique(relevant >> 32, return_inverse=True)
     place_of = np.full(len(users), -1)
-    place_of[kept] = np.arange(len(kept))
+    place_of[kept_users] = np.arange(len(kept_users))
     seen_of = place_of[seen_pairs >> 32]
     is_kept = seen_of >= 0
     best = _ranked(
-        torch.from_numpy(queries[first][kept]),
+        torch.from_numpy(queries[first][kept_users]),
         items[first_code:],
         k,
-        (of.astype(np.int64), (relevant & _CODE) - first_code),
+        (user_of_pair.astype(np.int64), (relevant & _CODE) - first_code),
         (seen_of[is_kept], (seen_pairs[is_kept] & _CODE) - first_code),
     )
-    kept_slices = tuple(s[first][kept] for s in of_lists)
-    return RankedLists(users[kept], best.list, best.place, best.items + first_code, best.hits, kept_slices)
+    kept_slices = tuple(s[first][kept_users] for s in of_lists)
+    return RankedLists(users[kept_users], best.list, best.place, best.items + first_code, best.hits, kept_slices)
 
 
 @dataclass(frozen=True)
@@ -263,14 +265,14 @@ class _Best:
     hits: Hits
 
 
-def _ranked(queries: Tensor, items: Tensor, k: int, relevant: tuple[I64, I64], seen: tuple[I64, I64]) -> _Best:
+def _ranked(queries: Tensor, items: Tensor, k: int, relevant: tuple[I64, I64], excluded: tuple[I64, I64]) -> _Best:
     """Rank all items for lists that lie here.
 
     Args:
         queries: float32 [lists, D].
         items: float32 [items, D].
         relevant: (list, item) of each, int64 [n]; items below 0 are not there.
-        seen: (list, item) of what is left out, int64 [m]; no relevant item. Both are sorted by list.
+        excluded: (list, item) of what is left out, int64 [m]; no relevant item. Both are sorted by list.
     """
     lists, count = len(queries), len(items)
     padded = -(-count // _GROUP) * _GROUP
@@ -289,10 +291,10 @@ def _ranked(queries: Tensor, items: Tensor, k: int, relevant: tuple[I64, I64], s
         block[: end - begin] = queries[begin:end]
         torch.mm(block, transposed, out=scores)
         scores[:, count:] = -torch.inf
-        which, row, item = _of_lists(relevant, begin, end, items.device)
-        of_relevant[which] = scores[row, item].cpu()
+        pair, row, item = _of_lists(relevant, begin, end, items.device)
+        of_relevant[pair] = scores[row, item].cpu()
         scores[row, item] = -torch.inf
-        _, row, item = _of_lists(seen, begin, end, items.device)
+        _, row, item = _of_lists(excluded, begin, end, items.device)
         scores[row, item] = -torch.inf
         best[begin:end], chosen[begin:end] = (x.cpu() for x in _greatest(scores[: end - begin], width))
     return _merged(best.numpy(), chosen.numpy(), of_relevant.numpy(), relevant, k)
@@ -300,10 +302,10 @@ def _ranked(queries: Tensor, items: Tensor, k: int, relevant: tuple[I64, I64], s
 
 def _of_lists(pairs: tuple[I64, I64], begin: int, end: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs of lists [begin, end) whose item is there: which, the list from `begin` on, the item; int64 [n] each."""
-    mine = slice(*np.searchsorted(pairs[0], (begin, end)).tolist())
-    which = np.flatnonzero(pairs[1][mine] >= 0) + mine.start
-    row, item = (torch.from_numpy(x[which]).to(device) for x in pairs)
-    return torch.from_numpy(which), row - begin, item
+    block = slice(*np.searchsorted(pairs[0], (begin, end)).tolist())
+    pair = np.flatnonzero(pairs[1][block] >= 0) + block.start
+    row, item = (torch.from_numpy(x[pair]).to(device) for x in pairs)
+    return torch.from_numpy(pair), row - begin, item
 
 
 def _greatest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -317,23 +319,23 @@ def _greatest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     grouped = scores.view(len(scores), _GROUP, groups)
     _, near = torch.topk(grouped.amax(1), k)
     near = near.unsqueeze(1).expand(-1, _GROUP, -1)
-    best, at = torch.topk(grouped.gather(2, near).flatten(1), k)
+    best, position = torch.topk(grouped.gather(2, near).flatten(1), k)
     of_group = torch.arange(_GROUP, device=scores.device).view(1, -1, 1) * groups + near
-    return best, of_group.flatten(1).gather(1, at)
+    return best, of_group.flatten(1).gather(1, position)
 
 
 def _merged(best: F32, chosen: I64, of_relevant: F32, relevant: tuple[I64, I64], k: int) -> _Best:
     """Put the relevant items among the greatest of the others, behind those of equal scores."""
     lists, width = best.shape
-    there = best > -np.inf  # the others are fewer than k
-    of = np.concatenate([np.repeat(np.arange(lists), width)[there.reshape(-1)], relevant[0]])
-    score = np.concatenate([best[there], of_relevant])
-    item = np.concatenate([chosen[there], relevant[1]])
-    hit = np.arange(len(of)) >= there.sum()
-    order = np.lexsort((item, hit, -score, of))
-    of, item, hit = of[order], item[order], hit[order]
-    place = np.arange(len(of)) - np.searchsorted(of, of)
+    is_item = best > -np.inf  # the others are fewer than k
+    list_of = np.concatenate([np.repeat(np.arange(lists), width)[is_item.reshape(-1)], relevant[0]])
+    score = np.concatenate([best[is_item], of_relevant])
+    item = np.concatenate([chosen[is_item], relevant[1]])
+    hit = np.arange(len(list_of)) >= is_item.sum()
+    order = np.lexsort((item, hit, -score, list_of))
+    list_of, item, hit = list_of[order], item[order], hit[order]
+    place = np.arange(len(list_of)) - np.searchsorted(list_of, list_of)
     place[hit & (item < 0)] += k  # what is not in the vocabulary is never found
-    counts = np.bincount(of[hit], minlength=lists).astype(np.int64)
+    counts = np.bincount(list_of[hit], minlength=lists).astype(np.int64)
     near = place < k
-    return _Best(of[near], place[near], item[near], Hits(of[hit], place[hit], counts))
+    return _Best(list_of[near], place[near], item[near], Hits(list_of[hit], place[hit], counts))

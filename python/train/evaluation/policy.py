@@ -94,7 +94,7 @@ def find_actions(ranks: Ranks, train: SplitLayout, action: Feature, features: Se
     """
     size = action.cardinality or 0
     # Of each code: the place of its first row, and the bits of its features there.
-    mine = np.full((size, 1 + len(features)), _NONE, np.int64)
+    local_first = np.full((size, 1 + len(features)), _NONE, np.int64)
     differ = np.zeros(len(features), np.int64)
     known = np.arange(size) >= action.first_code
     world = ranks.world
@@ -102,18 +102,18 @@ def find_actions(ranks: Ranks, train: SplitLayout, action: Feature, features: Se
         with pq.ParquetFile(group.path.local_path()) as file:
             table = file.read_row_group(group.index, columns=[action.name, *(f.name for f in features)])
         codes = table[action.name].to_numpy().astype(np.int64)
-        found, first = np.unique(codes, return_index=True)
+        present, first = np.unique(codes, return_index=True)
         bits = np.stack([_bits(table[f.name].to_numpy()) for f in features], axis=1) if features else None
-        new = mine[found, 0] == _NONE
-        mine[found[new], 0] = group.piece * 2**32 + first[new]
+        new = local_first[present, 0] == _NONE
+        local_first[present[new], 0] = group.piece * 2**32 + first[new]
         if bits is not None:
-            mine[found[new], 1:] = bits[first[new]]
-            differ += ((bits != mine[codes, 1:]) & known[codes, None]).sum(0)
-    told = ranks.gather(mine)
-    winner = told[:, :, 0].argmin(0)
-    best = told[winner, np.arange(size)] if size else mine
-    there = (told[:, :, 0] != _NONE) & known
-    differ = ranks.add_up(differ) + ((told[:, :, 1:] != best[:, 1:]) & there[:, :, None]).sum((0, 1))
+            local_first[present[new], 1:] = bits[first[new]]
+            differ += ((bits != local_first[codes, 1:]) & known[codes, None]).sum(0)
+    gathered = ranks.gather(local_first)
+    winner = gathered[:, :, 0].argmin(0)
+    best = gathered[winner, np.arange(size)] if size else local_first
+    is_present = (gathered[:, :, 0] != _NONE) & known
+    differ = ranks.add_up(differ) + ((gathered[:, :, 1:] != best[:, 1:]) & is_present[:, :, None]).sum((0, 1))
     if bad := [f.name for f, n in zip(features, differ.tolist(), strict=True) if n]:
         raise UserError(
             f"train.evaluation.off_policy.action_features: '{bad[0]}' differs among rows with the same "
@@ -201,11 +201,11 @@ def off_policy_metrics(
         "expected": choices.expected,
         "correction": weight * (reward - predicted),
     }
-    found = []
+    metrics = []
     for sums in sums_by_slice(ranks, columns, users, slices, dimensions, bootstrap):
         with np.errstate(invalid="ignore", divide="ignore"):
             n = sums["rows"]
-            found.append(
+            metrics.append(
                 {
                     "logged_value": sums["reward"] / n,
                     "ips": sums["weighted"] / n,
@@ -215,4 +215,4 @@ def off_policy_metrics(
                     "effective_sample_size": sums["weight"] ** 2 / sums["squares"],
                 }
             )
-    return found
+    return metrics

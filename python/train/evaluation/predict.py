@@ -59,7 +59,7 @@ class GrowingColumn:
         return np.empty(0, self._kind) if self._values is None else self._values[: self._rows]
 
 
-class Model(Protocol):
+class PredictingModel(Protocol):
     """A model that predicts."""
 
     def outputs_of(self, continuous: Tensor, batch: CategoricalBatch) -> Mapping[str, Tensor]:
@@ -67,7 +67,7 @@ class Model(Protocol):
 
 
 def predict_split(
-    model: Model,
+    model: PredictingModel,
     layout: SplitLayout,
     schema: DatasetSchema,
     collective: Collective,
@@ -91,7 +91,7 @@ def predict_split(
         UserError: a damaged file, or a label that is none.
     """
     names = () if tasks is None else tasks.names
-    read = carried if tasks is None else tasks.beside(carried)
+    read = carried if tasks is None else tasks.with_label_columns(carried)
     scalars = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
     places = {name: scalars.index(name) for name in codes}
     logits, labels = GrowingColumn(np.float32), GrowingColumn(np.float32)
@@ -102,16 +102,16 @@ def predict_split(
     with EvalLoader(layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=read) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
-                rows = MicroBatch.of(batch, labels=tasks)
-                found = model.outputs_of(rows.continuous, rows.categorical)
-                logits.add(found["logits"].float().cpu().numpy())
+                rows = MicroBatch.from_batch(batch, labels=tasks)
+                outputs_of_batch = model.outputs_of(rows.continuous, rows.categorical)
+                logits.add(outputs_of_batch["logits"].float().cpu().numpy())
                 if policy is not None:
                     logged = batch.codes[:, scalars.index(policy.actions.feature)].copy()
                     choices = policy.choose(logged, _scorer(model, rows, schema))
                     chosen.add(choices.chosen)
                     expected.add(choices.expected)
                 for name in names:
-                    outputs[name].add(found[name].float().cpu().numpy())
+                    outputs[name].add(outputs_of_batch[name].float().cpu().numpy())
                     targets[name].add(rows.targets[name].numpy())
                 if not batch.rows:  # its carried columns have no type
                     continue
@@ -131,7 +131,7 @@ def predict_split(
     )
 
 
-def _scorer(model: Model, rows: MicroBatch, schema: DatasetSchema) -> ScoreAction:
+def _scorer(model: PredictingModel, rows: MicroBatch, schema: DatasetSchema) -> ScoreAction:
     """Return a function that gives the logits of rows with other values of some features."""
     continuous, codes = rows.continuous.clone(), rows.categorical.codes.clone()
     categorical = replace(rows.categorical, codes=codes)

@@ -62,23 +62,23 @@ def metrics_of_places(hits: Hits, k: int) -> dict[str, F64]:
     n = len(hits.relevant)
     order = np.arange(len(hits.list)) - np.searchsorted(hits.list, hits.list)  # the how-many-eth of its list
     near = hits.place < k
-    of, place = hits.list[near], hits.place[near]
+    list_of, place = hits.list[near], hits.place[near]
 
     def total(values: F64) -> F64:
-        return np.bincount(of, weights=values, minlength=n).astype(np.float64)
+        return np.bincount(list_of, weights=values, minlength=n).astype(np.float64)
 
-    count = total(np.ones(len(of)))
+    count = total(np.ones(len(list_of)))
     best = np.cumsum(1 / np.log2(np.arange(k) + 2))[np.clip(hits.relevant, 1, k) - 1]
     first = np.where(order[near] == 0, 1 / (place + 1), 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = {
+        metrics = {
             "hr_at_k": np.minimum(count, 1),
             "ndcg_at_k": total(1 / np.log2(place + 2)) / best,
             "recall_at_k": count / hits.relevant,
             "mrr_at_k": total(first),
             "map_at_k": total((order[near] + 1) / (place + 1)) / np.minimum(hits.relevant, k),
         }
-    return {name: np.where(hits.relevant > 0, values, np.nan) for name, values in found.items()}
+    return {name: np.where(hits.relevant > 0, values, np.nan) for name, values in metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -113,21 +113,23 @@ def ranked_lists(ranks: Ranks, rows: ScoredRows, items: I64 | None = None) -> Ra
     more: list[Array] = [] if items is None else [items]
     ids, (keys, *columns) = by_id(ranks, rows.users, [sort_keys(rows), *more, *rows.slices])
     scores, labels = unpacked(keys)
-    distinct, of = np.unique(ids, return_inverse=True)
-    order = np.lexsort((labels, -scores, of))
-    of, columns = of[order], [c[order] for c in columns]
-    starts = np.flatnonzero(np.diff(of, prepend=-1))
-    place = np.arange(len(of)) - starts[of]
+    distinct, list_of = np.unique(ids, return_inverse=True)
+    order = np.lexsort((labels, -scores, list_of))
+    list_of, columns = list_of[order], [c[order] for c in columns]
+    starts = np.flatnonzero(np.diff(list_of, prepend=-1))
+    place = np.arange(len(list_of)) - starts[list_of]
     labels = labels[order]
-    found = None if items is None else columns.pop(0)
-    relevant = np.bincount(of[labels], minlength=len(distinct)).astype(np.int64)
+    sorted_items = None if items is None else columns.pop(0)
+    relevant = np.bincount(list_of[labels], minlength=len(distinct)).astype(np.int64)
     first = np.flatnonzero(labels)[::-1]  # the first of a list is written last
     slices = []
     for codes in columns:
         of_list = np.full(len(distinct), -1, np.int64)
-        of_list[of[first]] = codes[first]
+        of_list[list_of[first]] = codes[first]
         slices.append(of_list)
-    return RankedLists(distinct, of, place, found, Hits(of[labels], place[labels], relevant), tuple(slices))
+    return RankedLists(
+        distinct, list_of, place, sorted_items, Hits(list_of[labels], place[labels], relevant), tuple(slices)
+    )
 
 
 def ranking_metrics(
@@ -151,22 +153,22 @@ def mean_by_slice(
 ) -> list[dict[str, F64]]:
     """Means of what each list has, float64 [lists] with NaN for lists that do not count; the result: see above."""
     counts = ~np.isnan(next(iter(values.values())))
-    found = []
+    means = []
     for number, dimension in enumerate((OVERALL, *dimensions)):
-        of = np.zeros(len(lists.ids), np.int64) if number == 0 else lists.slices[number - 1]
-        chosen = counts & (of >= 0)
+        slice_of = np.zeros(len(lists.ids), np.int64) if number == 0 else lists.slices[number - 1]
+        chosen = counts & (slice_of >= 0)
         sums = sum_by_cell(
             ranks,
             len(dimension.values),
-            of[chosen],
+            slice_of[chosen],
             lists.ids[chosen],
             {"lists": np.ones(int(chosen.sum()), np.int64)},
             {name: x[chosen] for name, x in values.items()},
             bootstrap,
         )
         with np.errstate(invalid="ignore", divide="ignore"):
-            found.append({name: sums[name] / sums["lists"] for name in values})
-    return found
+            means.append({name: sums[name] / sums["lists"] for name in values})
+    return means
 
 
 #: Of lists, and sliced as those of ranking are.
@@ -190,17 +192,17 @@ def count_occurrences(
     if not names:
         return {}
     features = {f.name: f for f in schema.of(Kind.CATEGORICAL) if f.name in names}
-    found = {name: np.zeros((2, f.cardinality or 0), np.int64) for name, f in features.items()}
+    counts_of = {name: np.zeros((2, f.cardinality or 0), np.int64) for name, f in features.items()}
     world = ranks.world
     for group in layout.row_groups[world.rank :: world.size]:
         with pq.ParquetFile(group.path.local_path()) as file:
             table = file.read_row_group(group.index, columns=[*features, schema.label.name])
         positive = table[schema.label.name].to_numpy() > 0
-        for name, counts in found.items():
+        for name, counts in counts_of.items():
             codes = table[name].to_numpy()
             counts[0] += np.bincount(codes, minlength=counts.shape[1])
             counts[1] += np.bincount(codes[positive], minlength=counts.shape[1])
-    return {name: Occurrences(*ranks.add_up(counts)) for name, counts in found.items()}
+    return {name: Occurrences(*ranks.add_up(counts)) for name, counts in counts_of.items()}
 
 
 def catalogue_metrics(
@@ -231,22 +233,22 @@ def catalogue_metrics(
     """
     assert lists.items is not None
     near = lists.place < k
-    of, items = lists.list[near], lists.items[near]
-    size = np.bincount(of, minlength=len(lists.ids))
+    list_of, items = lists.list[near], lists.items[near]
+    size = np.bincount(list_of, minlength=len(lists.ids))
 
     def mean(values: F64) -> F64:
-        return np.bincount(of, weights=values, minlength=len(lists.ids)) / size
+        return np.bincount(list_of, weights=values, minlength=len(lists.ids)) / size
 
     total = max(int(positives.sum()), 1)
     popularity = mean(positives[items].astype(np.float64))
     usual = float(sum(n * n for n in positives.tolist())) / total
     by_list = {"popularity_at_k": popularity, "novelty_at_k": mean(-np.log2(np.maximum(positives[items], 1) / total))}
-    found = mean_by_slice(ranks, by_list, lists, dimensions, bootstrap)
-    for values in found:
+    means = mean_by_slice(ranks, by_list, lists, dimensions, bootstrap)
+    for values in means:
         lift = values["popularity_at_k"] / usual - 1 if usual else np.full(values["popularity_at_k"].shape, np.nan)
         values["popularity_lift_at_k"] = lift
-    shown = np.zeros(len(positives), np.int64)
-    shown[items] = 1
-    distinct = np.count_nonzero(ranks.add_up(shown)[first_code:])
+    times_shown = np.zeros(len(positives), np.int64)
+    times_shown[items] = 1
+    distinct = np.count_nonzero(ranks.add_up(times_shown)[first_code:])
     known = len(positives) - first_code
-    return found, distinct / known if known > 0 else None
+    return means, distinct / known if known > 0 else None

@@ -55,9 +55,9 @@ class Ranks:
         """Return the value of each rank, in rank order: small JSON values."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         lengths = self.gather(np.array([len(text)]))[:, 0]
-        whole = self.gather_rows(text).tobytes()
+        joined = self.gather_rows(text).tobytes()
         ends = np.cumsum(lengths).tolist()
-        return [json.loads(whole[end - n : end]) for n, end in zip(lengths.tolist(), ends, strict=True)]
+        return [json.loads(joined[end - n : end]) for n, end in zip(lengths.tolist(), ends, strict=True)]
 
     def send_rows(self, columns: Sequence[Array], rows: Sequence[int]) -> list[Array]:
         """Columns of rows to the ranks: the first `rows[0]` to rank 0, and so on. What came here, to be read only."""
@@ -106,7 +106,7 @@ class ScoredRows:
     slices: tuple[I64, ...] = ()
 
     @staticmethod
-    def of(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> ScoredRows:
+    def from_scores(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> ScoredRows:
         """Make rows of scores and of labels, positive above 0. Raises ValueError unless the scores are float32."""
         if scores.dtype != np.float32:
             raise ValueError(
@@ -124,9 +124,9 @@ def check_scores(ranks: Ranks, scores: F32 | F64, *, finite: bool = False) -> in
     faults = ~np.isfinite(scores) if finite else np.isnan(scores)
     bad, rows = ranks.add_up(np.array([faults.sum(), len(scores)])).tolist()
     if bad:
-        what = "not finite, so there is nothing to measure" if finite else "NaN, so there is nothing to order them by"
+        fault = "not finite, so there is nothing to measure" if finite else "NaN, so there is nothing to order them by"
         raise UserError(
-            f"{bad:,} of {rows:,} predictions are {what}: a weight or a feature is not finite; lower "
+            f"{bad:,} of {rows:,} predictions are {fault}: a weight or a feature is not finite; lower "
             f"train.dense.learning_rate or train.embeddings.learning_rate, or look at the features"
         )
     return int(rows)
@@ -136,8 +136,8 @@ def sigmoid(logits: npt.NDArray[Any]) -> F64:
     """Probabilities of logits [n], computed in float64 without overflow."""
     x = np.asarray(logits, np.float64)
     e = np.exp(-np.abs(x))
-    found: F64 = np.where(x >= 0, 1.0, e) / (1.0 + e)
-    return found
+    probabilities: F64 = np.where(x >= 0, 1.0, e) / (1.0 + e)
+    return probabilities
 
 
 def as_they_are(scores: npt.NDArray[Any]) -> F64:
@@ -196,15 +196,15 @@ def by_range(ranks: Ranks, keys: I64, columns: Sequence[Array] = ()) -> tuple[I6
     of_rank = np.repeat(np.arange(size), _SAMPLES * size)
     order = np.lexsort((place, of_rank, key))
     order = order[weight[order] > 0]
-    before = np.cumsum(weight[order]) - weight[order]
+    weight_before = np.cumsum(weight[order]) - weight[order]
     total = int(weight.sum())
     cuts = [0]
     for i in range(1, size):
-        at = int(np.searchsorted(before, total * i // size))
-        if at == len(order):
+        position = int(np.searchsorted(weight_before, total * i // size))
+        if position == len(order):
             cuts.append(n)
             continue
-        chosen = order[at]
+        chosen = order[position]
         if of_rank[chosen] == rank:
             cuts.append(int(place[chosen]))
         else:

@@ -30,14 +30,14 @@ class Request:
     """
 
     def __init__(self, train: config.Train, schema: DatasetSchema) -> None:
-        settings, where = train.evaluation, "train.evaluation"
+        settings, section = train.evaluation, "train.evaluation"
         self.settings, self.schema, self.k = settings, schema, train.rank_k
         #: The tasks besides the first, which have metrics of their own.
         self.tasks = dict(list(train.tasks.items())[1:])
         #: Names of the carried columns that say which list a row is of, and which user.
         self.group = None if train.rank_group is None else schema.carried_name(train.rank_group)
         self.user = None if settings.user is None else schema.carried_name(settings.user)
-        self.item = None if settings.item is None else coded_feature(schema, settings.item, f"{where}.item")
+        self.item = None if settings.item is None else coded_feature(schema, settings.item, f"{section}.item")
         #: By slice: its expression, or the feature whose codes in training it asks for.
         self.expressions = {
             name: parse_slice(name, slice_.expression, schema)
@@ -45,8 +45,8 @@ class Request:
             if slice_.expression is not None
         }
         self.ranked_by()
-        self.seen = {
-            name: coded_feature(schema, slice_.seen, f"{where}.slices.{name}.seen").name
+        self.seen_features = {
+            name: coded_feature(schema, slice_.seen, f"{section}.slices.{name}.seen").name
             for name, slice_ in settings.slices.items()
             if slice_.seen is not None
         }
@@ -56,13 +56,13 @@ class Request:
         self.action: Feature | None = None
         self.action_features: tuple[Feature, ...] = ()
         if self.policy is not None:
-            where = f"{where}.off_policy"
+            section = f"{section}.off_policy"
             for key, column in (("propensity", self.policy.propensity), ("reward", self.policy.reward)):
                 if column is not None:
-                    check_number(schema, column, f"{where}.{key}")
-            self.action = coded_feature(schema, self.policy.action, f"{where}.action")
+                    check_number(schema, column, f"{section}.{key}")
+            self.action = coded_feature(schema, self.policy.action, f"{section}.action")
             self.action_features = tuple(
-                scalar_feature(schema, name, f"{where}.action_features") for name in self.policy.action_features
+                scalar_feature(schema, name, f"{section}.action_features") for name in self.policy.action_features
             )
 
     @property
@@ -75,8 +75,8 @@ class Request:
         key = self.group if lists else self.user
         columns = self.sliced_by()
         if self.policy is not None and not lists:
-            asked = (self.policy.propensity, self.policy.reward)
-            columns += [self.schema.carried_name(c) for c in asked if c is not None]
+            logged = (self.policy.propensity, self.policy.reward)
+            columns += [self.schema.carried_name(c) for c in logged if c is not None]
         return list(dict.fromkeys([*([] if key is None else [key]), *columns]))
 
     def sliced_by(self) -> list[str]:
@@ -89,19 +89,19 @@ class Request:
         Raises:
             UserError: `order_by` is not carried, or is no number.
         """
-        asked = self.settings.full_ranking
-        if asked is None:
+        ranking = self.settings.full_ranking
+        if ranking is None:
             return None, None
-        user, order_by = (None if c is None else self.schema.carried_name(c) for c in (asked.user, asked.order_by))
-        if asked.order_by is not None:
-            check_number(self.schema, asked.order_by, "train.evaluation.full_ranking.order_by")
+        user, order_by = (None if c is None else self.schema.carried_name(c) for c in (ranking.user, ranking.order_by))
+        if ranking.order_by is not None:
+            check_number(self.schema, ranking.order_by, "train.evaluation.full_ranking.order_by")
         return user, order_by
 
     def codes(self, lists: bool = False) -> list[str]:
         """Features whose codes predictions need."""
         item = [self.item.name] if lists and self.item is not None else []
         action = [self.action.name] if not lists and self.action is not None else []
-        return list(dict.fromkeys([*item, *action, *self.seen.values()]))
+        return list(dict.fromkeys([*item, *action, *self.seen_features.values()]))
 
 
 def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
@@ -110,40 +110,38 @@ def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
     Raises:
         UserError: a column that is not carried, or an expression that is not known here.
     """
-    where = f"train.evaluation.slices.{name}: '{text}'"
+    prefix = f"train.evaluation.slices.{name}: '{text}'"
     # A number alone is not cast to text by the parser as a column is: real numbers would make a slice each.
-    found = parse_carried(text, schema, "string")
-    if found is None:
+    expression = parse_carried(text, schema, "string")
+    if expression is None:
         known = ", ".join(carried_types(schema)) or "there are none"
         raise UserError(
-            f"{where} is no expression over the carried columns ({known}); write a column "
+            f"{prefix} is no expression over the carried columns ({known}); write a column "
             f"of features.carried, or such as `age < 30`, `case when ... then 'a' else 'b' end` "
             f"(headrace reference: lambda)"
         )
-    return found
+    return expression
 
 
-def check_number(schema: DatasetSchema, column: str, where: str) -> None:
+def check_number(schema: DatasetSchema, column: str, key: str) -> None:
     """Check that a column of the lake's table is carried, and is not text.
 
     Args:
-        where: the key of the spec that names it.
+        key: the key of the spec that names it.
 
     Raises:
         UserError: it is not.
     """
     numbers = [c for c, f in schema.carried_columns.items() if f.dtype != "string"]
     if column not in numbers:
-        raise UserError(
-            f"{where}: '{column}' is no carried column of numbers; there are: {', '.join(numbers) or 'none'}"
-        )
+        raise UserError(f"{key}: '{column}' is no carried column of numbers; there are: {', '.join(numbers) or 'none'}")
 
 
-def scalar_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
+def scalar_feature(schema: DatasetSchema, name: str, key: str) -> Feature:
     """Return a feature of one number or code a row.
 
     Args:
-        where: the key of the spec that names it.
+        key: the key of the spec that names it.
 
     Raises:
         UserError: there is none of this name, or it is a list or of raw ids.
@@ -151,17 +149,15 @@ def scalar_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
     features = [*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)]
     known = {f.name: f for f in features if not f.is_list and not f.dynamic}
     if name not in known:
-        raise UserError(
-            f"{where}: '{name}' is no feature with one value a row; there are: {', '.join(known) or 'none'}"
-        )
+        raise UserError(f"{key}: '{name}' is no feature with one value a row; there are: {', '.join(known) or 'none'}")
     return known[name]
 
 
-def coded_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
+def coded_feature(schema: DatasetSchema, name: str, key: str) -> Feature:
     """Return a categorical feature of one code a row.
 
     Args:
-        where: the key of the spec that names it.
+        key: the key of the spec that names it.
 
     Raises:
         UserError: there is none of this name, or it is a list or of raw ids.
@@ -169,13 +165,13 @@ def coded_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
     known = {f.name: f for f in schema.of(Kind.CATEGORICAL) if not f.is_list and not f.dynamic}
     if name not in known:
         raise UserError(
-            f"{where}: '{name}' is no categorical feature with one code a row; there are: {', '.join(known) or 'none'}"
+            f"{key}: '{name}' is no categorical feature with one code a row; there are: {', '.join(known) or 'none'}"
         )
     return known[name]
 
 
 #: Rows whose value is among the rarer ones, and rows without a value.
-OTHERS, NULL = "(others)", "(null)"
+OTHER_VALUES, NULL = "(others)", "(null)"
 #: Values of a slice by what a feature's code was in training.
 SEEN = ("known", "new")
 
@@ -189,8 +185,8 @@ def slice_values(
         UserError: an overflow or a division by zero.
     """
     texts = evaluate_expression(expression, carried, schema, "train.evaluation.slices")
-    found: npt.NDArray[np.object_] = pc.fill_null(texts, NULL).to_numpy(zero_copy_only=False)
-    return found
+    values: npt.NDArray[np.object_] = pc.fill_null(texts, NULL).to_numpy(zero_copy_only=False)
+    return values
 
 
 def make_dimension(ranks: Ranks, name: str, values: npt.NDArray[np.object_], most: int) -> tuple[Dimension, I64]:
@@ -198,7 +194,7 @@ def make_dimension(ranks: Ranks, name: str, values: npt.NDArray[np.object_], mos
 
     Args:
         values: text of this rank's rows, [n].
-        most: slices at most; the values beyond become one, `OTHERS`.
+        most: slices at most; the values beyond become one, `OTHER_VALUES`.
 
     Returns:
         The dimension, the most frequent first; int64 [n].
@@ -208,12 +204,12 @@ def make_dimension(ranks: Ranks, name: str, values: npt.NDArray[np.object_], mos
     counts = np.bincount(codes, minlength=len(distinct)).astype(np.int64)
     # All counts of a value meet on one rank, which knows the most frequent of its values.
     ids, (parts,) = by_id(ranks, hashes, [counts])
-    mine, of = np.unique(ids, return_inverse=True)
-    totals = np.bincount(of, weights=parts, minlength=len(mine)).astype(np.int64)
-    best = np.lexsort((mine, -totals))[:most]
-    told = ranks.gather_json([len(mine), [[int(totals[i]), int(mine[i])] for i in best]])
+    local_ids, id_of = np.unique(ids, return_inverse=True)
+    totals = np.bincount(id_of, weights=parts, minlength=len(local_ids)).astype(np.int64)
+    best = np.lexsort((local_ids, -totals))[:most]
+    gathered = ranks.gather_json([len(local_ids), [[int(totals[i]), int(local_ids[i])] for i in best]])
     # Of equally frequent ones the order is that of their hashes.
-    chosen = [h for _, h in sorted((p for _, pairs in told for p in pairs), key=lambda p: (-p[0], p[1]))[:most]]
+    chosen = [h for _, h in sorted((p for _, pairs in gathered for p in pairs), key=lambda p: (-p[0], p[1]))[:most]]
     known = dict(zip(hashes.tolist(), (str(v) for v in distinct), strict=True))
     texts: dict[int, str] = {}
     for part in ranks.gather_json([[h, known[h]] for h in chosen if h in known]):
@@ -221,8 +217,8 @@ def make_dimension(ranks: Ranks, name: str, values: npt.NDArray[np.object_], mos
     names = [texts[h] for h in chosen]
     position = {h: i for i, h in enumerate(chosen)}
     of_value = np.array([position.get(h, len(chosen)) for h in hashes.tolist()], np.int64)
-    if sum(n for n, _ in told) > len(chosen):
-        names.append(OTHERS)
+    if sum(n for n, _ in gathered) > len(chosen):
+        names.append(OTHER_VALUES)
     return Dimension(name, tuple(names)), of_value[codes] if len(codes) else np.zeros(0, np.int64)
 
 
@@ -241,9 +237,9 @@ def carried_ids(ranks: Ranks, values: npt.NDArray[Any], name: str, schema: Datas
     Raises:
         UserError: the column is of whole numbers, and some rows have none; all ranks raise it.
     """
-    found, nulls = ids_here(values, name, schema)
+    ids, nulls = ids_here(values, name, schema)
     check_no_nulls(ranks, nulls, name)
-    return found
+    return ids
 
 
 def ids_here(values: npt.NDArray[Any], name: str, schema: DatasetSchema) -> tuple[I64, int]:

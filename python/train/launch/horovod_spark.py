@@ -51,9 +51,9 @@ from headrace.train.result import (
     Diverged,
     RankError,
     RankResult,
-    Report,
     Stopped,
     StoreFailed,
+    TrainingReport,
     phase_seconds,
     show_startup,
 )
@@ -81,7 +81,7 @@ def launch(
     on_progress: Callable[[ProgressEvent], None] = lambda tick: None,
     phase_ends: Mapping[str, float] | None = None,
     check_lease: Callable[[], None] = lambda: None,
-) -> Report:
+) -> TrainingReport:
     """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is attempted again.
 
     A further attempt resumes from the last checkpoint. What an attempt was writing when it failed is removed.
@@ -146,7 +146,7 @@ def _launch(
     ranks: int,
     on_progress: Callable[[ProgressEvent], None],
     phase_ends: Mapping[str, float],
-) -> Report:
+) -> TrainingReport:
     job = job.model_copy(update={"token": uuid.uuid4().hex})
     try:
         job.fence.put_text(job.token)
@@ -156,8 +156,8 @@ def _launch(
         raise
     # ranks.log stays.
     old = [p for p in job.folder.entries() if p.name.startswith(("progress-", "ranks-"))]
-    for left in old:
-        left.remove_quietly()
+    for leftover in old:
+        leftover.remove_quietly()
     job.ranks_folder.make_dir()
     local = _is_local(spark)
     tick = time.perf_counter()
@@ -269,14 +269,14 @@ def _clean_partial_files(job: Job) -> Iterator[None]:
 
 def _horovod_timeouts(deadline: float) -> dict[str, str]:
     """Horovod's own deadlines, behind that of headrace.train.callbacks.watchdog: for what hangs below Python."""
-    behind = deadline + 2 * max(5.0, deadline / 10)
+    later_deadline = deadline + 2 * max(5.0, deadline / 10)
     return {
         # Warn of tensors that some ranks have not submitted; then end the job.
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, round(deadline / 2))),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(round(behind)),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(round(later_deadline)),
         # One message of gloo's, among them Horovod's own; its default of 30 s is less than a checkpoint may take. It is
         # also how long a rank waits in `hvd.init` for those that start later.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(max(behind, _LEAST_START_SECONDS))),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(max(later_deadline, _LEAST_START_SECONDS))),
     }
 
 
@@ -331,41 +331,41 @@ def _gloo_is_built() -> Iterator[None]:
     It would fork this process and import torch in the child. That is slow, and the child's garbage collector speaks to
     the JVM on this process's socket. Where Gloo is missing, `hvd.init()` fails in the ranks and says so.
     """
-    before = horovod.runner.launch.gloo_built
+    original = horovod.runner.launch.gloo_built
     horovod.runner.launch.gloo_built = lambda verbose=False: True
     try:
         yield
     finally:
-        horovod.runner.launch.gloo_built = before
+        horovod.runner.launch.gloo_built = original
 
 
 @contextmanager
 def _prepared_tasks() -> Iterator[None]:
     """Spark's tasks of Horovod as headrace.train.launch.hosts and headrace.train.launch.hosts want them."""
-    before = horovod.spark.runner._make_mapper
-    horovod.spark.runner._make_mapper = lambda *args: reached_by_others(counting_from_start(before(*args)))
+    original = horovod.spark.runner._make_mapper
+    horovod.spark.runner._make_mapper = lambda *args: reached_by_others(counting_from_start(original(*args)))
     try:
         yield
     finally:
-        horovod.spark.runner._make_mapper = before
+        horovod.spark.runner._make_mapper = original
 
 
 @contextmanager
 def _silence_cancelled_job() -> Iterator[None]:
     """Horovod runs the Spark job in a thread, and cancels the job where ranks fail: that one trace says nothing new."""
-    before = threading.excepthook
+    original = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
         if "SPARK_JOB_CANCELLED" in str(args.exc_value):
             log.debug("the ranks' Spark job was cancelled")
         else:
-            before(args)
+            original(args)
 
     threading.excepthook = hook
     try:
         yield
     finally:
-        threading.excepthook = before
+        threading.excepthook = original
 
 
 class _ReceivedSignals:
@@ -401,21 +401,21 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
     over = threading.Event()
 
     def register() -> threading.Event:
-        kill, asked = threading.Event(), threading.Event()
+        kill, stop_asked = threading.Event(), threading.Event()
 
         def ask(signum: int, frame: FrameType | None) -> None:
             # No store is asked for anything here: what it raised would come out of whatever the program is at.
-            if asked.is_set():
+            if stop_asked.is_set():
                 kill.set()
                 return
-            asked.set()
+            stop_asked.set()
             timer = threading.Timer(job.train.stop_seconds, kill.set)
             timer.daemon = True
             timer.start()
 
         def tell_the_ranks() -> None:
             while not over.is_set():
-                if not asked.wait(_STALL_POLL_SECONDS):
+                if not stop_asked.wait(_STALL_POLL_SECONDS):
                     continue
                 # As long as they are not told they go on, until they are killed.
                 with suppress(OSError, UserError):
@@ -442,14 +442,14 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield _ReceivedSignals(reader)
     finally:
         signal.set_wakeup_fd(fd)
         over.set()
-        for s, handler in before.items():
+        for s, handler in handlers.items():
             signal.signal(s, handler)
         horovod.runner.gloo_run.register_shutdown_event = horovods
         reader.close()

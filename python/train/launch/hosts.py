@@ -37,9 +37,9 @@ def count_slots(spark: SparkSession) -> int:
 class Slots:
     """Task slots that a launch waits for."""
 
-    def __init__(self, wanted: int, seconds: float) -> None:
-        self.wanted, self.seconds = wanted, seconds
-        self.found = 0
+    def __init__(self, required: int, seconds: float) -> None:
+        self.required, self.seconds = required, seconds
+        self.available = 0
 
     def check(self, master: str) -> None:
         """Explain a start that took too long.
@@ -47,42 +47,44 @@ class Slots:
         Raises:
             UserError: there never were enough slots.
         """
-        if self.found < self.wanted:
+        if self.available < self.required:
             raise UserError(
-                f"train.ranks is {self.wanted}, but after {self.seconds:g} s (train.start_seconds) Spark ({master}) "
-                f"has {self.found} task slots for them, and all ranks run at once: ask for more executors or cores "
+                f"train.ranks is {self.required}, but after {self.seconds:g} s (train.start_seconds) Spark ({master}) "
+                f"has {self.available} task slots for them, and all ranks run at once: ask for more executors or cores "
                 f"(spark.executor.instances, spark.executor.cores, spark.cores.max; with GPUs a task's share of one), "
                 f"lower train.ranks, or wait longer"
             )
 
 
 @contextmanager
-def watch_slots(count: Callable[[], int], wanted: int, seconds: float, started: Callable[[], bool]) -> Iterator[Slots]:
+def watch_slots(
+    count: Callable[[], int], required: int, seconds: float, started: Callable[[], bool]
+) -> Iterator[Slots]:
     """Count slots in a thread for the length of the block, and say so where they are late.
 
     Args:
         count: how many there are now.
-        wanted: one for each rank.
+        required: one for each rank.
         seconds: that the launch waits; for the messages.
         started: whether the ranks are at work, so that nobody waits any more.
     """
-    slots, end = Slots(wanted, seconds), threading.Event()
+    slots, end = Slots(required, seconds), threading.Event()
 
     def run() -> None:
-        began, said = time.monotonic(), 0.0
+        start, reported = time.monotonic(), 0.0
         while not started():
-            slots.found = max(slots.found, count())
-            waited = time.monotonic() - began
-            if slots.found >= wanted:
-                if said:
-                    log.info("%d task slots are there after %.0f s", slots.found, waited)
+            slots.available = max(slots.available, count())
+            waited = time.monotonic() - start
+            if slots.available >= required:
+                if reported:
+                    log.info("%d task slots are there after %.0f s", slots.available, waited)
                 return
-            if waited >= (said + _EVERY_SECONDS if said else _PATIENCE_SECONDS):
-                said = waited
+            if waited >= (reported + _EVERY_SECONDS if reported else _PATIENCE_SECONDS):
+                reported = waited
                 log.info(
                     "waiting for task slots: %d of %d after %.0f s, at most %.0f s (train.start_seconds)",
-                    slots.found,
-                    wanted,
+                    slots.available,
+                    required,
                     waited,
                     seconds,
                 )
@@ -107,12 +109,12 @@ def without_loopback() -> Iterator[None]:
     """Let services that this process makes name no address of loopback, for the length of the block."""
     from horovod.runner.common.util.network import BasicService
 
-    before = BasicService._get_local_addresses
-    BasicService._get_local_addresses = lambda service: beyond_loopback(before(service))
+    original = BasicService._get_local_addresses
+    BasicService._get_local_addresses = lambda service: beyond_loopback(original(service))
     try:
         yield
     finally:
-        BasicService._get_local_addresses = before
+        BasicService._get_local_addresses = original
 
 
 def reached_by_others(mapper: Mapper) -> Mapper:
@@ -127,10 +129,10 @@ def reached_by_others(mapper: Mapper) -> Mapper:
 
 def beyond_loopback(addresses: Addresses) -> Addresses:
     """Addresses that other hosts reach; all of them where there are none."""
-    found = {
-        interface: [a for a in those if not ip_address(a[0]).is_loopback] for interface, those in addresses.items()
+    outer = {
+        interface: [a for a in pairs if not ip_address(a[0]).is_loopback] for interface, pairs in addresses.items()
     }
-    return {interface: those for interface, those in found.items() if those} or addresses
+    return {interface: pairs for interface, pairs in outer.items() if pairs} or addresses
 
 
 #: Most seconds without an answer, however long ranks may wait for each other.
@@ -158,27 +160,27 @@ def notice_lost_hosts(seconds: float) -> Iterator[None]:
         seconds: without an answer.
     """
     network = horovod.runner.common.util.network
-    before = network.socket
+    original = network.socket
 
     class Socket(socket.socket):
         def __init__(self, *args: object, **more: object) -> None:
             super().__init__(*args, **more)  # type: ignore[arg-type]
             keep_asking(self, seconds)
 
-    shown = ModuleType("socket", socket.__doc__)
-    shown.__dict__.update(socket.__dict__)
-    shown.__dict__["socket"] = Socket
-    network.socket = shown
+    patched = ModuleType("socket", socket.__doc__)
+    patched.__dict__.update(socket.__dict__)
+    patched.__dict__["socket"] = Socket
+    network.socket = patched
     try:
         yield
     finally:
-        network.socket = before
+        network.socket = original
 
 
 def keep_asking(connection: socket.socket, seconds: float) -> None:
     """Let the kernel end a connection, or an attempt at one, whose other end has not answered for so long."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = {
+    options = {
         "TCP_KEEPIDLE": round(seconds / 2),
         "TCP_KEEPINTVL": round(seconds / 2 / _QUESTIONS),
         "TCP_KEEPCNT": _QUESTIONS,
@@ -186,7 +188,7 @@ def keep_asking(connection: socket.socket, seconds: float) -> None:
         "TCP_USER_TIMEOUT": round(1000 * seconds),
         "TCP_SYNCNT": _CONNECTS,
     }
-    for name, value in wanted.items():
+    for name, value in options.items():
         option = getattr(socket, name, None)  # not every system has them all
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, max(1, value))

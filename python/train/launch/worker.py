@@ -99,8 +99,8 @@ def rank_main(job_json: str) -> str:
         hvd.shutdown()
         if watchdog is not None:
             watchdog.close()
-    if watchdog is not None and "train" in watchdog.began:
-        phase_ends["model"] = watchdog.began["train"]
+    if watchdog is not None and "train" in watchdog.phase_starts:
+        phase_ends["model"] = watchdog.phase_starts["train"]
     return result.model_copy(update={"phase_ends": phase_ends}).model_dump_json()
 
 
@@ -126,15 +126,15 @@ def _rank_error(rank: int, e: UserError | StoreError | ChangedInPlace) -> RankEr
 def _file_error(rank: int, e: OSError, job: Job) -> RankError | None:
     """Return the report of an error of a file; None: it is of something else, or for the program to mend."""
     if is_full(e):
-        where, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
+        path_text, is_local = f": {e.filename}" if e.filename else "", job.folder.scheme == "file"
         # Where the run is in a store of objects, the disk that is full is that of this host's copies.
         full = Path(job.folder.path) if is_local else copies.folder()
         room = f"{job.folder}, or lower train.keep ({job.train.keep})" if is_local else str(full)
         free = "" if isinstance(e, CheckpointUnwritten) else f" ({free_in(full)})"
-        return RankError(rank=rank, message=f"{e.strerror}{where}{free}. Make room below {room}", full_disk=True)
+        return RankError(rank=rank, message=f"{e.strerror}{path_text}{free}. Make room below {room}", full_disk=True)
     if (away := store_away(e)) is not None:
         return RankError(rank=rank, message=str(away), store_failed=True, store_away=True)
-    if (found := told_of_file(e)) is None:
+    if (explained := told_of_file(e)) is None:
         return None
-    message, code = found
+    message, code = explained
     return RankError(rank=rank, message=message, store_failed=code != EXIT_USER_ERROR)

@@ -55,7 +55,9 @@ class Evaluations:
         self._train, self._model, self._dataset, self._collective = job.train, model, dataset, collective
         self._ranks = Ranks(collective)
         self._request, self._labels = Request(job.train, model.schema), TaskLabels(job.train, model.schema, job.ds)
-        self._valid = open_split(dataset, "valid", model.schema, self._labels.beside(self._request.carried()))
+        self._valid = open_split(
+            dataset, "valid", model.schema, self._labels.with_label_columns(self._request.carried())
+        )
         self._ranker = (
             None
             if job.train.evaluation.full_ranking is None
@@ -81,13 +83,13 @@ class Evaluations:
         request = Request(self._train.model_copy(update={"evaluation": settings}), self._model.schema)
         evaluator = Evaluator(request)
         if self._ranker is not None and monitor.endswith("_full"):
-            found = self._ranker.evaluate(evaluator, "valid")
+            judged = self._ranker.evaluate(evaluator, "valid")
         elif monitor.endswith("_at_k"):
-            found = self._lists(evaluator, request)[1]
+            judged = self._lists(evaluator, request)[1]
         else:
             predictions = self._predict(self._valid, request.carried(), request.codes(), self._labels)
-            found = evaluate_tasks(evaluator, request, self._ranks, predictions)
-        return replace(basic, metrics=basic.metrics | {monitor: found.metrics[monitor]})
+            judged = evaluate_tasks(evaluator, request, self._ranks, predictions)
+        return replace(basic, metrics=basic.metrics | {monitor: judged.metrics[monitor]})
 
     def at_the_end(self, layout: SplitLayout, last: Evaluation | None) -> tuple[dict[str, Evaluation], dict[str, int]]:
         """Return all requested evaluations, by split, and the rows of the splits. `<split>_full`: a full ranking of it.
@@ -96,40 +98,40 @@ class Evaluations:
             layout: of the split `train`.
             last: what `while_training` said of the model as it is, where it did.
         """
-        evaluator, request, found = Evaluator(self._request), self._request, {}
+        evaluator, request, evaluations = Evaluator(self._request), self._request, {}
         splits = {"valid": self._valid}
         if (self._dataset / TEST).is_dir():
-            carried = self._labels.beside(request.carried())
+            carried = self._labels.with_label_columns(request.carried())
             splits[TEST] = open_split(self._dataset, TEST, self._model.schema, carried)
         evaluator.count_training_rows(self._ranks, layout)
         policy = evaluator.policy(self._ranks, layout)
         for name, split in splits.items():
             if name == "valid" and last is not None and request.is_basic:
-                found[name] = replace(
+                evaluations[name] = replace(
                     last, metrics={m: x for m, x in last.metrics.items() if m in (*BASIC, *ERROR_METRICS)}
                 )
                 continue
             predictions = self._predict(split, request.carried(), request.codes(), self._labels, policy)
             if self._model.predicts == "number":
-                found[name] = evaluator.evaluate_regression(self._ranks, predictions)
+                evaluations[name] = evaluator.evaluate_regression(self._ranks, predictions)
                 continue
-            found[name] = evaluate_tasks(evaluator, request, self._ranks, predictions)
-        rows = {name: of.rows for name, of in found.items()}
+            evaluations[name] = evaluate_tasks(evaluator, request, self._ranks, predictions)
+        rows = {name: evaluation.rows for name, evaluation in evaluations.items()}
         if self._train.rank_group is not None:
-            rows["rank"], found["rank"] = self._lists(evaluator, request)
+            rows["rank"], evaluations["rank"] = self._lists(evaluator, request)
         if self._ranker is not None:
             assert request.settings.full_ranking is not None
             for name in request.settings.full_ranking.splits:
                 if name in splits:
-                    found[f"{name}_full"] = self._ranker.evaluate(evaluator, name)
-        return found, rows
+                    evaluations[f"{name}_full"] = self._ranker.evaluate(evaluator, name)
+        return evaluations, rows
 
     def of_other_rows(self, dataset: Location) -> dict[str, Any] | None:
         """Return the basic `metrics` on the split valid of another dataset with the same features, and its `rows`.
 
         None, with a warning, where a rank cannot read them: all ranks know before the first predicts.
         """
-        reasons = [why for why in self._ranks.gather_json(self._unreadable(dataset)) if why is not None]
+        reasons = [reason for reason in self._ranks.gather_json(self._unreadable(dataset)) if reason is not None]
         if reasons:
             if self._collective.world.is_chief:
                 log.warning("not measured on the rows of %s: %s", dataset, reasons[0])

@@ -43,8 +43,8 @@ class EagerForward:
         self._model, self._batch_size = model, batch_size
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
-        given = batch.labels, batch.weights, batch.targets, batch.lists
-        inputs = self._model.inputs_of(batch.continuous, lookups, *given)
+        row_values = batch.labels, batch.weights, batch.targets, batch.lists
+        inputs = self._model.inputs_of(batch.continuous, lookups, *row_values)
         loss = self.loss(inputs)
         return Forward(loss.detach(), lambda: torch.autograd.backward(loss))
 
@@ -178,12 +178,12 @@ def capture_cuda(work: Callable[[], None]) -> Callable[[], None]:
 
     Other threads may use the device meanwhile: batches are on their way (headrace.train.micro_batch).
     """
-    side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(here)
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(3):
             work()
-    here.wait_stream(side)
+    current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()

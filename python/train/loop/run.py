@@ -13,7 +13,7 @@ from headrace.models import saved
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema
 from headrace.train.callbacks.metrics_log import MetricsLog
-from headrace.train.callbacks.progress import OnProgress, Progress, ProgressEvent, ProgressReporter, monitor_of
+from headrace.train.callbacks.progress import LoopProgress, OnProgress, ProgressEvent, ProgressReporter, monitor_of
 from headrace.train.callbacks.tracing import InstrumentedCollective, NoOpTracer, Tracer, collect_profile, show_profile
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels
@@ -24,21 +24,21 @@ from headrace.train.job import Job
 from headrace.train.loop.evaluation import Evaluations
 from headrace.train.loop.trainer import Trainer
 from headrace.train.loop.training_rows import ItemShares, observe_training_rows, training_rows
-from headrace.train.result import Report
+from headrace.train.result import TrainingReport
 from headrace.train.setup.initial_weights import changes_of, saved_bytes, start_from_pretrained, start_new_rows
 from headrace.train.setup.state import TrainState, build_state
 
 log = logging.getLogger("headrace.train")
 
 
-def train_local(job: Job, on_progress: OnProgress = lambda event: None) -> Report:
+def train_local(job: Job, on_progress: OnProgress = lambda event: None) -> TrainingReport:
     """Train in this process, as the only rank."""
     return train(job, LocalCollective(), on_progress)
 
 
 def train(
     job: Job, collective: Collective, on_progress: OnProgress = lambda event: None, watchdog: Watchdog | None = None
-) -> Report:
+) -> TrainingReport:
     """Train, evaluate and save the model. Collective; every rank returns the same report, its own peak memory apart.
 
     Resumes from the newest whole checkpoint of the same run, so that it ends with the weights of a run that was never
@@ -55,9 +55,9 @@ def train(
     dataset, schema = job.ws.locate(job.features.output("dataset").name), job.features.dataset_schema
     assert schema is not None
     labels = TaskLabels(job.train, schema, job.ds)
-    lists = ListColumn.asked(job.model, job.train, schema)
+    lists = ListColumn.from_spec(job.model, job.train, schema)
     weights = SampleWeights(job.train, schema, job.decay)
-    read_along = labels.beside([*weights.carried, *([] if lists is None else [lists.column])])
+    read_along = labels.with_label_columns([*weights.carried, *([] if lists is None else [lists.column])])
     layout = open_split(dataset, "train", schema, read_along)
     state, progress = _restore_or_build(job, schema, layout, collective, watchdog)
     model = state.model
@@ -129,10 +129,10 @@ def train(
             log.info("taking the weights of step %d, which had the %s", best_step, monitor.best)
         restore_step(job.checkpoints, best_step, model, state.dense, collective, config=job.config_fingerprint)
     # None: other weights than those of the last step; or all steps were taken before this run began.
-    found, sizes = evaluations.at_the_end(layout, evaluation)
+    final_evaluations, sizes = evaluations.at_the_end(layout, evaluation)
     metrics: dict[str, float | None] = {}
     for split in ("valid", "rank", "valid_full"):
-        metrics |= found[split].metrics if split in found else {}
+        metrics |= final_evaluations[split].metrics if split in final_evaluations else {}
     forgetting: dict[str, Any] = {}
     if job.forgetting is not None:
         forgetting = evaluations.of_other_rows(job.ws.locate(job.forgetting)) or {}
@@ -143,7 +143,9 @@ def train(
         job.check_fence()
         if job.token:
             job.metrics_file.copy_from(job.launch_metrics_file)
-        write_replicates(job.replicates_file, {split: of.replicates for split, of in found.items()})
+        write_replicates(
+            job.replicates_file, {split: of_split.replicates for split, of_split in final_evaluations.items()}
+        )
     saved.save_model(
         job.saved_model,
         model,
@@ -154,7 +156,7 @@ def train(
         metrics=metrics,
         changes=changes_of(job, model),
     )
-    return Report(
+    return TrainingReport(
         rows={"train": source.rows} | sizes,
         steps=total,
         steps_per_epoch=source.steps_per_epoch,
@@ -164,8 +166,10 @@ def train(
         curve=progress.curve,
         evals=progress.evals,
         best_step=best_step,
-        calibration_bins=found["valid"].calibration_bins,
-        evaluation={} if evaluations.is_basic and TEST not in found else {s: of.record() for s, of in found.items()},
+        calibration_bins=final_evaluations["valid"].calibration_bins,
+        evaluation={}
+        if evaluations.is_basic and TEST not in final_evaluations
+        else {s: of_split.record() for s, of_split in final_evaluations.items()},
         data_wait_seconds=round(source.wait_seconds, 3),
         checkpoint_wait_seconds=round(trainer.checkpoint_wait_seconds, 3),
         profile=profile,
@@ -180,7 +184,7 @@ def train(
 
 def _restore_or_build(
     job: Job, schema: DatasetSchema, rows: SplitLayout, collective: Collective, watchdog: Watchdog
-) -> tuple[TrainState, Progress]:
+) -> tuple[TrainState, LoopProgress]:
     """Restore the newest whole checkpoint's state; else build a new one, with the weights of the models that it starts
     from.
     """
@@ -209,16 +213,16 @@ def _restore_or_build(
             start_new_rows(state.model, loaded, rows, by_segment=job.new_rows == "segment")
     elif job.pretrained:
         start_from_pretrained(state.model, {part: job.ws.locate(name) for part, name in job.pretrained.items()})
-    return state, Progress()
+    return state, LoopProgress()
 
 
 def dynamic_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
     """Report on tables of raw ids; `oov_share` is of the split `valid`. Collective."""
     if model.dynamic is None:
         return {}
-    found = model.dynamic.report()
+    tables = model.dynamic.report()
     if collective.world.is_chief:
-        for name, table in found.items():
+        for name, table in tables.items():
             log.info(
                 "raw ids of %s: %s rows, %s admitted and %s evicted so far, %s wait; %s of the lookups of valid "
                 "found no row",
@@ -240,15 +244,15 @@ def dynamic_report(model: ShardedModel, collective: Collective) -> dict[str, dic
             "oov_share": None if t.oov_share is None else round(t.oov_share, 6),
             "mib": round(t.nbytes / 2**20, 3),
         }
-        for name, t in found.items()
+        for name, t in tables.items()
     }
 
 
 def cache_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
     """Report on tables in host memory with hot rows on GPUs. Collective."""
-    found = cache_use(model.embeddings)
+    tables = cache_use(model.embeddings)
     if collective.world.is_chief:
-        for name, use in found.items():
+        for name, use in tables.items():
             log.info(
                 "table %s: %s rows in host memory, %.1f%% of them on the GPU too, where %.1f%% of the lookups "
                 "found theirs",
@@ -264,7 +268,7 @@ def cache_report(model: ShardedModel, collective: Collective) -> dict[str, dict[
             "lookups": u.lookups,
             "hit_share": None if u.hit_rate is None else round(u.hit_rate, 6),
         }
-        for name, u in found.items()
+        for name, u in tables.items()
     }
 
 
@@ -275,5 +279,5 @@ def peak_mib() -> float:
 
 def core_seconds() -> float:
     """Processor time of this process and of its children that have ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return round(sum(r.ru_utime + r.ru_stime for r in both), 3)
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round(sum(r.ru_utime + r.ru_stime for r in usages), 3)

@@ -23,7 +23,7 @@ from headrace.embeddings.fused_optimizer import NonFiniteGradient
 from headrace.embeddings.lookup.local_tables import bad_gradients
 from headrace.models.sharded_model import PendingLookups, ShardedModel
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
-from headrace.train.callbacks.progress import Progress, monitor_of
+from headrace.train.callbacks.progress import LoopProgress, monitor_of
 from headrace.train.carried_columns import ListColumn, SampleWeights, TaskLabels
 from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.evaluation.evaluate import Evaluation
@@ -37,10 +37,10 @@ from headrace.train.setup.state import TrainState
 
 def micro_batches(batches: Iterable[MicroBatch], parts: int) -> Iterator[MicroBatch]:
     """Cut each batch into `parts` consecutive slices of (nearly) as many rows."""
-    for whole in batches:
-        rows = len(whole.labels)
+    for batch in batches:
+        rows = len(batch.labels)
         for start, end in pairwise([rows * i // parts for i in range(parts + 1)]):
-            yield whole.rows(start, end)
+            yield batch.rows(start, end)
 
 
 class LookupPipeline:
@@ -112,11 +112,11 @@ def bad_step(
     of_tables = sorted({*tables, *bad_gradients(state.model.embeddings)})
     named = [f"table '{t}'" for t in _of_all_ranks(of_tables, collective)] + [f"'{n}'" for n in parameters]
     if not torch.tensor(loss).isfinite():
-        what = f"the loss is {loss}"
+        fault = f"the loss is {loss}"
     else:
-        what = f"the gradient of {', '.join(named) or 'the interaction'} is not finite"
+        fault = f"the gradient of {', '.join(named) or 'the interaction'} is not finite"
     return Diverged(
-        f"training diverged: {what} at step {step}. Lower train.embeddings.learning_rate "
+        f"training diverged: {fault} at step {step}. Lower train.embeddings.learning_rate "
         f"({train.embeddings.learning_rate}) or train.dense.learning_rate ({train.dense.learning_rate}), or tame "
         f"extreme values of continuous features with clip, log and normalize in features.workflow",
         step,
@@ -152,7 +152,7 @@ class Trainer:
         job: Job,
         state: TrainState,
         source: TrainLoader | WithReplay,
-        progress: Progress,
+        progress: LoopProgress,
         total_steps: int,
         collective: Collective,
         evaluate: Callable[[], Evaluation],
@@ -167,7 +167,7 @@ class Trainer:
         self._monitor = monitor_of(train, model.predicts)
         weights = SampleWeights(train, model.schema, job.decay)
         labels = TaskLabels(train, model.schema, job.ds)
-        lists = ListColumn.asked(job.model, train, model.schema)
+        lists = ListColumn.from_spec(job.model, train, model.schema)
         sent = prefetch_to_device(source, model.device, weights=weights, labels=labels, lists=lists)
         batches = micro_batches(sent, train.accumulate)
         self.lookups = LookupPipeline(model, batches, self._callbacks, world.local_size < world.size)
@@ -207,7 +207,7 @@ class Trainer:
 
     def _fit(self) -> Evaluation | None:
         train, progress, phase = self._job.train, self._progress, self._callbacks.phase
-        began, seconds_before = time.perf_counter(), progress.seconds
+        start, seconds_before = time.perf_counter(), progress.seconds
         evaluation = None
         self._state.model.train()
         while progress.step < self._total_steps and not progress.has_stalled(train.patience, self._monitor):
@@ -215,7 +215,7 @@ class Trainer:
                 rates = self._learning_rates(progress.step + 1)
                 loss, stop = self._train_step(progress.step + 1, rates)
                 progress.step += 1
-                progress.seconds = seconds_before + time.perf_counter() - began
+                progress.seconds = seconds_before + time.perf_counter() - start
                 epoch = -(-progress.step // self._steps_per_epoch)
                 self._callbacks.on_step_end(StepEnd(progress.step, epoch, loss, rates))
             is_last = progress.step == self._total_steps
@@ -226,7 +226,7 @@ class Trainer:
                     evaluation = self._evaluate()
                 self._state.model.train()
                 self._note_evaluation(epoch, evaluation)
-                progress.seconds = seconds_before + time.perf_counter() - began
+                progress.seconds = seconds_before + time.perf_counter() - start
             may_be_best = evaluates and train.patience is not None
             if progress.step % train.checkpoint_steps == 0 or is_last or may_be_best or stop:
                 with phase("checkpoint"):
@@ -288,9 +288,9 @@ class Trainer:
     def _note_evaluation(self, epoch: int, evaluation: Evaluation) -> None:
         step, metrics = self._progress.step, evaluation.metrics
         names = ("auc", "log_loss", self._monitor.metric)
-        found: dict[str, float | None] = {"epoch": epoch, "step": step}
-        found |= {name: metrics[name] for name in dict.fromkeys(names) if name in metrics}
-        self._progress.evals.append(found)
+        record: dict[str, float | None] = {"epoch": epoch, "step": step}
+        record |= {name: metrics[name] for name in dict.fromkeys(names) if name in metrics}
+        self._progress.evals.append(record)
         if self._collective.world.is_chief:
             log.info("epoch %d of %d, step %d: %s", epoch, self._job.train.epochs, step, show_metrics(metrics))
         self._callbacks.on_evaluation_end(step, epoch, metrics)

@@ -48,16 +48,18 @@ def training_rows(
     """
     planned = None if job.replay is None else _older_days(job, schema, carried)
     batch_rows = 0 if job.replay is None else job.replay.rows(job.train.batch_size, job.train.streams)
-    own = job.train if not planned else job.train.model_copy(update={"batch_size": job.train.batch_size - batch_rows})
+    settings = (
+        job.train if not planned else job.train.model_copy(update={"batch_size": job.train.batch_size - batch_rows})
+    )
     rows = TrainLoader(
-        layout, schema, own, world, start_step=start_step, carried=carried, timed=timed, candidates=candidates
+        layout, schema, settings, world, start_step=start_step, carried=carried, timed=timed, candidates=candidates
     )
     if job.replay is None or not planned:
         return rows
     steps = rows.steps_per_epoch * job.train.epochs
-    wanted = batch_rows * min(steps, job.train.max_steps or steps)
+    replay_total = batch_rows * min(steps, job.train.max_steps or steps)
     streams, seed = job.train.streams, int.from_bytes(hashlib.sha256(job.key.encode()).digest()[:8])
-    plan = ReplayRows.of(planned, wanted, batch_rows, job.replay.by, streams, seed)
+    plan = ReplayRows.of(planned, replay_total, batch_rows, job.replay.by, streams, seed)
     if world.is_chief:
         log.info("%s rows of %d older days in each step of %s", batch_rows, len(planned), job.train.batch_size)
     replayed = ReplayLoader(
@@ -106,41 +108,41 @@ class ItemShares:
         Raises:
             UserError: see CandidateSampler.of.
         """
-        asked = self._train.negatives
-        if asked is None or asked.form != "candidates":
+        negatives = self._train.negatives
+        if negatives is None or negatives.form != "candidates":
             return None
-        counts = self._occurrences(asked.column).positives if asked.method == "popularity" else None
-        return CandidateSampler.of(self._schema, asked, self._train.seed, counts)
+        counts = self._occurrences(negatives.column).positives if negatives.method == "popularity" else None
+        return CandidateSampler.of(self._schema, negatives, self._train.seed, counts)
 
-    def log_share(self, feature: str, of: ShareOf) -> Tensor:
+    def log_share(self, feature: str, share_of: ShareOf) -> Tensor:
         """See `Inputs.log_q`; of all codes: float32 [cardinality].
 
         Raises:
             UserError: the feature has no codes, one a row; or no candidates are drawn of it.
         """
-        if (feature, of) not in self._logs:
+        if (feature, share_of) not in self._logs:
             counts = self._occurrences(feature)
-            if of == "negatives":
+            if share_of == "negatives":
                 weights = self._weights_of_draws(feature, counts)
             else:
-                weights = (counts.rows if of == "rows" else counts.positives).astype(np.float64)
+                weights = (counts.rows if share_of == "rows" else counts.positives).astype(np.float64)
             # What is never there is as likely as what is there once: it has a place in the loss all the same.
             shares = np.maximum(weights, 1.0) / max(weights.sum(), 1.0)
-            self._logs[feature, of] = torch.from_numpy(np.log(shares).astype(np.float32))
-        return self._logs[feature, of]
+            self._logs[feature, share_of] = torch.from_numpy(np.log(shares).astype(np.float32))
+        return self._logs[feature, share_of]
 
     def _weights_of_draws(self, feature: str, counts: Occurrences) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        asked = self._train.negatives
-        if asked is None or asked.form != "candidates" or asked.column != feature:
+        negatives = self._train.negatives
+        if negatives is None or negatives.form != "candidates" or negatives.column != feature:
             raise UserError(
                 f"the model asks how likely a draw of '{feature}' is: set train.negatives to candidates of it"
             )
-        known, _ = drawn_column(self._schema, asked)
+        known, _ = drawn_column(self._schema, negatives)
         weights = counts.positives.astype(np.float64)
-        if asked.method == "uniform":
+        if negatives.method == "uniform":
             weights[:] = 1.0
-        elif asked.method == "popularity":
-            weights **= asked.exponent
+        elif negatives.method == "popularity":
+            weights **= negatives.exponent
         weights[: known.first_code] = 0.0
         return weights
 
@@ -166,7 +168,7 @@ def observe_training_rows(model: ShardedModel, train: SplitLayout) -> None:
     def rows() -> Iterator[tuple[Tensor, CategoricalBatch, Tensor]]:
         with EvalLoader(train, model.schema, World(), batch_size=_OBSERVED_ROWS, streams=1) as source:
             for batch in source:
-                found = MicroBatch.of(batch)
-                yield found.continuous, found.categorical, found.labels
+                tensors = MicroBatch.from_batch(batch)
+                yield tensors.continuous, tensors.categorical, tensors.labels
 
     model.observe(rows())

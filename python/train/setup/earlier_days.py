@@ -38,7 +38,7 @@ class WarmStart:
 
 
 def find_warm_start(
-    ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, begun: Sequence[Input] = ()
+    ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, earlier_inputs: Sequence[Input] = ()
 ) -> WarmStart | None:
     """Find the newest finished model of a day before `ds` that stands and whose shape fits.
 
@@ -54,25 +54,25 @@ def find_warm_start(
         spec: the pipeline.
         ds: the day.
         schema: of its dataset.
-        begun: what a finished run of the day, which still stands, has read: the model that it began with may have been
-            removed, refused or rolled back since, and is its start all the same.
+        earlier_inputs: the inputs of a finished run of the day which still stands: the model that it began with may
+            have been removed, refused or rolled back since, and is its start all the same.
     """
     for day in sorted((d for d in ws.days(spec.pipeline) if d < ds), reverse=True):
         for manifest in _of_day(ws, spec, day):
             output = manifest.output("model")
-            found = WarmStart(day, output.name, output.version)
-            reason = _why_not(ws, spec, schema, manifest, found.input in begun)
+            start = WarmStart(day, output.name, output.version)
+            reason = _why_not(ws, spec, schema, manifest, start.input in earlier_inputs)
             if reason is None:
-                return found
+                return start
             log.info("not starting from the model of stage %s of %s: %s", manifest.stage, day, reason)
     return None
 
 
-def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifest, begun: bool) -> str | None:
-    """Return the reason why a day's model is no start, or None. `begun`: a finished run has begun with it."""
+def _why_not(ws: Workspace, spec: Spec, schema: DatasetSchema, manifest: Manifest, is_resumed: bool) -> str | None:
+    """Return the reason why a day's model is no start, or None. `is_resumed`: a finished run has begun with it."""
     if manifest.removed:
-        return None if begun else str(manifest.why_removed)
-    if not begun and (reason := _taken_back(ws, spec, manifest)):
+        return None if is_resumed else str(manifest.why_removed)
+    if not is_resumed and (reason := _taken_back(ws, spec, manifest)):
         return reason
     try:
         return model_misfit(read_meta(ws.locate(manifest.output("model").name)), spec, schema)
@@ -89,8 +89,8 @@ def _taken_back(ws: Workspace, spec: Spec, manifest: Manifest) -> str:
     rolled_back = log_of_moves.is_file() and b'"rollback"' in log_of_moves.read_bytes()
     if not refused and not (rolled_back and registered):
         return ""
-    found = numbered(ws, registered["name"], str(registered["version"])) if registered else None
-    status = None if found is None else found.status
+    version = numbered(ws, registered["name"], str(registered["version"])) if registered else None
+    status = None if version is None else version.status
     if status == ROLLED_BACK:
         return "it was rolled back"
     return "the gate has refused it" if refused and status != OVERRIDDEN else ""
@@ -114,14 +114,14 @@ def _of_day(ws: Workspace, spec: Spec, day: str) -> list[Manifest]:
     """Return the manifests of a day's models, the better first: the challenger if the day's model had fallen behind it,
     and if it became champion.
     """
-    found = [Manifest.load(ws.manifest(spec.pipeline, day, "train"))]
+    manifests = [Manifest.load(ws.manifest(spec.pipeline, day, "train"))]
     challenger = None if spec.challenger is None else Manifest.load(ws.manifest(spec.pipeline, day, "challenger"))
     if spec.challenger is not None and challenger is not None and challenger.outputs:
-        behind = challenger.facts.get("behind")
+        deficit = challenger.facts.get("behind")
         verdict = _verdict_on(_gate(ws, spec, day), challenger.output("model").version)
-        if verdict.get("becomes_champion") or (behind is not None and behind > spec.challenger.behind):
-            found.insert(0, challenger)
-    return [manifest for manifest in found if manifest is not None]
+        if verdict.get("becomes_champion") or (deficit is not None and deficit > spec.challenger.behind):
+            manifests.insert(0, challenger)
+    return [manifest for manifest in manifests if manifest is not None]
 
 
 def model_misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
@@ -131,21 +131,23 @@ def model_misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str
     for key in now | saved:
         if now.get(key) != saved.get(key):
             return f"its model.{key} is {saved.get(key)}, now {now.get(key)}"
-    tasks = [list(given) for given in (meta.get("tasks", {}), spec.train.tasks)]
+    tasks = [list(names) for names in (meta.get("tasks", {}), spec.train.tasks)]
     if tasks[0] != tasks[1]:
         return f"its tasks are {tasks[0]}, now {tasks[1]}"
     old = DatasetSchema.model_validate(meta["schema"])
     if [f.name for f in old.of(Kind.CONTINUOUS)] != [f.name for f in schema.of(Kind.CONTINUOUS)]:
         return "its continuous features are others"
-    before = {f.name: f for f in old.of(Kind.CATEGORICAL)}
+    old_features = {f.name: f for f in old.of(Kind.CATEGORICAL)}
     categorical = {f.name: f for f in schema.of(Kind.CATEGORICAL)}
-    if list(before) != list(categorical):
+    if list(old_features) != list(categorical):
         return "its categorical features are others"
     for name, f in categorical.items():
-        if _categorical_form(before[name]) != _categorical_form(f):
+        if _categorical_form(old_features[name]) != _categorical_form(f):
             return f"its feature '{name}' has another form"
-        if (before[name].cardinality or 0) > (f.cardinality or 0):
-            return f"its vocabulary of '{name}' has {before[name].cardinality} codes, the dataset's {f.cardinality}"
+        if (old_features[name].cardinality or 0) > (f.cardinality or 0):
+            return (
+                f"its vocabulary of '{name}' has {old_features[name].cardinality} codes, the dataset's {f.cardinality}"
+            )
     return None
 
 
@@ -163,7 +165,7 @@ def find_pretrained(ws: Workspace, spec: Spec, ds: str) -> tuple[Input, ...]:
     Raises:
         UserError: a pipeline has none.
     """
-    found = []
+    inputs = []
     for part, pipeline in sorted(spec.train.pretrained.items()):
         days = sorted((d for d in ws.days(pipeline) if d <= ds), reverse=True)
         manifests = (Manifest.load(ws.manifest(pipeline, day, "train")) for day in days)
@@ -174,8 +176,8 @@ def find_pretrained(ws: Workspace, spec: Spec, ds: str) -> tuple[Input, ...]:
                 f"headrace run PIPELINE --set pipeline={pipeline} --to train"
             )
         output = manifest.output("model")
-        found.append(Input(kind=PRETRAINED, name=output.name, version=output.version))
-    return tuple(found)
+        inputs.append(Input(kind=PRETRAINED, name=output.name, version=output.version))
+    return tuple(inputs)
 
 
 def dataset_misfit(
@@ -193,15 +195,15 @@ def dataset_misfit(
         return "there is no dataset of that day"
     if manifest.removed:
         return manifest.why_removed
-    before = manifest.dataset_schema
-    if before is None or [_feature_form(f) for f in _features(before)] != [_feature_form(f) for f in _features(schema)]:
+    older = manifest.dataset_schema
+    if older is None or [_feature_form(f) for f in _features(older)] != [_feature_form(f) for f in _features(schema)]:
         return "its dataset has other features"
-    for old, new in zip(_features(before), _features(schema), strict=True):
+    for old, new in zip(_features(older), _features(schema), strict=True):
         if (old.cardinality or 0) > (new.cardinality or 0):
             return f"its vocabulary of '{old.name}' has {old.cardinality} codes, the model's {new.cardinality}"
-    there = {f.name for f in before.of(Kind.CARRIED)}
+    carried_names = {f.name for f in older.of(Kind.CARRIED)}
     for name in carried:
-        if name not in there:
+        if name not in carried_names:
             return f"it carries no column '{name}'"
     try:
         rows = open_split(ws.locate(manifest.output("dataset").name), "valid", schema).rows
@@ -233,12 +235,12 @@ def replay_days(spec: Spec, ds: str) -> list[str]:
     while split_ranges(spec, day.isoformat())[1][1] >= first:
         day -= timedelta(days=1)
     each = spec.features.split.valid_days
-    found = [(day - timedelta(days=back)).isoformat() for back in range(0, replay.days, each)]
+    days = [(day - timedelta(days=back)).isoformat() for back in range(0, replay.days, each)]
     measured_on = spec.retrain.forgetting_day
     if measured_on is None:
-        return sorted(found)
+        return sorted(days)
     begin, end = split_ranges(spec, measured_on)[1]
-    ranges = {d: split_ranges(spec, d)[1] for d in found}
+    ranges = {d: split_ranges(spec, d)[1] for d in days}
     return sorted(d for d, (from_, to) in ranges.items() if to < begin or end < from_)
 
 
@@ -247,7 +249,7 @@ REPLAY = "replay"
 
 
 def find_replay(
-    ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, begun: Sequence[Input] = ()
+    ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema, earlier_inputs: Sequence[Input] = ()
 ) -> tuple[Input, ...]:
     """Find the older datasets that a training of `ds` draws from, the oldest first.
 
@@ -258,22 +260,22 @@ def find_replay(
         spec: the pipeline.
         ds: the day.
         schema: of its dataset.
-        begun: what a finished run of the day, which still stands, has read: a dataset that was removed since is among
-            its inputs all the same.
+        earlier_inputs: the inputs of a finished run of the day which still stands: a dataset that was removed since
+            is among its inputs all the same.
     """
-    found, carried = [], [f.name for f in schema.of(Kind.CARRIED)]
+    inputs, carried = [], [f.name for f in schema.of(Kind.CARRIED)]
     for day in replay_days(spec, ds):
         manifest = Manifest.load(ws.manifest(spec.pipeline, day, "features"))
         if manifest is None:
             continue
         output = manifest.output("dataset")
         read = Input(kind=REPLAY, name=output.name, version=output.version)
-        reason = None if read in begun else dataset_misfit(ws, manifest, schema, carried)
+        reason = None if read in earlier_inputs else dataset_misfit(ws, manifest, schema, carried)
         if reason is None:
-            found.append(read)
+            inputs.append(read)
         else:
             log.info("no rows of %s are replayed: %s", day, reason)
-    return tuple(found)
+    return tuple(inputs)
 
 
 def forgetting_day(spec: Spec, ds: str) -> str | None:

@@ -99,8 +99,8 @@ def start_new_rows(model: ShardedModel, loaded: Loaded, train: SplitLayout, *, b
         if named and named[0] not in segments:
             segments[named[0]] = segments_of(features[named[0]], model.schema, train, model.embeddings.collective)
         first = max(features[f].first_code for f in looking)
-        found = _reaching(segments[named[0]], plan.by_name[name].rows) if named else None
-        grown[name] = GrownTable(range(first, loaded.tables[name]), found)
+        segments_of_rows = _reaching(segments[named[0]], plan.by_name[name].rows) if named else None
+        grown[name] = GrownTable(range(first, loaded.tables[name]), segments_of_rows)
     start_at_means(model.embeddings, grown)
 
 
@@ -120,15 +120,15 @@ def segments_of(
     pairs, counts = _count_pairs(_read_pairs(feature, segment, width, train, collective))
     segments = np.full(cardinality, -1, np.int32)
     for first in range(0, cardinality, _CODES):
-        here = slice(*np.searchsorted(pairs, [first * width, (first + _CODES) * width]).tolist())
-        mine = torch.from_numpy(np.stack([pairs[here], counts[here]], axis=1))
-        found, n = _summed(*collective.all_gather(mine).numpy().T)
-        codes, of = found // width, found % width
+        block = slice(*np.searchsorted(pairs, [first * width, (first + _CODES) * width]).tolist())
+        local_pairs = torch.from_numpy(np.stack([pairs[block], counts[block]], axis=1))
+        merged, n = _summed(*collective.all_gather(local_pairs).numpy().T)
+        codes, segment_of = merged // width, merged % width
         # Of each code the last one: of most rows, and of equals the lowest segment.
-        order = np.lexsort((-of, n, codes))
-        codes, of = codes[order], of[order]
+        order = np.lexsort((-segment_of, n, codes))
+        codes, segment_of = codes[order], segment_of[order]
         last = np.append(codes[1:] != codes[:-1], True)[: len(codes)]
-        segments[codes[last]] = of[last]
+        segments[codes[last]] = segment_of[last]
     return segments
 
 
@@ -142,9 +142,9 @@ def _read_pairs(
     for group in train.row_groups[world.rank :: world.size]:
         with pq.ParquetFile(group.path.local_path()) as file:
             read = file.read_row_group(group.index, columns=[feature.name, segment.name])
-        codes, of = (read.column(c.name).to_numpy().astype(np.int64) for c in (feature, segment))
-        told = of != NULL_CODE
-        yield codes[told] * width + of[told]
+        codes, segment_of = (read.column(c.name).to_numpy().astype(np.int64) for c in (feature, segment))
+        is_known = segment_of != NULL_CODE
+        yield codes[is_known] * width + segment_of[is_known]
 
 
 def _count_pairs(groups: Iterator[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -179,18 +179,18 @@ def _segment_feature(feature: Feature, schema: DatasetSchema) -> Feature:
     name = feature.metadata[SEGMENT]
     if name not in features or feature.is_list:
         known = ", ".join(f for f in features if f != feature.name) or "none"
-        of = f"'{feature.name}' is a list" if feature.is_list else f"there are: {known}"
+        hint = f"'{feature.name}' is a list" if feature.is_list else f"there are: {known}"
         raise UserError(
             f"the metadata of feature '{feature.name}' names the segment '{name}': it is a categorical feature of one "
-            f"value a row, of a feature of one value{nearest(str(name), list(features))}; {of}"
+            f"value a row, of a feature of one value{nearest(str(name), list(features))}; {hint}"
         )
     return features[name]
 
 
 def _reaching(segments: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
     """For all rows of a table that several features share."""
-    found: NDArray[np.int32] = np.concatenate([segments, np.full(max(0, rows - len(segments)), -1, np.int32)])
-    return found[:rows]
+    extended: NDArray[np.int32] = np.concatenate([segments, np.full(max(0, rows - len(segments)), -1, np.int32)])
+    return extended[:rows]
 
 
 def changes_of(job: Job, model: ShardedModel) -> Changes | None:
@@ -205,10 +205,10 @@ def changes_of(job: Job, model: ShardedModel) -> Changes | None:
     if job.full_copy_days is None or job.warm_start is None:
         return None
     start = job.ws.locate(job.warm_start)
-    before = start / EMBEDDINGS
-    if len(read_chain(before)) >= job.full_copy_days or not has_state_of(start, job.train.embeddings.kind):
+    previous = start / EMBEDDINGS
+    if len(read_chain(previous)) >= job.full_copy_days or not has_state_of(start, job.train.embeddings.kind):
         return None
-    stored = storages(before)
+    stored = storages(previous)
     if any(stored.get(t.name, t.storage) != t.storage for t in model.embeddings.plan.tables):
         return None
     return Changes(start, job.train.warm_decay)
@@ -219,6 +219,6 @@ def saved_bytes(job: Job) -> dict[str, Any]:
     if job.full_copy_days is None:
         return {}
     chain = read_chain(job.saved_model / EMBEDDINGS)
-    mine, whole = (sum(f.bytes for f in index.files) for _, index in (chain[-1], chain[0]))
+    own_bytes, base_bytes = (sum(f.bytes for f in index.files) for _, index in (chain[-1], chain[0]))
     base = None if len(chain) == 1 else job.ws.name_of(chain[-2][0].parent)
-    return {"embeddings_bytes": mine, "whole_copy_bytes": whole, "base": base, "saves": len(chain)}
+    return {"embeddings_bytes": own_bytes, "whole_copy_bytes": base_bytes, "base": base, "saves": len(chain)}

@@ -75,25 +75,25 @@ def trained_tables(
         UserError: lookups or settings that do not fit the dataset, or drawn items that nobody draws.
     """
     rows = max(1, train.batch_size // (ranks * train.accumulate))
-    drawn = train.negatives
+    negatives = train.negatives
     of_row = 1
-    if drawn is not None:
-        of_row = -(-drawn.per_positive // rows) if drawn.shared else drawn.per_positive
+    if negatives is not None:
+        of_row = -(-negatives.per_positive // rows) if negatives.shared else negatives.per_positive
     tables = model_tables(schema, model, network, train.embeddings, negatives=of_row, rows=rows)
     features = {f.name: f for f in schema.of(Kind.CATEGORICAL)}
     for w in lookups_of(network) or ():
         if w.ids != "negatives":
             continue
-        if drawn is None or drawn.form != "candidates":
+        if negatives is None or negatives.form != "candidates":
             raise UserError(
                 f"the model compares '{w.feature}' with items that are drawn for each row: set train.negatives, such "
                 f"as {{column: {w.feature}, as: candidates, per_positive: 4}}"
             )
-        of, column = features[w.feature], features.get(drawn.column)
-        if column is not None and table_name(w, of) != table_name(w, column):
+        looked_up, column = features[w.feature], features.get(negatives.column)
+        if column is not None and table_name(w, looked_up) != table_name(w, column):
             raise UserError(
                 f"the model compares '{w.feature}' with items that are drawn, but train.negatives.column is "
-                f"'{drawn.column}', whose codes are others'"
+                f"'{negatives.column}', whose codes are others'"
             )
     return tables
 
@@ -124,14 +124,14 @@ def tables_gib(device: torch.device, collective: Collective, reserved_gib: float
     collective.all_reduce_sum([torch.zeros(1, device=device)])
     free = torch.tensor([torch.cuda.mem_get_info(device)[0] / 2**30], device=device)
     least = float(collective.all_gather(free).min())
-    found = (1 - _FRAGMENTED) * (least - reserved_gib)
-    if found <= 0:
+    usable = (1 - _FRAGMENTED) * (least - reserved_gib)
+    if usable <= 0:
         raise UserError(
             f"of {least:.1f} GiB that are free on a GPU, {reserved_gib:.1f} are reserved for the dense part and its "
             f"activations (train.sharding.reserve_gib), so there is no room for tables: lower train.batch_size, take "
             f"its rows in parts (train.accumulate), or set train.sharding.reserve_gib"
         )
-    return found
+    return usable
 
 
 def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train, world: World) -> float:
@@ -147,8 +147,8 @@ def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train
     layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
     # What a layer of a stack takes is what the one before gave.
     stacks = [[m for m in s if isinstance(m, nn.Linear)] for s in network.modules() if isinstance(s, nn.Sequential)]
-    given = {id(m) for stack in stacks for m in stack[1:]}
-    widths = sum(m.out_features for m in layers) + sum(m.in_features for m in layers if id(m) not in given)
+    chained = {id(m) for stack in stacks for m in stack[1:]}
+    widths = sum(m.out_features for m in layers) + sum(m.in_features for m in layers if id(m) not in chained)
     rows = -(-train.batch_size // (world.size * train.accumulate))
     vectors = len(features.categorical) * model.embedding_dim
     if lookups_of(network) is not None:
@@ -189,15 +189,15 @@ def sampled_popularity(
             read = file.read_row_group(group.index, sorted({x.feature for x in lookups})).slice(0, each)
         for x in lookups:
             column = read.column(x.feature)
-            found = np.bincount((pc.list_flatten(column) if x.is_list else column).to_numpy())
-            if x.is_list and len(found):
-                found[0] = 0  # a null's code is not looked up
-            counts[x.table] = _add(counts[x.table], found)
+            code_counts = np.bincount((pc.list_flatten(column) if x.is_list else column).to_numpy())
+            if x.is_list and len(code_counts):
+                code_counts[0] = 0  # a null's code is not looked up
+            counts[x.table] = _add(counts[x.table], code_counts)
     return {t.name: Popularity.sampled(counts[t.name], t.rows) for t in tables if counts[t.name].any()}
 
 
-def _add(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+def _add(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    longer, shorter = (first, second) if len(first) > len(second) else (second, first)
     total = longer.astype(np.int64)
     total[: len(shorter)] += shorter
     return total
@@ -220,13 +220,13 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     dataset, plans = job.ws.locate(job.features.output("dataset").name), job.train.sharding.kind == "auto"
     features = InputFeatures.from_schema(schema, job.model.embedding_dim, job.train.tasks)
     network = make_network(job.model, features, job.train.seed)
-    wanted = trained_tables(schema, job.model, network, job.train, collective.world.size)
+    tables_of_model = trained_tables(schema, job.model, network, job.train, collective.world.size)
     popularity = None
     if plans and collective.world.size > 1:
-        popularity = sampled_popularity(dataset, schema, wanted.tables, wanted.counted)
-    beside = dynamic_table_bytes(
-        wanted.dynamic,
-        wanted.raw_ids,
+        popularity = sampled_popularity(dataset, schema, tables_of_model.tables, tables_of_model.counted)
+    dynamic_bytes = dynamic_table_bytes(
+        tables_of_model.dynamic,
+        tables_of_model.raw_ids,
         job.train.batch_size,
         collective.world.size,
         job.train.embeddings.kind,
@@ -241,14 +241,14 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
             tables,
-            wanted.lookups,  # the same, and how many ids a row has
+            tables_of_model.lookups,  # the same, and how many ids a row has
             world_size,
             batch_size=job.train.batch_size,
             optimizer=job.train.embeddings.kind,
             settings=settings,
             popularity=popularity,
             card=device.type == "cuda",
-            other_memory=OtherMemory(beside, shares_memory, job.train.background_checkpoints),
+            other_memory=OtherMemory(dynamic_bytes, shares_memory, job.train.background_checkpoints),
         ).plan
 
     seed, optimizer = job.train.seed, job.train.embeddings
