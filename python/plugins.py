@@ -103,6 +103,10 @@ class Seam(Generic[T]):
         """Return whether a name is documented or offered."""
         return name in self.names or name in offered(self.group)
 
+    def own_classes(self) -> dict[str, type[T]]:
+        """Import headrace's own classes, by name."""
+        return {name: self.find(name, name) for name in self.builtin}
+
     def find(self, name: str, key: str) -> type[T]:
         """Import the class of a name, or `module:Class`.
 

@@ -97,7 +97,7 @@ def write_export(
         kind = card.kind
     if form == "torch":
         return kind, []
-    from headrace.export.features.add import add_features
+    from headrace.export.features.graph_file import add_features
     from headrace.features.workflow.fitted import FittedWorkflow
 
     try:

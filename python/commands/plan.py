@@ -11,8 +11,8 @@ from typing import Any
 from headrace.commands.screen import out, plain, print_json, table
 from headrace.config import Spec, load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.features.ops import REGISTRY
-from headrace.features.table_ops import TABLE_OPS
+from headrace.features.ops import OPERATORS
+from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.gpu_plan.explain import Explainer, explain_session
 from headrace.gpu_plan.gate import LOG, ON_CPUS, StepPlans, check_operators, check_pipeline
 from headrace.workspace import Workspace, installation
@@ -30,8 +30,10 @@ def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()
     Raises:
         UserError: the plugin's jar is missing, the pipeline has faults, or there is no such operator.
     """
-    if unknown := sorted({*operators} - {*REGISTRY, *TABLE_OPS}):
-        raise UserError(f"no operator '{unknown[0]}' (known: {', '.join(sorted({*REGISTRY, *TABLE_OPS}))})")
+    if unknown := sorted({*operators} - {*OPERATORS.builtin, *TABLE_OPERATORS.builtin}):
+        raise UserError(
+            f"no operator '{unknown[0]}' (known: {', '.join(sorted({*OPERATORS.builtin, *TABLE_OPERATORS.builtin}))})"
+        )
     if pipeline is None and sets:
         raise UserError("--set changes a pipeline: name one")
     specs = [_by_spark(pipeline, sets)] if pipeline else [] if operators else shipped()

@@ -10,8 +10,8 @@ from headrace.commands.screen import out
 from headrace.config import Spec
 from headrace.config.documentation import Key, keys_of, meaning_of
 from headrace.config.model_args import MODEL_ARGS
-from headrace.features.ops import REGISTRY
-from headrace.features.table_ops import TABLE_OPS
+from headrace.features.ops import OPERATORS
+from headrace.features.table_ops import TABLE_OPERATORS
 
 #: The command that writes the page anew.
 COMMAND = "headrace reference > docs/reference.md"
@@ -49,8 +49,8 @@ def page() -> str:
     parts = [_INTRODUCTION, *(_section(m, keys_of(m), places=places[m]) for m in order)]
     operators = "Operators {}, written `name` or `name: {{key: value}}`."
     parts += _by_name("Model classes", "What `model.args` may hold, by `model.class`.", MODEL_ARGS)
-    parts += _by_name("Row operators", operators.format("of a chain's `ops`"), REGISTRY)
-    parts += _by_name("Table operators", operators.format("of `features.prepare`"), TABLE_OPS)
+    parts += _by_name("Row operators", operators.format("of a chain's `ops`"), OPERATORS.own_classes())
+    parts += _by_name("Table operators", operators.format("of `features.prepare`"), TABLE_OPERATORS.own_classes())
     return "\n".join(parts).rstrip() + "\n"
 
 

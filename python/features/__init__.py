@@ -16,30 +16,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.features.ops.bins import Bucketize as Bucketize
-    from headrace.features.ops.bins import QuantileBin as QuantileBin
-    from headrace.features.ops.categories import Categorify as Categorify
-    from headrace.features.ops.categories import DropLowCardinality as DropLowCardinality
-    from headrace.features.ops.groups import JoinGroupby as JoinGroupby
-    from headrace.features.ops.groups import TargetEncoding as TargetEncoding
-    from headrace.features.ops.groups import ValueCount as ValueCount
-    from headrace.features.ops.hashing import HashBucket as HashBucket
-    from headrace.features.ops.hashing import HashedCross as HashedCross
-    from headrace.features.ops.lists import ColumnSimilarity as ColumnSimilarity
-    from headrace.features.ops.lists import ListSlice as ListSlice
-    from headrace.features.ops.lists import Pad as Pad
-    from headrace.features.ops.missing import FillMedian as FillMedian
-    from headrace.features.ops.missing import FillMissing as FillMissing
-    from headrace.features.ops.numbers import Clip as Clip
+    # For type checkers: the operators of each family.
+    from headrace.features.ops.bins import *  # noqa: F403
+    from headrace.features.ops.categories import *  # noqa: F403
+    from headrace.features.ops.groups import *  # noqa: F403
+    from headrace.features.ops.hashing import *  # noqa: F403
+    from headrace.features.ops.lists import *  # noqa: F403
+    from headrace.features.ops.missing import *  # noqa: F403
+    from headrace.features.ops.numbers import *  # noqa: F403
     from headrace.features.ops.numbers import Log as Log
-    from headrace.features.ops.numbers import Normalize as Normalize
-    from headrace.features.ops.numbers import NormalizeMinMax as NormalizeMinMax
     from headrace.features.ops.numbers import ReduceDtype as ReduceDtype
-    from headrace.features.ops.rename import Rename as Rename
+    from headrace.features.ops.rename import *  # noqa: F403
     from headrace.features.ops.selection import AddMetadata as AddMetadata
     from headrace.features.ops.selection import AddTags as AddTags
-    from headrace.features.ops.times import Age as Age
-    from headrace.features.ops.times import Cyclic as Cyclic
+    from headrace.features.ops.times import *  # noqa: F403
     from headrace.features.spark.fit import fit as fit
     from headrace.features.spark.transform import transform as transform
     from headrace.features.workflow.fitted import FittedWorkflow as FittedWorkflow
@@ -61,18 +51,21 @@ _OTHERS = {
 ALIASES = {"LogOp": "Log", "ReduceDtypeSize": "ReduceDtype"}
 
 
+def _operators() -> dict[str, str]:
+    """Return the `module:Class` of each operator by the name of its class."""
+    seam = import_module("headrace.features.ops").OPERATORS
+    by_class = {reference.rpartition(":")[2]: reference for reference in seam.builtin.values()}
+    return by_class | {alias: by_class[name] for alias, name in ALIASES.items()}
+
+
 def __getattr__(name: str) -> Any:
-    if name in _OTHERS:
-        return getattr(import_module(_OTHERS[name]), name)
     # A module of this package is asked for like this, too, before it is imported: operators are classes.
-    if name[:1].isupper():
-        wanted = ALIASES.get(name, name)
-        for op in import_module("headrace.features.ops").REGISTRY.values():
-            if wanted == op.__name__:
-                return op
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    reference = _OTHERS.get(name) or (_operators().get(name) if name[:1].isupper() else None)
+    if reference is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:
-    ops = {op.__name__ for op in import_module("headrace.features.ops").REGISTRY.values()}
-    return sorted({*ops, *_OTHERS, *(alias for alias, op in ALIASES.items() if op in ops)})
+    return sorted({*_operators(), *_OTHERS})

@@ -1,7 +1,7 @@
-"""Operators of a spec, by name and parameters, and what is wrong with those in words.
+"""Operators of a spec, by name and parameters, with faults in words.
 
-Three kinds of names: those of the operators that headrace has; `module:Class`, a class of the user's; and the name of
-an entry point, by which an installed package offers one (group `headrace.operators`, or `headrace.table_operators`):
+Three kinds of names: those of headrace's own operators; `module:Class`, a class of the user's; and the name of an entry
+point, by which an installed package offers one (group `headrace.operators`, or `headrace.table_operators`):
 
     [project.entry-points."headrace.operators"]
     halve = "my_package.operators:Halve"
@@ -14,44 +14,31 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from headrace.errors import UserError, nearest
-from headrace.plugins import faults_of, import_class, offered
+from headrace.errors import UserError
+from headrace.plugins import Seam, faults_of
 
 T = TypeVar("T", bound=BaseModel)
 
 
-def build(
-    registry: Mapping[str, type[T]], name: str, params: Mapping[str, Any], where: str, what: str, base: type[T]
-) -> T:
-    """An operator of a registry, or of the user's, with its parameters.
+def build(operators: Seam[T], name: str, params: Mapping[str, Any], where: str) -> T:
+    """Return the operator of a name or a `module:Class`, with its parameters.
 
     Args:
+        operators: the kind of operators.
+        name: as the spec has it.
+        params: its parameters.
         where: its place in the spec, for messages.
-        what: what the registry holds: `operator`, `table operator`.
-        base: the class that operators of the kind extend.
 
     Raises:
         UserError: no such operator, a class that cannot be imported or is no operator, no such parameter, a wrong
             value; with the place and the nearest valid name.
     """
-    kind = registry.get(name) or _plugin(registry, name, where, what, base)
+    operator_class = operators.find(name, where)
     if not isinstance(params, Mapping):
         raise UserError(
             f"{where} ({name}): write its parameters as a mapping, for example {name}: {{PARAMETER: VALUE}}"
         )
     try:
-        return kind.model_validate(dict(params))
+        return operator_class.model_validate(dict(params))
     except ValidationError as e:
-        raise UserError(f"{where} ({name}): {faults_of(kind, e)}") from None
-
-
-def _plugin(registry: Mapping[str, type[T]], name: str, where: str, what: str, base: type[T]) -> type[T]:
-    others = offered(f"headrace.{what.replace(' ', '_')}s")
-    reference = others.get(name, name)
-    if ":" not in reference:
-        known = sorted({*registry, *others})
-        raise UserError(
-            f"{where}: no {what} '{name}'{nearest(name, known)} (known: {', '.join(known)}; one of your own: "
-            f"MODULE:CLASS)"
-        )
-    return import_class(reference, base, where, what)
+        raise UserError(f"{where} ({name}): {faults_of(operator_class, e)}") from None

@@ -28,10 +28,10 @@ from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.split_rule import split_ranges
-from headrace.features.ops import REGISTRY
+from headrace.features.ops import OPERATORS
 from headrace.features.spark.fit import fit
 from headrace.features.spark.transform import transform
-from headrace.features.table_ops import TABLE_OPS
+from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import SourceRead, SourceTable, TrainRange
 from headrace.features.table_ops.external import ExternalReader
@@ -102,10 +102,10 @@ def check_operators(explainer: Explainer, ws: Workspace, only: Sequence[str] = (
     frame = _table(explainer.spark, ws.scratch / "rows", gpu_cases.COLUMNS)
     _table(explainer.spark, ws.scratch / "external", _EXTERNAL, delta=True)
     explainer.ran()
-    for name in REGISTRY:
+    for name in OPERATORS.builtin:
         if not only or name in only:
             yield from _check(f"operator {name}", gpu_cases.ROW_CASES.get(name, ()), explainer, ws, frame, _row_case)
-    for name in TABLE_OPS:
+    for name in TABLE_OPERATORS.builtin:
         if not only or name in only:
             cases = [{name: case} for case in gpu_cases.TABLE_CASES.get(name, ())]
             yield from _check(f"table operator {name}", cases, explainer, ws, frame, _table_case)

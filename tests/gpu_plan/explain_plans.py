@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from headrace.commands import plan
 from headrace.config import build_spec
 from headrace.errors import UserError
-from headrace.features.ops import REGISTRY
+from headrace.features.ops import OPERATORS
 from headrace.features.ops.base import Elementwise, SparkOpContext
 from headrace.features.spark import write as writer_spark
 from headrace.gpu_plan import cases as gpu_cases
@@ -120,7 +120,7 @@ def main(out: Path) -> None:
             gate = plan.check(explainer, Workspace(Path(folder) / "gate"), plan.shipped(), ())
             explained["gate"] = [[s.subject, s.step, s.green, s.faults()] for s in gate]
 
-            REGISTRY["quarter"], REGISTRY["unseen"] = Quarter, Unseen
+            OPERATORS.builtin.update(quarter=f"{__name__}:Quarter", unseen=f"{__name__}:Unseen")  # type: ignore[attr-defined]
             gpu_cases.ROW_CASES["quarter"] = [{"columns": ["x"], "ops": ["quarter"]}]  # type: ignore[index]
             operators = gpu_gate.check_operators(
                 explainer, Workspace(ws.home / "operators"), ["clip", "quarter", "unseen"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.features.ops import REGISTRY
-from headrace.features.table_ops import TABLE_OPS
+from headrace.features.ops import OPERATORS
+from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.gpu_plan.gate import ON_CPUS
 from headrace.lake.spark.session import rapids_jars
 from headrace.workspace import checkout
@@ -38,7 +38,7 @@ def test_all_that_is_shipped_stays_on_the_gpu(explained: dict[str, Any]) -> None
     """The gate: what `headrace plan --gpu` shows."""
     assert [(subject, step, faults) for subject, step, green, faults in explained["gate"] if not green] == []
     pipelines = [p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml")]
-    shipped = {f"operator {n}" for n in REGISTRY} | {f"table operator {n}" for n in TABLE_OPS}
+    shipped = {f"operator {n}" for n in OPERATORS.builtin} | {f"table operator {n}" for n in TABLE_OPERATORS.builtin}
     shipped |= {f"pipeline {n}" for n in pipelines}
     assert {subject for subject, *_ in explained["gate"]} == shipped
     on_cpus = [subject for subject, step, *_ in explained["gate"] if step == ON_CPUS]

@@ -19,7 +19,7 @@ from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.table_ops import TABLE_OPS, sequences
+from headrace.features.table_ops import TABLE_OPERATORS, sequences
 from headrace.features.table_ops.base import TrainRange
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
@@ -419,4 +419,4 @@ def test_every_operator_is_tested() -> None:
     tested = {name for op in [*PAST, *OTHERS, NEGATIVES] for name in op} | {"lambda"}
     # Beside sources, in test_features_sources.
     tested |= {"attribution"}
-    assert tested == set(TABLE_OPS)
+    assert tested == set(TABLE_OPERATORS.builtin)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.ops import REGISTRY
+from headrace.features.ops import OPERATORS
 from headrace.features.spark.transform import transform
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -135,4 +135,4 @@ def test_both_bodies_of_the_operators(spark: SparkSession, rows: list[dict[str, 
 def test_wrong_columns_are_refused(columns: str, op: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         Workflow([Chain(columns=tuple(columns.split()), ops=(op,))], COLUMNS, label="label")
-    assert {"text_ngrams", "feature_cross", "minhash"} <= REGISTRY.keys()
+    assert {"text_ngrams", "feature_cross", "minhash"} <= OPERATORS.builtin.keys()

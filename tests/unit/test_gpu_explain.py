@@ -8,8 +8,8 @@ import pytest
 
 from headrace.config import Spark
 from headrace.errors import UserError
-from headrace.features.ops import REGISTRY
-from headrace.features.table_ops import TABLE_OPS
+from headrace.features.ops import OPERATORS
+from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.gpu_plan import cases as gpu_cases
 from headrace.gpu_plan.explain import Plan
 from headrace.lake.spark import session
@@ -74,8 +74,8 @@ def test_an_expression_on_a_bridge_to_the_host_has_left() -> None:
 
 
 def test_every_operator_has_a_case_that_uses_it() -> None:
-    assert set(gpu_cases.ROW_CASES) == set(REGISTRY)
-    assert set(gpu_cases.TABLE_CASES) == set(TABLE_OPS)
+    assert set(gpu_cases.ROW_CASES) == set(OPERATORS.builtin)
+    assert set(gpu_cases.TABLE_CASES) == set(TABLE_OPERATORS.builtin)
     for name, chains in gpu_cases.ROW_CASES.items():
         for chain in chains:
             assert name in [op if isinstance(op, str) else next(iter(op)) for op in chain["ops"]], name
@@ -86,7 +86,7 @@ def test_the_page_lists_every_operator_with_its_gpu_column() -> None:
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     listed = [(row[0].strip("`"), row[3]) for row in rows if len(row) == 5 and "," not in row[0]]
     # Not what may run there: `make gpu-check` is red when one of them does not.
-    assert sorted(name for name, _ in listed) == sorted([*REGISTRY, *TABLE_OPS])
+    assert sorted(name for name, _ in listed) == sorted([*OPERATORS.builtin, *TABLE_OPERATORS.builtin])
     assert [name for name, gpu in listed if not gpu.startswith("yes")] == []
 
 

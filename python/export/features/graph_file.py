@@ -17,7 +17,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from headrace.errors import UserError
-from headrace.export.features.columns import FEATURE, ROWS, RawColumn, made_of, raw_columns
+from headrace.export.features.codes import MOST_INTEGERS
+from headrace.export.features.columns import FEATURE, ROWS, RawColumn, RawTensor, made_of, raw_columns
 from headrace.export.features.graph import (
     BOOL,
     DOUBLE,
@@ -29,14 +30,15 @@ from headrace.export.features.graph import (
     OPSET,
     STRING,
     GraphWriter,
+    Value,
+    doubles,
 )
 from headrace.export.features.operators import lacks, written
-from headrace.export.features.tables import MOST_INTEGERS
-from headrace.export.features.values import Value, doubles
+from headrace.export.record import Graph, Tensor, file_sizes, read_record, write_record
 from headrace.features.types import ValueType
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import BoundChain
-from headrace.schema import Feature
+from headrace.schema import Feature, Kind
 from headrace.storage import Location
 
 #: How names begin that the graph has for itself.
@@ -187,3 +189,45 @@ def _output(feature: Feature) -> Any:
     codes = feature.cardinality is not None or feature.dynamic
     shape = [ROWS] if codes and not feature.is_list else [ROWS, feature.length]
     return helper.make_tensor_value_info(f"{feature.name}{FEATURE}", TensorProto.INT64 if codes else FLOAT, shape)
+
+
+#: The graph's name in the record.
+FEATURES = "features"
+_FILE = "features.onnx"
+_ROWS = "rows"
+
+
+def add_features(folder: Location, workflow: FittedWorkflow) -> list[str]:
+    """Write the graph of the features that an export's graphs ask for beside them, and name it in the record.
+
+    Args:
+        folder: of the export, which is being filled.
+        workflow: of the saved model.
+
+    Returns:
+        what ONNX has no operators for: then nothing is written.
+    """
+    record = read_record(folder)
+    asked = {tensor.name for graph in record.graphs.values() for tensor in graph.inputs}
+    if lacking := faults(workflow, asked):
+        return lacking
+    made = write_features(workflow, folder, _FILE, asked)
+    graphs = {**record.graphs, FEATURES: _graph(made)}
+    write_record(folder, record.model_copy(update={"graphs": graphs, "files": file_sizes(folder)}))
+    return []
+
+
+def _graph(made: FeaturesGraph) -> Graph:
+    inputs = tuple(_record_input(tensor) for column in made.columns for tensor in column.tensors)
+    return Graph(file=_FILE, inputs=inputs, outputs=tuple(map(_record_output, made.features)), files=made.files)
+
+
+def _record_input(tensor: RawTensor) -> Tensor:
+    dtype = "string" if tensor.dtype == "object" else tensor.dtype
+    return Tensor.model_validate({"name": tensor.name, "dtype": dtype, "shape": tensor.shape})
+
+
+def _record_output(feature: Feature) -> Tensor:
+    codes = feature.kind is Kind.CATEGORICAL
+    shape = (_ROWS,) if codes and not feature.is_list else (_ROWS, feature.length)
+    return Tensor(name=f"{feature.name}{FEATURE}", dtype="int64" if codes else "float32", shape=shape)

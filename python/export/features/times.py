@@ -1,11 +1,13 @@
-"""Positions of times on circles by whole numbers: hour, weekday, day of the year, month."""
+"""Times in ONNX: their positions on circles by whole numbers, and the operators cyclic and age."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from headrace.export.features.graph import GraphWriter
+from headrace.export.features.graph import DOUBLE, GraphWriter, Value, real
+from headrace.export.features.operators import Step, Values, all_columns, float64, int64, nan_where
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
+from headrace.features.ops.times import PERIODS, UNITS, circle
 
 #: Days from 0000-03-01 to 1970-01-01, and of 400, 100 and 4 years (Gregorian); 1970-01-01 was a Thursday.
 _TO_1970, _ERA, _CENTURY, _FOUR = 719_468, 146_097, 36_524, 1_460
@@ -78,3 +80,38 @@ def _rest(graph: GraphWriter, x: str, number: int) -> str:
 def _quotient(graph: GraphWriter, x: str, number: int) -> str:
     """Rounded down."""
     return _div(graph, graph.add("Sub", x, _rest(graph, x, number)), number)
+
+
+@all_columns()
+def cyclic(step: Step, columns: Values) -> Values:
+    """Look up the sine and cosine of each position."""
+    graph, out = step.graph, {}
+    for name, x in columns.items():
+        for made, of in step.op.outputs_of(name):
+            if of is None:
+                at, period = graph.add("Mod", x.name, int64(step, step.op.period)), step.op.period
+            else:
+                at, period = position(graph, x.name, of, step.types[name].element == "date"), PERIODS[of]
+            table = graph.constant(circle(period)[0 if made.endswith("_sin") else 1])
+            found = graph.add("Gather", table, at, axis=0)
+            out[made] = real(x, nan_where(graph, x.missing, found))
+    return out
+
+
+@all_columns()
+def age(step: Step, columns: Values) -> Values:
+    """Subtract each time from the event's."""
+    graph, event = step.graph, step.op.event
+
+    def micros(name: str) -> str:
+        x = columns[name].name
+        return graph.add("Mul", x, int64(step, DAY_MICROS)) if step.types[name].element == "date" else x
+
+    out = {}
+    for name, x in columns.items():
+        if name != event:
+            gap = graph.cast(graph.add("Sub", micros(event), micros(name)), DOUBLE)
+            age = graph.add("Div", gap, float64(step, float(UNITS[step.op.unit])))
+            missing = graph.either(columns[event].missing, x.missing)
+            out[f"{name}_age"] = Value(nan_where(graph, missing, age), "real")
+    return out

@@ -95,6 +95,9 @@ class Op(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
+    #: Its ONNX body as `module:function` (headrace.export.features.operators). Without one, an export computes it by
+    #: its Arrow body, in the Python step. A subclass does not inherit it.
+    onnx: ClassVar[str] = ""
     #: Whether it learns from the training rows: see headrace.features.ops.base.
     learns: ClassVar[bool] = False
     #: Whether rows of the training range, which bring their identity, are transformed otherwise than others.

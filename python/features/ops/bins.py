@@ -45,6 +45,7 @@ class Bucketize(Elementwise):
     """
 
     name: ClassVar[str] = "bucketize"
+    onnx: ClassVar[str] = "headrace.export.features.operators:bucketize"
 
     boundaries: tuple[StrictInt | StrictFloat, ...] = Field(min_length=1, max_length=1024)
 
@@ -96,6 +97,7 @@ class QuantileBin(QuantileOp):
     """
 
     name: ClassVar[str] = "quantile_bin"
+    onnx: ClassVar[str] = "headrace.export.features.operators:quantile_bin"
 
     bins: int = Field(ge=2, le=1024)
 

@@ -34,6 +34,7 @@ class Categorify(EstimatorOp):
     """
 
     name: ClassVar[str] = "categorify"
+    onnx: ClassVar[str] = "headrace.export.features.codes:categorify"
     learns: ClassVar[bool] = True
     unrolls: ClassVar[bool] = True
     by_value: ClassVar[bool] = True
@@ -125,6 +126,7 @@ class DropLowCardinality(Op):
     """
 
     name: ClassVar[str] = "drop_low_cardinality"
+    onnx: ClassVar[str] = "headrace.export.features.operators:drop_low_cardinality"
     by_value: ClassVar[bool] = True
 
     min_cardinality: int = Field(default=2, ge=1)

@@ -41,6 +41,7 @@ class ValueCount(EstimatorOp):
     """
 
     name: ClassVar[str] = "value_count"
+    onnx: ClassVar[str] = "headrace.export.features.codes:value_count"
     by_value: ClassVar[bool] = True
     by_key: ClassVar[bool] = True
 
@@ -98,6 +99,7 @@ class JoinGroupby(EstimatorOp):
     """
 
     name: ClassVar[str] = "join_groupby"
+    onnx: ClassVar[str] = "headrace.export.features.codes:join_groupby"
     by_key: ClassVar[bool] = True
 
     #: Columns of the chain that make the key; the others are the numbers.
@@ -207,6 +209,7 @@ class TargetEncoding(EstimatorOp):
     """
 
     name: ClassVar[str] = "target_encoding"
+    onnx: ClassVar[str] = "headrace.export.features.codes:target_encoding"
     out_of_fold: ClassVar[bool] = True
     by_key: ClassVar[bool] = True
 

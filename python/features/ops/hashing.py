@@ -25,6 +25,7 @@ class HashBucket(Elementwise):
     """xxhash64(x) mod `buckets`, and one: codes 1..buckets, 0 for null. Text by its UTF-8 bytes, integers as bigint."""
 
     name: ClassVar[str] = "hash_bucket"
+    onnx: ClassVar[str] = "headrace.export.features.codes:hash_bucket"
 
     buckets: int = Field(ge=1, le=2**31 - 2)
 
@@ -54,6 +55,7 @@ class RawId(Elementwise):
     """
 
     name: ClassVar[str] = "raw_id"
+    onnx: ClassVar[str] = "headrace.export.features.codes:raw_id"
 
     #: Hash integers as well.
     hash: bool = False
@@ -90,6 +92,7 @@ class HashedCross(Op):
     """
 
     name: ClassVar[str] = "hashed_cross"
+    onnx: ClassVar[str] = "headrace.export.features.codes:hashed_cross"
 
     buckets: int = Field(ge=1, le=2**31 - 2)
     #: The name of the column that comes out.

@@ -28,6 +28,7 @@ class ListSlice(Op):
     """
 
     name: ClassVar[str] = "list_slice"
+    onnx: ClassVar[str] = "headrace.export.features.operators:list_slice"
 
     start: int = Field(default=0, ge=0)
     length: int = Field(ge=1)
@@ -82,6 +83,7 @@ class Pad(Op):
     """
 
     name: ClassVar[str] = "pad"
+    onnx: ClassVar[str] = "headrace.export.features.operators:pad"
 
     length: int = Field(ge=1, le=1024)
     keep: Literal["first", "last"] = "first"

@@ -63,6 +63,7 @@ class FillMissing(WithIndicator):
     """
 
     name: ClassVar[str] = "fill_missing"
+    onnx: ClassVar[str] = "headrace.export.features.operators:fill_missing"
 
     #: A text for a text column, else a number.
     value: StrictBool | StrictInt | StrictFloat | StrictStr = 0
@@ -113,6 +114,7 @@ class FillMedian(WithIndicator, QuantileOp):
     """
 
     name: ClassVar[str] = "fill_median"
+    onnx: ClassVar[str] = "headrace.export.features.operators:fill_median"
 
     def type_of(self, input_type: ValueType) -> ValueType:
         return number(input_type, "double")

@@ -30,6 +30,7 @@ class Clip(Elementwise):
     """
 
     name: ClassVar[str] = "clip"
+    onnx: ClassVar[str] = "headrace.export.features.operators:clip"
 
     min: StrictInt | StrictFloat | None = None
     max: StrictInt | StrictFloat | None = None
@@ -151,6 +152,7 @@ class Log(Elementwise):
     """
 
     name: ClassVar[str] = "log"
+    onnx: ClassVar[str] = "headrace.export.features.operators:log"
 
     def type_of(self, input_type: ValueType) -> ValueType:
         return number(input_type, "double")
@@ -173,6 +175,7 @@ class Normalize(Elementwise, EstimatorOp):
     """
 
     name: ClassVar[str] = "normalize"
+    onnx: ClassVar[str] = "headrace.export.features.operators:normalize"
 
     def type_of(self, input_type: ValueType) -> ValueType:
         return number(input_type, "double")
@@ -213,6 +216,7 @@ class NormalizeMinMax(Elementwise, EstimatorOp):
     """
 
     name: ClassVar[str] = "normalize_minmax"
+    onnx: ClassVar[str] = "headrace.export.features.operators:normalize_minmax"
 
     def type_of(self, input_type: ValueType) -> ValueType:
         return number(input_type, "double")
@@ -261,6 +265,7 @@ class ReduceDtype(Elementwise):
     """
 
     name: ClassVar[str] = "reduce_dtype"
+    onnx: ClassVar[str] = "headrace.export.features.operators:reduce_dtype"
 
     min: StrictInt | StrictFloat
     max: StrictInt | StrictFloat

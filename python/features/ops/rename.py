@@ -24,6 +24,7 @@ class Rename(Op):
     """
 
     name: ClassVar[str] = "rename"
+    onnx: ClassVar[str] = "headrace.export.features.operators:rename"
     by_value: ClassVar[bool] = True
     takes_final: ClassVar[bool] = True
 

@@ -33,6 +33,7 @@ class Age(Op):
     """
 
     name: ClassVar[str] = "age"
+    onnx: ClassVar[str] = "headrace.export.features.times:age"
 
     #: The column of the chain that says when the event happened; no feature of its own comes out.
     event: str
@@ -91,6 +92,7 @@ class Cyclic(Op):
     """
 
     name: ClassVar[str] = "cyclic"
+    onnx: ClassVar[str] = "headrace.export.features.times:cyclic"
     by_value: ClassVar[bool] = True
 
     of: tuple[Part, ...] = ()

@@ -1,48 +1,29 @@
-"""The table operators by name. One more is one class in one file, and its line here."""
+"""The table operators by name. To add one, write a class in the module of its family and name it here."""
 
 from __future__ import annotations
 
-from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import TableOp
-from headrace.features.table_ops.joins import JoinAsof, JoinExternal
-from headrace.features.table_ops.negatives import Negatives
-from headrace.features.table_ops.rows import Dropna, Filter, Lambda, Rename
-from headrace.features.table_ops.sequences import History, Lag, Sessions
-from headrace.features.table_ops.trailing import TargetEncodingPast, Trailing
+from headrace.plugins import Seam
 
-TABLE_OPS: dict[str, type[TableOp]] = {
-    op.name: op
-    for op in (
-        Filter,
-        Dropna,
-        Lambda,
-        Rename,
-        JoinExternal,
-        JoinAsof,
-        Trailing,
-        Lag,
-        History,
-        Sessions,
-        TargetEncodingPast,
-        Attribution,
-        Negatives,
-    )
-}
-
-__all__ = [
-    "TABLE_OPS",
-    "Attribution",
-    "Dropna",
-    "Filter",
-    "History",
-    "JoinAsof",
-    "JoinExternal",
-    "Lag",
-    "Lambda",
-    "Negatives",
-    "Rename",
-    "Sessions",
-    "TableOp",
-    "TargetEncodingPast",
-    "Trailing",
-]
+_PACKAGE = __name__
+#: `features.prepare`. One operator a line, so that two additions do not meet.
+TABLE_OPERATORS = Seam(
+    "headrace.table_operators",
+    "table operator",
+    TableOp,
+    {
+        "attribution": f"{_PACKAGE}.attribution:Attribution",
+        "dropna": f"{_PACKAGE}.rows:Dropna",
+        "filter": f"{_PACKAGE}.rows:Filter",
+        "history": f"{_PACKAGE}.sequences:History",
+        "join_asof": f"{_PACKAGE}.joins:JoinAsof",
+        "join_external": f"{_PACKAGE}.joins:JoinExternal",
+        "lag": f"{_PACKAGE}.sequences:Lag",
+        "lambda": f"{_PACKAGE}.rows:Lambda",
+        "negatives": f"{_PACKAGE}.negatives:Negatives",
+        "rename": f"{_PACKAGE}.rows:Rename",
+        "sessions": f"{_PACKAGE}.sequences:Sessions",
+        "target_encoding_past": f"{_PACKAGE}.trailing:TargetEncodingPast",
+        "trailing": f"{_PACKAGE}.trailing:Trailing",
+    },
+)

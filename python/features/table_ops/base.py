@@ -4,7 +4,7 @@ Row operators (headrace.features.ops) see one row; table operators see all event
 row what was before it. They run before the chains, which then use their columns as if the table had them. In a spec
 they are the list `features.prepare`, applied in order.
 
-To add one, write a class in a file of headrace.features.table_ops and name it in that package's registry; and, for the
+To add one, write a class in the module of its family in headrace.features.table_ops and name it in that package's registry; and, for the
 tests, the same over Arrow tables in tests/arrow_table_ops. Where each row is treated alone the Arrow body is the
 operator's own (`arrow_rows`): the Arrow engine then applies it to the lake's files as it decodes them.
 

@@ -23,7 +23,7 @@ from headrace.config import NamedSource, OpSpec, Spec
 from headrace.errors import UserError, nearest
 from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
 from headrace.features.registry import build
-from headrace.features.table_ops import TABLE_OPS
+from headrace.features.table_ops import TABLE_OPERATORS
 from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import (
     ExternalTable,
@@ -81,7 +81,7 @@ class Preparation:
         steps: list[BoundTableOp] = []
         for i, spec in enumerate(ops):
             at = f"{where}[{i}]"
-            op = build(TABLE_OPS, spec.op, spec.params, at, "table operator", TableOp)
+            op = build(TABLE_OPERATORS, spec.op, spec.params, at)
             past = [s.op.name for s in steps if s.op.keys_of()]
             if isinstance(op, Negatives) and past:
                 raise UserError(

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.config import Chain, Spec
 from headrace.errors import UserError, nearest
-from headrace.features.ops import REGISTRY
+from headrace.features.ops import OPERATORS
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
 from headrace.features.ops.numbers import FromDecimal
 from headrace.features.ops.selection import Chains, Selection, as_chains
@@ -300,9 +300,7 @@ def _bound(chain: Chain, declared: Mapping[str, ValueType], where: str, entry: O
     coded: list[str] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
-    ops = [
-        build(REGISTRY, spec.op, spec.params, f"{where}.ops[{j}]", "operator", Op) for j, spec in enumerate(chain.ops)
-    ]
+    ops = [build(OPERATORS, spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
     placed = [(op, f"{where}.ops[{j}] ({op.name})") for j, op in enumerate(ops)]
     for op, at in [(entry, where), *placed] if entry is not None else placed:
         checked.append(_check_op(op, types, at, coded))

@@ -1,0 +1,238 @@
+"""Codes of values in ONNX: vocabularies and tables by key, hashes, and the operators over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.export.features.graph import INT64, UINT64, GraphWriter, Value, integers, zero_missing
+from headrace.export.features.operators import Step, Values, all_columns, each_column, nan_where
+from headrace.features.functions.arrays import one_chunk
+from headrace.features.vocabulary.keyed_tables import KeyedTable
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.workflow.workflow import BoundOp
+from headrace.schema import FIRST_CODE, OOV_CODE
+
+#: Integer keys in the graph itself (about 75 bytes each in the runtime's memory); more are in a mapped file.
+MOST_INTEGERS = 1 << 20
+#: Texts are in the graph in any case, about 420 bytes each in the runtime's memory.
+MOST_TEXTS = 4_000_000
+
+
+def codes(graph: GraphWriter, x: Value, lookup: Lookup, most_integers: int = MOST_INTEGERS) -> str:
+    """`Lookup.codes` of values that are there: int64 of the same shape, OOV_CODE of what the vocabulary lacks."""
+    if x.kind == "bool":
+        found = lookup.codes(pa.array([True, False]))
+        yes, no = (graph.constant(int(c), np.int64) for c in found)
+        return graph.where(x.name, yes, no)
+    if x.kind == "text":
+        values, codes_ = one_chunk(lookup.table.column("value")), lookup.table.column("code").to_numpy()
+        return _encoded(graph, x.name, values.to_numpy(zero_copy_only=False), codes_, OOV_CODE)
+    keys, numbers = integer_keys(lookup)
+    if len(keys) <= most_integers:
+        return _encoded(graph, x.name, keys, numbers, OOV_CODE)
+    return _searched(graph, x.name, keys, numbers, OOV_CODE)
+
+
+def rows(graph: GraphWriter, x: Value, table: KeyedTable) -> str:
+    """The row of each key, that behind the last one where there is none or it is missing: int64 of the same shape."""
+    found = graph.add("Sub", codes(graph, x, table.lookup), graph.constant(FIRST_CODE, np.int64))
+    none = graph.add("Less", found, graph.constant(0, np.int64))
+    unknown = graph.either(none, x.missing)
+    assert unknown is not None
+    return graph.where(unknown, graph.constant(len(table), np.int64), found)
+
+
+def taken(graph: GraphWriter, table: KeyedTable, column: str, rows: str, missing: float) -> str:
+    """Values of a column, `missing` behind the last row: float64 (NaN of nulls), or int64 of one of whole numbers."""
+    values = one_chunk(table.table.column(column)).to_numpy(zero_copy_only=False)
+    kept = np.append(values, values.dtype.type(missing))
+    return graph.add("Gather", graph.file(kept) if len(kept) > MOST_INTEGERS else graph.constant(kept), rows, axis=0)
+
+
+def integer_keys(lookup: Lookup) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The values that are spelled as integers, ascending, and their codes."""
+    index, numbers = lookup.integers
+    keys = np.asarray(index, np.int64)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], np.asarray(numbers, np.int64)[order]
+
+
+def _encoded(graph: GraphWriter, x: str, keys: NDArray[Any], values: NDArray[np.int64], default: int) -> str:
+    if len(keys):
+        return graph.label_encoder(x, keys, values, default)
+    same = graph.add("Shape", x)
+    return graph.add("Expand", graph.constant(default, np.int64), same)
+
+
+def _searched(graph: GraphWriter, x: str, keys: NDArray[np.int64], values: NDArray[np.int64], default: int) -> str:
+    """By halving ascending keys, whose files the runtime maps: a step has five nodes, 20 steps are for a million."""
+    table, base = graph.file(keys), graph.constant(0, np.int64)
+    left = len(keys)
+    while left > 1:
+        half = left // 2
+        middle = graph.add("Add", base, graph.constant(half, np.int64))
+        at = graph.add("Gather", table, middle, axis=0)
+        base = graph.where(graph.add("LessOrEqual", at, x), middle, base)
+        left -= half
+    found = graph.add("Equal", graph.add("Gather", table, base, axis=0), x)
+    number = graph.add("Gather", graph.file(values), base, axis=0)
+    return graph.where(found, number, graph.constant(default, np.int64))
+
+
+#: XXH64 (Collet); Spark's seed.
+_PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+_SEED, _BYTES, _BITS = 42, 8, 64
+
+
+def xxhash64_integers(graph: GraphWriter, x: str, seed: str | None = None) -> str:
+    """Of int64 [..]: int64 [..]. `seed`: the hash of the columns before this one."""
+    p1, p2, p3, p4, p5 = (_signed(p) for p in _PRIMES)
+    started = _add(graph, seed if seed is not None else graph.constant(_SEED, np.int64), p5 + _BYTES)
+    word = _times(graph, _rotated(graph, _times(graph, x, p2), 31), p1)
+    found = graph.add("BitwiseXor", started, word)
+    found = _add(graph, _times(graph, _rotated(graph, found, 27), p1), p4)
+    for bits, prime in ((33, p2), (29, p3), (32, None)):
+        found = graph.add("BitwiseXor", found, _shifted(graph, found, bits, "RIGHT"))
+        found = found if prime is None else _times(graph, found, prime)
+    return found
+
+
+def bucket(graph: GraphWriter, hashes: str, buckets: int) -> str:
+    """1 .. buckets of hashes."""
+    left = graph.add("Mod", hashes, graph.constant(buckets, np.int64))
+    return graph.add("Add", left, graph.constant(1, np.int64))
+
+
+def _signed(number: int) -> int:
+    number &= 2**64 - 1
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _times(graph: GraphWriter, x: str, number: int) -> str:
+    return graph.add("Mul", x, graph.constant(number, np.int64))
+
+
+def _add(graph: GraphWriter, x: str, number: int) -> str:
+    return graph.add("Add", x, graph.constant(number, np.int64))
+
+
+def _shifted(graph: GraphWriter, x: str, bits: int, direction: str) -> str:
+    moved = graph.add("BitShift", graph.cast(x, UINT64), graph.constant(bits, np.uint64), direction=direction)
+    return graph.cast(moved, INT64)
+
+
+def _rotated(graph: GraphWriter, x: str, bits: int) -> str:
+    return graph.add("BitwiseOr", _shifted(graph, x, bits, "LEFT"), _shifted(graph, x, _BITS - bits, "RIGHT"))
+
+
+def _texts_of(bound: BoundOp) -> list[str]:
+    return [name for name, type_ in bound.inputs.items() if type_.element == "string"]
+
+
+def _lacks_text_hash(bound: BoundOp, lookup: Callable[[str], Lookup]) -> str | None:
+    texts = _texts_of(bound)
+    return f"text is hashed ({', '.join(texts)}), and ONNX has no hash of texts" if texts else None
+
+
+def _lacks_vocabulary(bound: BoundOp, lookup: Callable[[str], Lookup]) -> str | None:
+    op: Any = bound.op
+    if op.oov_buckets > 1:
+        return "oov_buckets hash texts, and ONNX has no hash of texts"
+    for name in _texts_of(bound):
+        if (n := len(lookup(op.vocabulary_of(name)))) > MOST_TEXTS:
+            return f"'{op.vocabulary_of(name)}' has {n:,} texts; more than {MOST_TEXTS:,} take gigabytes of memory"
+    return None
+
+
+def _lacks_joint_key(columns: tuple[str, ...]) -> str | None:
+    return f"a key of several columns ({', '.join(columns)}) is joined as text" if len(columns) > 1 else None
+
+
+def _lacks_group_key(bound: BoundOp, lookup: Callable[[str], Lookup]) -> str | None:
+    op: Any = bound.op
+    return _lacks_joint_key(op.by)
+
+
+def _lacks_joint_target(bound: BoundOp, lookup: Callable[[str], Lookup]) -> str | None:
+    op: Any = bound.op
+    return _lacks_joint_key(tuple(bound.inputs)) if op.together else None
+
+
+@each_column(_lacks_vocabulary)
+def categorify(step: Step, name: str, x: Value) -> Value:
+    """Look values up in the vocabulary of the column."""
+    found = codes(step.graph, x, step.lookup(step.op.vocabulary_of(name)), step.most_integers)
+    return Value(zero_missing(step.graph, x, found), "int", None, x.length)
+
+
+@each_column(_lacks_text_hash)
+def hash_bucket(step: Step, name: str, x: Value) -> Value:
+    """Hash each value into a bucket."""
+    hashes = xxhash64_integers(step.graph, integers(step.graph, x))
+    return Value(zero_missing(step.graph, x, bucket(step.graph, hashes, step.op.buckets)), "int", None, x.length)
+
+
+@each_column(_lacks_text_hash)
+def raw_id(step: Step, name: str, x: Value) -> Value:
+    """Return integers as they are, or their hashes."""
+    number = integers(step.graph, x)
+    found = xxhash64_integers(step.graph, number) if step.op.hash else number
+    return Value(zero_missing(step.graph, x, found), "int", None, x.length)
+
+
+@all_columns(_lacks_text_hash)
+def hashed_cross(step: Step, columns: Values) -> Values:
+    """Hash all columns together into one bucket."""
+    graph = step.graph
+    hashes, missing = None, None
+    for x in columns.values():
+        # Of a missing value any number is hashed: the code is 0 then.
+        hashes = xxhash64_integers(graph, integers(graph, x), hashes)
+        missing = graph.either(missing, x.missing)
+    assert hashes is not None
+    (name,) = step.op.types(step.types)
+    made = bucket(graph, hashes, step.op.buckets)
+    return {name: Value(zero_missing(graph, Value(made, "int", missing), made), "int")}
+
+
+@all_columns()
+def value_count(step: Step, columns: Values) -> Values:
+    """Look up how often each value was in the training range."""
+    out = {}
+    for name, x in columns.items():
+        table = step.table(name)
+        count = taken(step.graph, table, "count", rows(step.graph, x, table), 0)
+        if step.op.log:
+            out[f"{name}_count"] = Value(nan_where(step.graph, x.missing, count), "real")
+        else:
+            out[f"{name}_count"] = Value(count, "int", x.missing)
+    return out
+
+
+@all_columns(_lacks_group_key)
+def join_groupby(step: Step, columns: Values) -> Values:
+    """Look up the statistics of each key."""
+    (table,) = (step.table(name) for name in step.op.statistics(step.types))
+    (by,) = step.op.by
+    at = rows(step.graph, columns[by], table)
+    out = {}
+    for name, type_ in step.op.types(step.types).items():
+        whole = type_.element == "bigint"
+        out[name] = Value(taken(step.graph, table, name, at, 0 if whole else np.nan), "int" if whole else "real")
+    return out
+
+
+@all_columns(_lacks_joint_target)
+def target_encoding(step: Step, columns: Values) -> Values:
+    """Look up the mean target of each key."""
+    out = {}
+    for name, key in step.op.sources(step.types).items():
+        table = step.table(name)
+        at = rows(step.graph, columns[key[0]], table)
+        out[name] = Value(taken(step.graph, table, "all", at, float(step.state[name]["priors"][0])), "real")
+    return out
