@@ -45,7 +45,7 @@ class Active:
         leading, rest = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
         tables = (*leading.externals, *rest.externals)
-        reader = ExternalReader.of(ctx.ws, tables, ctx.upstream["features"].inputs)
+        reader = ExternalReader.pinned_by(ctx.ws, tables, ctx.upstream["features"].inputs)
         sources = SourceRows.of(ctx, spark)
         if leading.steps:
             # Labels as they are by now: which rows have theirs for good is the dataset's question.

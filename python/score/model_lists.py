@@ -192,7 +192,7 @@ def _candidates(model: ModelOfRun, run: RunInputs, users: DataFrame) -> Iterator
     if score.candidates is None:
         yield None
         return
-    reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
+    reader = ExternalReader.pinned_by(ctx.ws, tables_of_score(score), ctx.inputs)
     items, folder = run.items.frame(spark), run.folder / ctx.key
     context = SourceContext(ctx, spark, run.active, users, items, reader, model.chosen, folder, run.maps)
     # Users come with lists of their items.

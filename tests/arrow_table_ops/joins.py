@@ -25,7 +25,7 @@ def join_external(op: JoinExternal, table: pa.Table, context: ArrowTableContext)
         leader = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))] if len(rows) else rows
         rows = rows[np.all([r[rows] == r[leader] for r in ranks], axis=0)] if len(rows) else rows
     _, counts = np.unique(its[rows], return_counts=True)
-    refuse_duplicates(op.what, ", ".join(theirs), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+    refuse_duplicates(op.description, ", ".join(theirs), int((counts > 1).sum()), int(counts[counts > 1].sum()))
     where = np.full(int(max(codes.max(initial=-1), 0)) + 1, -1, np.int64)
     where[its[rows]] = rows
     found = np.where(ours >= 0, where[np.maximum(ours, 0)], -1)
@@ -56,7 +56,7 @@ def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.T
     rows = rows[np.lexsort((since[rows], its[rows]))]
     g, s = its[rows], since[rows]
     _, counts = np.unique(np.stack([g, s]), axis=1, return_counts=True)
-    refuse_duplicates(op.what, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+    refuse_duplicates(op.description, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
     at = newest_at(group, t, g, s, op.at == "upto")
     if op._tolerance is not None and len(s):
         at = np.where((at >= 0) & (s[np.maximum(at, 0)] > t - op._tolerance), at, -1)

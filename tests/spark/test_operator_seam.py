@@ -104,5 +104,5 @@ def test_an_added_operator_is_used_everywhere(spark: SparkSession, tmp_path: Pat
         f"features.workflow[0].ops[0] ({workflow.workflow.chains[0].steps[0].op.reference()}): no operator of ONNX "
         f"does that"
     ]
-    by_python = FeaturesStep.of(workflow)(tensors)["price.feature"]
+    by_python = FeaturesStep.from_workflow(workflow)(tensors)["price.feature"]
     np.testing.assert_array_equal(by_python.reshape(-1), expected)

@@ -100,14 +100,14 @@ def test_files_that_changed_after_they_were_pinned_are_refused(tmp_path: Path) -
     p = prepare({"join_external": csv})
     (tmp_path / "t.csv").write_text("item,x\na,1\n")
     pinned = pin(Workspace(tmp_path), p.externals)
-    reader = ExternalReader.of(Workspace(tmp_path), p.externals, pinned)
+    reader = ExternalReader.pinned_by(Workspace(tmp_path), p.externals, pinned)
     reader.check_unchanged()
     (tmp_path / "t.csv").write_text("item,x\na,22\n")
     with pytest.raises(UserError, match=r"t\.csv have changed since the features stage looked"):
         reader.check_unchanged()
-    ExternalReader.of(Workspace(tmp_path), p.externals, pin(Workspace(tmp_path), p.externals)).check_unchanged()
+    ExternalReader.pinned_by(Workspace(tmp_path), p.externals, pin(Workspace(tmp_path), p.externals)).check_unchanged()
     with pytest.raises(UserError, match=r"names no version of the csv table t\.csv"):
-        ExternalReader.of(Workspace(tmp_path), p.externals, [])
+        ExternalReader.pinned_by(Workspace(tmp_path), p.externals, [])
 
 
 def test_external_files_are_missing(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_tables_that_are_joined_list_candidates_or_filter_them(place: Spelling, 
     for table in {*Preparation.from_spec(spec).externals, *tables_of_score(spec.score)}:
         (pinned,) = pin(ws, [table])
         assert (pinned.name, pinned.version) == (place.given, "0")
-        reader = ExternalReader.of(ws, [table], [pinned])
+        reader = ExternalReader.pinned_by(ws, [table], [pinned])
         assert reader.path(table) == folder
         assert reader.path(table).plain
         assert name_of(ws, pinned.kind, pinned.name) == place.openlineage

@@ -26,9 +26,9 @@ MOST_TEXTS = 4_000_000
 def codes(graph: GraphWriter, x: Value, lookup: Lookup, most_integers: int = MOST_INTEGERS) -> str:
     """`Lookup.codes` of values that are there: int64 of the same shape, OOV_CODE of what the vocabulary lacks."""
     if x.kind == "bool":
-        found = lookup.codes(pa.array([True, False]))
-        yes, no = (graph.constant(int(c), np.int64) for c in found)
-        return graph.where(x.name, yes, no)
+        both_codes = lookup.codes(pa.array([True, False]))
+        yes, no = (graph.constant(int(c), np.int64) for c in both_codes)
+        return graph.select(x.name, yes, no)
     if x.kind == "text":
         values, codes_ = one_chunk(lookup.table.column("value")), lookup.table.column("code").to_numpy()
         return _encoded(graph, x.name, values.to_numpy(zero_copy_only=False), codes_, OOV_CODE)
@@ -39,23 +39,29 @@ def codes(graph: GraphWriter, x: Value, lookup: Lookup, most_integers: int = MOS
 
 
 def rows(graph: GraphWriter, x: Value, table: KeyedTable) -> str:
-    """The row of each key, that behind the last one where there is none or it is missing: int64 of the same shape."""
-    found = graph.add("Sub", codes(graph, x, table.lookup), graph.constant(FIRST_CODE, np.int64))
-    none = graph.add("Less", found, graph.constant(0, np.int64))
-    unknown = graph.either(none, x.missing)
+    """Return the row of each key, that behind the last one where there is none or it is missing: int64 of the same
+    shape.
+    """
+    row_numbers = graph.add("Sub", codes(graph, x, table.lookup), graph.constant(FIRST_CODE, np.int64))
+    is_unknown = graph.add("Less", row_numbers, graph.constant(0, np.int64))
+    unknown = graph.either(is_unknown, x.missing)
     assert unknown is not None
-    return graph.where(unknown, graph.constant(len(table), np.int64), found)
+    return graph.select(unknown, graph.constant(len(table), np.int64), row_numbers)
 
 
 def taken(graph: GraphWriter, table: KeyedTable, column: str, rows: str, missing: float) -> str:
-    """Values of a column, `missing` behind the last row: float64 (NaN of nulls), or int64 of one of whole numbers."""
+    """Return values of a column, `missing` behind the last row: float64 (NaN of nulls), or int64 of one of whole
+    numbers.
+    """
     values = one_chunk(table.table.column(column)).to_numpy(zero_copy_only=False)
-    kept = np.append(values, values.dtype.type(missing))
-    return graph.add("Gather", graph.file(kept) if len(kept) > MOST_INTEGERS else graph.constant(kept), rows, axis=0)
+    padded = np.append(values, values.dtype.type(missing))
+    return graph.add(
+        "Gather", graph.file(padded) if len(padded) > MOST_INTEGERS else graph.constant(padded), rows, axis=0
+    )
 
 
 def integer_keys(lookup: Lookup) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The values that are spelled as integers, ascending, and their codes."""
+    """Return the values that are spelled as integers, ascending, and their codes."""
     index, numbers = lookup.integers
     keys = np.asarray(index, np.int64)
     order = np.argsort(keys, kind="stable")
@@ -70,18 +76,18 @@ def _encoded(graph: GraphWriter, x: str, keys: NDArray[Any], values: NDArray[np.
 
 
 def _searched(graph: GraphWriter, x: str, keys: NDArray[np.int64], values: NDArray[np.int64], default: int) -> str:
-    """By halving ascending keys, whose files the runtime maps: a step has five nodes, 20 steps are for a million."""
+    """Search ascending keys by halves; the runtime maps their files. A step has five nodes, a million keys take 20."""
     table, base = graph.file(keys), graph.constant(0, np.int64)
     left = len(keys)
     while left > 1:
         half = left // 2
         middle = graph.add("Add", base, graph.constant(half, np.int64))
-        at = graph.add("Gather", table, middle, axis=0)
-        base = graph.where(graph.add("LessOrEqual", at, x), middle, base)
+        middle_keys = graph.add("Gather", table, middle, axis=0)
+        base = graph.select(graph.add("LessOrEqual", middle_keys, x), middle, base)
         left -= half
-    found = graph.add("Equal", graph.add("Gather", table, base, axis=0), x)
+    is_known = graph.add("Equal", graph.add("Gather", table, base, axis=0), x)
     number = graph.add("Gather", graph.file(values), base, axis=0)
-    return graph.where(found, number, graph.constant(default, np.int64))
+    return graph.select(is_known, number, graph.constant(default, np.int64))
 
 
 #: XXH64 (Collet); Spark's seed.
@@ -90,16 +96,16 @@ _SEED, _BYTES, _BITS = 42, 8, 64
 
 
 def xxhash64_integers(graph: GraphWriter, x: str, seed: str | None = None) -> str:
-    """Of int64 [..]: int64 [..]. `seed`: the hash of the columns before this one."""
+    """Hash int64 [..] to int64 [..]. `seed`: the hash of the columns before this one."""
     p1, p2, p3, p4, p5 = (_signed(p) for p in _PRIMES)
     started = _add(graph, seed if seed is not None else graph.constant(_SEED, np.int64), p5 + _BYTES)
     word = _times(graph, _rotated(graph, _times(graph, x, p2), 31), p1)
-    found = graph.add("BitwiseXor", started, word)
-    found = _add(graph, _times(graph, _rotated(graph, found, 27), p1), p4)
+    hashes = graph.add("BitwiseXor", started, word)
+    hashes = _add(graph, _times(graph, _rotated(graph, hashes, 27), p1), p4)
     for bits, prime in ((33, p2), (29, p3), (32, None)):
-        found = graph.add("BitwiseXor", found, _shifted(graph, found, bits, "RIGHT"))
-        found = found if prime is None else _times(graph, found, prime)
-    return found
+        hashes = graph.add("BitwiseXor", hashes, _shifted(graph, hashes, bits, "RIGHT"))
+        hashes = hashes if prime is None else _times(graph, hashes, prime)
+    return hashes
 
 
 def bucket(graph: GraphWriter, hashes: str, buckets: int) -> str:
@@ -166,8 +172,8 @@ def _lacks_joint_target(bound: BoundOp, lookup: Callable[[str], Lookup]) -> str 
 @each_column(_lacks_vocabulary)
 def categorify(step: Step, name: str, x: Value) -> Value:
     """Look values up in the vocabulary of the column."""
-    found = codes(step.graph, x, step.lookup(step.op.vocabulary_of(name)), step.most_integers)
-    return Value(zero_missing(step.graph, x, found), "int", None, x.length)
+    column_codes = codes(step.graph, x, step.lookup(step.op.vocabulary_of(name)), step.most_integers)
+    return Value(zero_missing(step.graph, x, column_codes), "int", None, x.length)
 
 
 @each_column(_lacks_text_hash)
@@ -181,8 +187,8 @@ def hash_bucket(step: Step, name: str, x: Value) -> Value:
 def raw_id(step: Step, name: str, x: Value) -> Value:
     """Return integers as they are, or their hashes."""
     number = integers(step.graph, x)
-    found = xxhash64_integers(step.graph, number) if step.op.hash else number
-    return Value(zero_missing(step.graph, x, found), "int", None, x.length)
+    ids = xxhash64_integers(step.graph, number) if step.op.hash else number
+    return Value(zero_missing(step.graph, x, ids), "int", None, x.length)
 
 
 @all_columns(_lacks_text_hash)
@@ -196,8 +202,8 @@ def hashed_cross(step: Step, columns: Values) -> Values:
         missing = graph.either(missing, x.missing)
     assert hashes is not None
     (name,) = step.op.types(step.types)
-    made = bucket(graph, hashes, step.op.buckets)
-    return {name: Value(zero_missing(graph, Value(made, "int", missing), made), "int")}
+    buckets = bucket(graph, hashes, step.op.buckets)
+    return {name: Value(zero_missing(graph, Value(buckets, "int", missing), buckets), "int")}
 
 
 @all_columns()
@@ -219,11 +225,13 @@ def join_groupby(step: Step, columns: Values) -> Values:
     """Look up the statistics of each key."""
     (table,) = (step.table(name) for name in step.op.statistics(step.types))
     (by,) = step.op.by
-    at = rows(step.graph, columns[by], table)
+    row_numbers = rows(step.graph, columns[by], table)
     out = {}
     for name, type_ in step.op.types(step.types).items():
-        whole = type_.element == "bigint"
-        out[name] = Value(taken(step.graph, table, name, at, 0 if whole else np.nan), "int" if whole else "real")
+        is_integer = type_.element == "bigint"
+        out[name] = Value(
+            taken(step.graph, table, name, row_numbers, 0 if is_integer else np.nan), "int" if is_integer else "real"
+        )
     return out
 
 
@@ -233,6 +241,6 @@ def target_encoding(step: Step, columns: Values) -> Values:
     out = {}
     for name, key in step.op.sources(step.types).items():
         table = step.table(name)
-        at = rows(step.graph, columns[key[0]], table)
-        out[name] = Value(taken(step.graph, table, "all", at, float(step.state[name]["priors"][0])), "real")
+        row_numbers = rows(step.graph, columns[key[0]], table)
+        out[name] = Value(taken(step.graph, table, "all", row_numbers, float(step.state[name]["priors"][0])), "real")
     return out

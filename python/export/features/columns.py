@@ -59,50 +59,50 @@ class RawColumn:
 
     @property
     def dtype(self) -> str:
-        """Of its tensor, as NumPy names it."""
+        """NumPy's name of its tensor's type."""
         return _DTYPES.get(self.type.element, "int64")
 
     @property
     def has_nan(self) -> bool:
-        """Whether NaN says that a value is missing."""
+        """True if NaN says that a value is missing."""
         return self.type.element in ("float", "double")
 
     @property
     def has_missing(self) -> bool:
-        """Whether a tensor says which values are missing."""
+        """True if a tensor of its own says which values are missing."""
         return not self.has_nan and (self.type.is_list or not self.required)
 
     @property
     def tensors(self) -> tuple[RawTensor, ...]:
         """Its tensors, the values first."""
         shape = (ROWS, f"{self.name}{LENGTH}") if self.type.is_list else (ROWS,)
-        found = [RawTensor(self.name, self.dtype, shape)]
+        tensors_ = [RawTensor(self.name, self.dtype, shape)]
         if self.type.is_list:
-            found.append(RawTensor(f"{self.name}{LENGTH}", "int64", (ROWS,)))
+            tensors_.append(RawTensor(f"{self.name}{LENGTH}", "int64", (ROWS,)))
         if self.has_missing:
-            found.append(RawTensor(f"{self.name}{MISSING}", "bool", shape))
-        return tuple(found)
+            tensors_.append(RawTensor(f"{self.name}{MISSING}", "bool", shape))
+        return tuple(tensors_)
 
 
 def raw_columns(workflow: Workflow, names: Collection[str]) -> tuple[RawColumn, ...]:
-    """Some input columns of a workflow, in its order.
+    """Return some input columns of a workflow, in its order.
 
     Raises:
         UserError: two of their tensors have one name.
     """
     required = {c.name for c in workflow.declared if c.required}
     chosen = [name for name in workflow.input_columns if name in names]
-    found = tuple(RawColumn(name, workflow.input_type(name), name in required) for name in chosen)
+    columns = tuple(RawColumn(name, workflow.input_type(name), name in required) for name in chosen)
     seen: set[str] = set()
-    for tensor in (t for column in found for t in column.tensors):
+    for tensor in (t for column in columns for t in column.tensors):
         if tensor.name in seen:
             raise UserError(f"two tensors of the columns would be named '{tensor.name}': rename a column")
         seen.add(tensor.name)
-    return found
+    return columns
 
 
 def made_of(features: Iterable[Feature]) -> set[str]:
-    """The columns that features are made of; others of their chains are not needed to make them."""
+    """Return the columns that features are made of; others of their chains are not needed to make them."""
     return {column for f in features for column in f.sources}
 
 
@@ -120,7 +120,7 @@ def to_batch(columns: Sequence[RawColumn], tensors: Tensors) -> pa.RecordBatch:
 
 
 def to_tensors(columns: Sequence[RawColumn], batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
-    """The other way: rows with nulls as tensors. Columns have their declared types."""
+    """Return rows with nulls as tensors, the reverse of `to_batch`. Columns have their declared types."""
     out: dict[str, NDArray[Any]] = {}
     for column in columns:
         x = batch.column(batch.schema.get_field_index(column.name)).cast(column.type.arrow)
@@ -130,10 +130,10 @@ def to_tensors(columns: Sequence[RawColumn], batch: pa.RecordBatch) -> dict[str,
         x = pc.if_else(x.is_valid(), x, pa.scalar([], x.type)) if x.null_count else x
         lengths = pc.list_value_length(x).to_numpy(zero_copy_only=False).astype(np.int64)
         flat, width = x.flatten(), max(int(lengths.max(initial=1)), 1)
-        there = np.arange(width) < lengths[:, None]
-        values = np.full(there.shape, "" if column.dtype == "object" else 0, column.dtype)
-        missing = np.zeros(there.shape, np.bool_)
-        values[there], missing[there] = _values(column, flat), flat.is_null().to_numpy(zero_copy_only=False)
+        is_element = np.arange(width) < lengths[:, None]
+        values = np.full(is_element.shape, "" if column.dtype == "object" else 0, column.dtype)
+        missing = np.zeros(is_element.shape, np.bool_)
+        values[is_element], missing[is_element] = _values(column, flat), flat.is_null().to_numpy(zero_copy_only=False)
         out |= _named(column, values, missing) | {f"{column.name}{LENGTH}": lengths}
     return out
 
@@ -170,9 +170,9 @@ def _array(column: RawColumn, tensors: Tensors) -> pa.Array:
         raise UserError(f"column '{column.name}': values {list(values.shape)}, lengths {list(lengths.shape)}")
     if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= values.shape[1]:
         raise UserError(f"column '{column.name}': lengths must be 0 to {values.shape[1]}, that of its values")
-    there = np.arange(values.shape[1]) < lengths[:, None]
+    is_element = np.arange(values.shape[1]) < lengths[:, None]
     missing = _missing(column, tensors, values)
-    flat = _typed(column, values[there], None if missing is None else missing[there], True)
+    flat = _typed(column, values[is_element], None if missing is None else missing[is_element], True)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), flat)
 
@@ -208,7 +208,7 @@ def _typed(column: RawColumn, values: NDArray[Any], missing: NDArray[np.bool_] |
             numbers = np.where(missing, numbers.dtype.type(0), numbers)
         if column.type.element == "date":
             numbers = numbers.astype(np.int32)
-        made = pa.array(numbers, mask=missing)
-        return made if made.type == type_ else made.cast(type_)
+        array = pa.array(numbers, mask=missing)
+        return array if array.type == type_ else array.cast(type_)
     except (ValueError, TypeError, pa.ArrowException) as e:
         raise UserError(f"column '{column.name}' cannot be read as {column.type}: {e}") from None

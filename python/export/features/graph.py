@@ -32,13 +32,13 @@ class GraphWriter:
         self.files: list[str] = []
 
     def add(self, op: str, *inputs: str, domain: str = "", outputs: Sequence[str] = (), **attributes: Any) -> str:
-        """A node of one output; its name."""
+        """Add a node of one output and return its name."""
         name = outputs[0] if outputs else f"node.{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=name, domain=domain, **attributes))
         return name
 
     def constant(self, value: Any, dtype: Any = None) -> str:
-        """A small tensor. Equal ones are one."""
+        """Return a small tensor; equal ones are stored once."""
         array = np.asarray(value, dtype)
         content = "\0".join(array.ravel().tolist()).encode() if array.dtype == object else array.tobytes()
         key = (str(array.dtype), array.shape, content)
@@ -49,63 +49,63 @@ class GraphWriter:
         return self._constants[key]
 
     def file(self, values: NDArray[Any]) -> str:
-        """A large tensor, in a file beside the graph that the runtime maps."""
+        """Write a large tensor into a file beside the graph, which the runtime maps."""
         name = f"{self._prefix}-{len(self.files)}.bin"
         with (self._folder / name).new_file() as path:
             np.ascontiguousarray(values).tofile(path)
         self.files.append(name)
-        made = TensorProto(
+        tensor = TensorProto(
             name=f"table.{name}", data_type=helper.np_dtype_to_tensor_dtype(values.dtype), dims=list(values.shape)
         )
-        made.data_location = TensorProto.EXTERNAL
+        tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", name), ("offset", "0"), ("length", str(values.nbytes))):
-            made.external_data.add(key=key, value=value)
-        self.initializers.append(made)
-        return str(made.name)
+            tensor.external_data.add(key=key, value=value)
+        self.initializers.append(tensor)
+        return str(tensor.name)
 
     def prune(self, outputs: Sequence[str]) -> None:
         """Keep what outputs are computed from, and its files."""
-        needed, kept = set(outputs), []
+        needed, kept_nodes = set(outputs), []
         for node in reversed(self.nodes):
             if set(node.output) & needed:
                 needed.update(node.input)
-                kept.append(node)
-        self.nodes = kept[::-1]
+                kept_nodes.append(node)
+        self.nodes = kept_nodes[::-1]
         self.initializers = [x for x in self.initializers if x.name in needed]
         for name in [name for name in self.files if f"table.{name}" not in needed]:
             (self._folder / name).remove()
             self.files.remove(name)
 
     def cast(self, x: str, to: int) -> str:
-        """Another type of numbers."""
+        """Convert numbers to another type."""
         return self.add("Cast", x, to=to)
 
-    def where(self, condition: str, yes: str, no: str) -> str:
-        """Element by element."""
+    def select(self, condition: str, yes: str, no: str) -> str:
+        """Choose element by element."""
         return self.add("Where", condition, yes, no)
 
     def either(self, a: str | None, b: str | None) -> str | None:
-        """`a or b` of conditions, of which None is false everywhere."""
+        """Return `a or b` of conditions, of which None is false everywhere."""
         if a is None or b is None or a == b:
             return a or b
         return self.add("Or", a, b)
 
     def unsqueeze(self, x: str, axis: int) -> str:
-        """With one more dimension."""
+        """Add a dimension."""
         return self.add("Unsqueeze", x, self.constant([axis], np.int64))
 
     def size(self, x: str, axis: int) -> str:
-        """The length of a dimension: int64, a scalar."""
+        """Return the length of a dimension: int64, a scalar."""
         shape = self.add("Shape", x, start=axis, end=axis + 1)
         return self.add("Squeeze", shape, self.constant([0], np.int64))
 
     def false_like(self, x: str) -> str:
-        """False in the shape of another tensor."""
+        """Return False in the shape of another tensor."""
         none = helper.make_tensor("value", BOOL, [1], [False])
         return self.add("ConstantOfShape", self.add("Shape", x), value=none)
 
     def label_encoder(self, x: str, keys: NDArray[Any], values: NDArray[np.int64], default: int) -> str:
-        """The value of each key, `default` of others. Keys int64, or objects: texts. [..] -> int64 [..]."""
+        """Return the value of each key, `default` of others. Keys int64, or objects: texts. [..] -> int64 [..]."""
         return self.add(
             "LabelEncoder",
             x,
@@ -141,21 +141,21 @@ class Value:
     length: str | None = None
 
     def with_name(self, name: str, kind: str | None = None) -> Value:
-        """The same lists and missing values with other numbers."""
+        """Return the same lists and missing values with other numbers."""
         return replace(self, name=name, kind=kind or self.kind)
 
 
 def real(x: Value, name: str) -> Value:
-    """Numbers float64 in the lists of x, NaN where they are missing."""
+    """Return numbers float64 in the lists of x, NaN where they are missing."""
     return Value(name, "real", None, x.length)
 
 
 def doubles(graph: GraphWriter, x: Value) -> str:
-    """Any numbers as float64, NaN where they are missing."""
+    """Return any numbers as float64, NaN where they are missing."""
     if x.kind == "real":
         return x.name
     out = graph.cast(x.name, DOUBLE)
-    return out if x.missing is None else graph.where(x.missing, graph.constant(np.nan, np.float64), out)
+    return out if x.missing is None else graph.select(x.missing, graph.constant(np.nan, np.float64), out)
 
 
 def integers(graph: GraphWriter, x: Value) -> str:
@@ -164,19 +164,19 @@ def integers(graph: GraphWriter, x: Value) -> str:
 
 
 def missing_of(graph: GraphWriter, x: Value) -> str | None:
-    """bool of the same shape, None where none is."""
+    """Return a mask that is True where a value is missing, or None where none is."""
     return graph.add("IsNaN", x.name) if x.kind == "real" else x.missing
 
 
 def zero_missing(graph: GraphWriter, x: Value, name: str) -> str:
-    """int64 numbers with 0 where x is missing."""
+    """Return int64 numbers with 0 where x is missing."""
     missing = missing_of(graph, x)
-    return name if missing is None else graph.where(missing, graph.constant(0, np.int64), name)
+    return name if missing is None else graph.select(missing, graph.constant(0, np.int64), name)
 
 
 def part(graph: GraphWriter, x: Value, start: str, columns: str, length: str) -> Value:
-    """Elements of each list from `start` int64 [rows, 1] on, as many as `columns` (int64, a scalar) says; of these
-    `length` int64 [rows] are the list's.
+    """Return elements of each list from `start` int64 [rows, 1] on, as many as `columns` (int64, a scalar) says; of
+    these `length` int64 [rows] are the list's.
     """
     last = graph.add("Sub", graph.size(x.name, 1), graph.constant(1, np.int64))
     step = graph.constant(1, np.int64)
@@ -190,8 +190,8 @@ def part(graph: GraphWriter, x: Value, start: str, columns: str, length: str) ->
 
 
 def behind_the_end(graph: GraphWriter, x: Value) -> str:
-    """bool [rows, length]: which elements are not the list's."""
+    """Return a mask [rows, length] that is True for elements beyond each list's end."""
     assert x.length is not None
-    zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
-    places = graph.unsqueeze(graph.add("Range", zero, graph.size(x.name, 1), one), 0)
+    zero, step = graph.constant(0, np.int64), graph.constant(1, np.int64)
+    places = graph.unsqueeze(graph.add("Range", zero, graph.size(x.name, 1), step), 0)
     return graph.add("GreaterOrEqual", places, graph.unsqueeze(x.length, 1))

@@ -48,7 +48,7 @@ _TYPES = {"object": STRING, "int64": INT64, "bool": BOOL, "float32": FLOAT, "flo
 
 @dataclass(frozen=True)
 class FeaturesGraph:
-    """What was written: the columns that the graph asks for, the features that it makes, its files."""
+    """A written graph: the columns that it asks for, the features that it makes, its files."""
 
     columns: tuple[RawColumn, ...]
     features: tuple[Feature, ...]
@@ -56,17 +56,19 @@ class FeaturesGraph:
 
 
 def faults(workflow: FittedWorkflow, only: Collection[str] | None = None) -> list[str]:
-    """What ONNX has no operators for, each with its place in the spec; without any the workflow can be a graph."""
-    found = []
+    """List the operators that ONNX does not have, each with its place in the spec; the workflow can be a graph without
+    any.
+    """
+    messages = []
     for i, chain in _chains(workflow, only):
         decimal = [c for c in chain.columns if workflow.workflow.input_type(c).element == "decimal"]
         if decimal:
-            found.append(f"features.workflow[{i}]: {', '.join(decimal)}: ONNX has no decimals")
+            messages.append(f"features.workflow[{i}]: {', '.join(decimal)}: ONNX has no decimals")
         for j, step in chain.named_steps():
-            lacking = lacks(step, workflow.vocabularies.__getitem__)
-            if lacking is not None:
-                found.append(f"features.workflow[{i}].ops[{j}] ({step.op.reference()}): {lacking}")
-    return found
+            gap = lacks(step, workflow.vocabularies.__getitem__)
+            if gap is not None:
+                messages.append(f"features.workflow[{i}].ops[{j}] ({step.op.reference()}): {gap}")
+    return messages
 
 
 def write_features(
@@ -88,8 +90,8 @@ def write_features(
     Raises:
         UserError: see `faults`; two tensors would have one name.
     """
-    if lacking := faults(workflow, only):
-        raise UserError("the features cannot be exported as ONNX: " + "; ".join(lacking))
+    if gaps := faults(workflow, only):
+        raise UserError("the features cannot be exported as ONNX: " + "; ".join(gaps))
     chains = _chains(workflow, only)
     features = tuple(f for f in workflow.features if only is None or f.name in only)
     columns = raw_columns(workflow.workflow, made_of(features))
@@ -108,7 +110,7 @@ def write_features(
             if feature.name in chain.outputs:
                 _finished(graph, values[feature.name], chain.outputs[feature.name], feature.name)
     graph.prune([f"{f.name}{FEATURE}" for f in features])
-    made = helper.make_model(
+    model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             "features",
@@ -120,7 +122,7 @@ def write_features(
         ir_version=IR_VERSION,
         producer_name="headrace",
     )
-    (folder / file).put_bytes(made.SerializeToString())
+    (folder / file).put_bytes(model.SerializeToString())
     onnx.checker.check_model(str((folder / file).local_path()))
     return FeaturesGraph(columns, features, tuple(graph.files))
 
@@ -143,7 +145,7 @@ def _check_names(columns: Sequence[RawColumn], features: Sequence[Feature]) -> N
 
 
 def _entered(graph: GraphWriter, column: RawColumn) -> Value:
-    """A column as operators see it: reals as float64, NaN where they are missing."""
+    """Return a column as operators see it: reals as float64, NaN where they are missing."""
     tensors = {t.name.removeprefix(column.name): t.name for t in column.tensors[1:]}
     missing, length = tensors.get(".missing"), tensors.get(".length")
     if column.has_nan:
@@ -167,7 +169,7 @@ def _absent(graph: GraphWriter, type_: ValueType) -> Value:
 
 
 def _finished(graph: GraphWriter, x: Value, end: ValueType, name: str) -> None:
-    """What a model takes, under the feature's name: of numbers that are missing or not finite as float32, 0."""
+    """Write a feature's tensor under its name; numbers that are missing or not finite as float32 are 0."""
     output = [f"{name}{FEATURE}"]
     if end.is_categorical:
         graph.add("Identity", x.name, outputs=output)
@@ -177,8 +179,8 @@ def _finished(graph: GraphWriter, x: Value, end: ValueType, name: str) -> None:
     if end.is_list:
         graph.add("Where", finite, single, graph.constant(0, np.float32), outputs=output)
         return
-    kept = graph.where(finite, single, graph.constant(0, np.float32))
-    graph.add("Unsqueeze", kept, graph.constant([1], np.int64), outputs=output)
+    numbers = graph.select(finite, single, graph.constant(0, np.float32))
+    graph.add("Unsqueeze", numbers, graph.constant([1], np.int64), outputs=output)
 
 
 def _input(tensor: Any) -> Any:
@@ -208,18 +210,23 @@ def add_features(folder: Location, workflow: FittedWorkflow) -> list[str]:
         what ONNX has no operators for: then nothing is written.
     """
     record = read_record(folder)
-    asked = {tensor.name for graph in record.graphs.values() for tensor in graph.inputs}
-    if lacking := faults(workflow, asked):
-        return lacking
-    made = write_features(workflow, folder, _FILE, asked)
-    graphs = {**record.graphs, FEATURES: _graph(made)}
+    requested = {tensor.name for graph in record.graphs.values() for tensor in graph.inputs}
+    if gaps := faults(workflow, requested):
+        return gaps
+    features_graph = write_features(workflow, folder, _FILE, requested)
+    graphs = {**record.graphs, FEATURES: _graph(features_graph)}
     write_record(folder, record.model_copy(update={"graphs": graphs, "files": file_sizes(folder)}))
     return []
 
 
-def _graph(made: FeaturesGraph) -> Graph:
-    inputs = tuple(_record_input(tensor) for column in made.columns for tensor in column.tensors)
-    return Graph(file=_FILE, inputs=inputs, outputs=tuple(map(_record_output, made.features)), files=made.files)
+def _graph(features_graph: FeaturesGraph) -> Graph:
+    inputs = tuple(_record_input(tensor) for column in features_graph.columns for tensor in column.tensors)
+    return Graph(
+        file=_FILE,
+        inputs=inputs,
+        outputs=tuple(map(_record_output, features_graph.features)),
+        files=features_graph.files,
+    )
 
 
 def _record_input(tensor: RawTensor) -> Tensor:

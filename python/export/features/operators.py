@@ -138,12 +138,12 @@ def fill_missing(step: Step, name: str, x: Value) -> Value:
     if x.missing is None:
         return x
     value = graph.constant(step.op.value, object if x.kind == "text" else np.int64)
-    return Value(graph.where(x.missing, value, x.name), x.kind, None, x.length)
+    return Value(graph.select(x.missing, value, x.name), x.kind, None, x.length)
 
 
 def _filled(graph: GraphWriter, x: Value, value: float) -> Value:
     number = doubles(graph, x)
-    return real(x, graph.where(graph.add("IsNaN", number), graph.constant(value, np.float64), number))
+    return real(x, graph.select(graph.add("IsNaN", number), graph.constant(value, np.float64), number))
 
 
 @each_column()
@@ -155,13 +155,13 @@ def fill_median(step: Step, name: str, x: Value) -> Value:
 @each_column()
 def clip(step: Step, name: str, x: Value) -> Value:
     """Limit numbers to the operator's bounds."""
-    graph, whole = step.graph, step.op.type_of(element_of(step.types[name])).element == "bigint"
-    out = x.name if whole else doubles(graph, x)
+    graph, is_integer = step.graph, step.op.type_of(element_of(step.types[name])).element == "bigint"
+    out = x.name if is_integer else doubles(graph, x)
     for bound, compare in ((step.op.min, "Less"), (step.op.max, "Greater")):
         if bound is not None:
-            limit = int64(step, int(bound)) if whole else float64(step, float(bound))
-            out = graph.where(graph.add(compare, out, limit), limit, out)
-    return x.with_name(out) if whole else real(x, out)
+            limit = int64(step, int(bound)) if is_integer else float64(step, float(bound))
+            out = graph.select(graph.add(compare, out, limit), limit, out)
+    return x.with_name(out) if is_integer else real(x, out)
 
 
 @each_column()
@@ -170,24 +170,24 @@ def log(step: Step, name: str, x: Value) -> Value:
     of a double (Goldberg, "What Every Computer Scientist Should Know About Floating-Point Arithmetic", 1991).
     """
     graph, number = step.graph, doubles(step.graph, x)
-    one = float64(step, 1.0)
-    u = graph.add("Add", number, one)
-    near = graph.add("Equal", u, one)
-    less = graph.where(near, one, graph.add("Sub", u, one))
-    made = graph.where(near, number, graph.add("Mul", graph.add("Log", u), graph.add("Div", number, less)))
+    unit = float64(step, 1.0)
+    u = graph.add("Add", number, unit)
+    near = graph.add("Equal", u, unit)
+    less = graph.select(near, unit, graph.add("Sub", u, unit))
+    logarithm = graph.select(near, number, graph.add("Mul", graph.add("Log", u), graph.add("Div", number, less)))
     infinite = graph.add("IsInf", number, detect_negative=0)
-    made = graph.where(infinite, number, made)
-    return real(x, graph.where(graph.add("Greater", number, float64(step, -1.0)), made, float64(step, np.nan)))
+    logarithm = graph.select(infinite, number, logarithm)
+    return real(x, graph.select(graph.add("Greater", number, float64(step, -1.0)), logarithm, float64(step, np.nan)))
 
 
 def _scaled(low: str, width: Callable[[State], float]) -> Callable[[Step, str, Value], Value]:
-    def one(step: Step, name: str, x: Value) -> Value:
+    def scale(step: Step, name: str, x: Value) -> Value:
         state, graph = step.state[name], step.graph
         out = graph.add("Sub", doubles(graph, x), float64(step, float(state[low])))
         by = width(state)
         return real(x, graph.add("Div", out, float64(step, by)) if by > 0 else out)
 
-    return one
+    return scale
 
 
 def _intervals(step: Step, x: Value, edges: list[float], compare: str) -> Value:
@@ -196,8 +196,8 @@ def _intervals(step: Step, x: Value, edges: list[float], compare: str) -> Value:
     over = graph.add(compare, graph.unsqueeze(number, -1), graph.constant(edges, np.float64))
     count = graph.add("ReduceSum", _int64(graph, over), graph.constant([-1], np.int64), keepdims=0)
     code = graph.add("Add", count, int64(step, 1))
-    made = graph.where(graph.add("IsNaN", number), int64(step, NULL_CODE), code)
-    return Value(made, "int", None, x.length)
+    codes = graph.select(graph.add("IsNaN", number), int64(step, NULL_CODE), code)
+    return Value(codes, "int", None, x.length)
 
 
 def _int64(graph: GraphWriter, x: str) -> str:
@@ -219,21 +219,21 @@ def quantile_bin(step: Step, name: str, x: Value) -> Value:
 @each_column()
 def reduce_dtype(step: Step, name: str, x: Value) -> Value:
     """Convert numbers to the smaller type; what it cannot hold is missing."""
-    graph, whole = step.graph, step.types[name].is_integer
-    number = x.name if whole else doubles(graph, x)
-    low, high = (int64(step, int(b)) if whole else float64(step, float(b)) for b in (step.op.min, step.op.max))
+    graph, is_integer = step.graph, step.types[name].is_integer
+    number = x.name if is_integer else doubles(graph, x)
+    low, high = (int64(step, int(b)) if is_integer else float64(step, float(b)) for b in (step.op.min, step.op.max))
     held = graph.add("And", graph.add("GreaterOrEqual", number, low), graph.add("LessOrEqual", number, high))
-    if whole:
+    if is_integer:
         return Value(number, "int", graph.either(x.missing, graph.add("Not", held)), x.length)
-    kept = graph.where(held, number, float64(step, np.nan))
+    reduced = graph.select(held, number, float64(step, np.nan))
     if step.op.type_of(element_of(step.types[name])).element == "float":
-        kept = graph.cast(graph.cast(kept, FLOAT), DOUBLE)
-    return real(x, kept)
+        reduced = graph.cast(graph.cast(reduced, FLOAT), DOUBLE)
+    return real(x, reduced)
 
 
 def nan_where(graph: GraphWriter, missing: str | None, number: str) -> str:
     """Return numbers with NaN where values are missing; None: none is."""
-    return number if missing is None else graph.where(missing, graph.constant(np.nan, np.float64), number)
+    return number if missing is None else graph.select(missing, graph.constant(np.nan, np.float64), number)
 
 
 @each_column()
@@ -257,18 +257,18 @@ def list_slice(step: Step, name: str, x: Value) -> Value:
 @each_column()
 def pad(step: Step, name: str, x: Value) -> Value:
     """[rows, length], 0 for what is missing and behind each list's end: the chain's end."""
-    graph, wanted, lengths = step.graph, int64(step, step.op.length), x.length
+    graph, width, lengths = step.graph, int64(step, step.op.length), x.length
     assert lengths is not None
     if not step.types[name].is_categorical:
         number = doubles(graph, x)
-        x = real(x, graph.where(graph.add("IsNaN", number), float64(step, 0.0), number))
+        x = real(x, graph.select(graph.add("IsNaN", number), float64(step, 0.0), number))
     begin = graph.constant([[0]], np.int64)
     if step.op.keep == "last":
-        skipped = graph.add("Max", graph.add("Sub", lengths, wanted), int64(step, 0))
+        skipped = graph.add("Max", graph.add("Sub", lengths, width), int64(step, 0))
         begin = graph.unsqueeze(skipped, 1)
-    kept = part(graph, x, begin, wanted, graph.add("Min", lengths, wanted))
-    zero = float64(step, 0.0) if kept.kind == "real" else int64(step, 0)
-    return kept.with_name(graph.where(behind_the_end(graph, kept), zero, kept.name))
+    elements = part(graph, x, begin, width, graph.add("Min", lengths, width))
+    zero = float64(step, 0.0) if elements.kind == "real" else int64(step, 0)
+    return elements.with_name(graph.select(behind_the_end(graph, elements), zero, elements.name))
 
 
 @all_columns()

@@ -15,70 +15,75 @@ _THURSDAY = 3
 
 
 def position(graph: GraphWriter, x: str, part: str, is_date: bool) -> str:
-    """Of int64 microseconds, or days of dates, since 1970: the hour, the weekday (Monday 0), the day of the year from 0
-    or the month from 0. int64 of the same shape.
+    """Return the hour, the weekday (Monday 0), the day of the year from 0 or the month from 0, int64 of the same shape.
+
+    Input: int64 microseconds, or days of dates, since 1970 (UTC).
     """
     days = x if is_date else _quotient(graph, x, DAY_MICROS)
     if part == "hour":
-        return graph.add("Div", _rest(graph, x, DAY_MICROS), _whole(graph, HOUR_MICROS))
+        return graph.add("Div", _rest(graph, x, DAY_MICROS), _int64(graph, HOUR_MICROS))
     if part == "weekday":
-        return _rest(graph, graph.add("Add", days, _whole(graph, _THURSDAY)), 7)
+        return _rest(graph, graph.add("Add", days, _int64(graph, _THURSDAY)), 7)
     year, month = _year_and_month(graph, days)
     if part == "month":
-        return graph.add("Sub", month, _whole(graph, 1))
+        return graph.add("Sub", month, _int64(graph, 1))
     return graph.add("Sub", days, _first_day(graph, year))
 
 
 def _year_and_month(graph: GraphWriter, days: str) -> tuple[str, str]:
-    """By years that begin in March, so that the leap day is their last; all divisions but the first are of numbers that
+    """Count years from March, so that the leap day is their last; all divisions but the first are of numbers that
     are not negative.
     """
-    shifted = graph.add("Add", days, _whole(graph, _TO_1970))
+    shifted = graph.add("Add", days, _int64(graph, _TO_1970))
     era, day = _quotient(graph, shifted, _ERA), _rest(graph, shifted, _ERA)
     leaps = graph.add(
         "Sub", _div(graph, day, _CENTURY), graph.add("Add", _div(graph, day, _FOUR), _div(graph, day, _ERA - 1))
     )
     year = _div(graph, graph.add("Add", day, leaps), 365)
-    before = graph.add("Sub", graph.add("Add", _times(graph, year, 365), _div(graph, year, 4)), _div(graph, year, 100))
-    of_year = graph.add("Sub", day, before)
+    days_before_year = graph.add(
+        "Sub", graph.add("Add", _times(graph, year, 365), _div(graph, year, 4)), _div(graph, year, 100)
+    )
+    of_year = graph.add("Sub", day, days_before_year)
     # Months of 153 days in five, from March on.
-    month = _div(graph, graph.add("Add", _times(graph, of_year, 5), _whole(graph, 2)), 153)
+    month = _div(graph, graph.add("Add", _times(graph, of_year, 5), _int64(graph, 2)), 153)
     march_year = graph.add("Add", year, _times(graph, era, 400))
-    late = graph.add("GreaterOrEqual", month, _whole(graph, 10))
-    real_month = graph.where(late, graph.add("Sub", month, _whole(graph, 9)), graph.add("Add", month, _whole(graph, 3)))
-    real_year = graph.where(late, graph.add("Add", march_year, _whole(graph, 1)), march_year)
+    late = graph.add("GreaterOrEqual", month, _int64(graph, 10))
+    real_month = graph.select(
+        late, graph.add("Sub", month, _int64(graph, 9)), graph.add("Add", month, _int64(graph, 3))
+    )
+    real_year = graph.select(late, graph.add("Add", march_year, _int64(graph, 1)), march_year)
     return real_year, real_month
 
 
 def _first_day(graph: GraphWriter, year: str) -> str:
     """Days from 1970-01-01 to the first of January of a year: 365 a year and the leap days of the years before."""
-    before = graph.add("Sub", year, _whole(graph, 1))
-    leaps = graph.add("Sub", _quotient(graph, before, 4), _quotient(graph, before, 100))
-    leaps = graph.add("Add", leaps, _quotient(graph, before, 400))
-    passed = graph.add("Add", _times(graph, before, 365), leaps)
+    previous_year = graph.add("Sub", year, _int64(graph, 1))
+    leaps = graph.add("Sub", _quotient(graph, previous_year, 4), _quotient(graph, previous_year, 100))
+    leaps = graph.add("Add", leaps, _quotient(graph, previous_year, 400))
+    passed = graph.add("Add", _times(graph, previous_year, 365), leaps)
     # 719,162 days from 0001-01-01 to 1970-01-01.
-    return graph.add("Sub", passed, _whole(graph, 719_162))
+    return graph.add("Sub", passed, _int64(graph, 719_162))
 
 
-def _whole(graph: GraphWriter, number: int) -> str:
+def _int64(graph: GraphWriter, number: int) -> str:
     return graph.constant(number, np.int64)
 
 
 def _times(graph: GraphWriter, x: str, number: int) -> str:
-    return graph.add("Mul", x, _whole(graph, number))
+    return graph.add("Mul", x, _int64(graph, number))
 
 
 def _div(graph: GraphWriter, x: str, number: int) -> str:
-    return graph.add("Div", x, _whole(graph, number))
+    return graph.add("Div", x, _int64(graph, number))
 
 
 def _rest(graph: GraphWriter, x: str, number: int) -> str:
-    """Never negative."""
-    return graph.add("Mod", x, _whole(graph, number))
+    """Return the remainder, never negative."""
+    return graph.add("Mod", x, _int64(graph, number))
 
 
 def _quotient(graph: GraphWriter, x: str, number: int) -> str:
-    """Rounded down."""
+    """Return the quotient, rounded down."""
     return _div(graph, graph.add("Sub", x, _rest(graph, x, number)), number)
 
 
@@ -87,14 +92,17 @@ def cyclic(step: Step, columns: Values) -> Values:
     """Look up the sine and cosine of each position."""
     graph, out = step.graph, {}
     for name, x in columns.items():
-        for made, of in step.op.outputs_of(name):
-            if of is None:
-                at, period = graph.add("Mod", x.name, int64(step, step.op.period)), step.op.period
+        for output, time_part in step.op.outputs_of(name):
+            if time_part is None:
+                place, period = graph.add("Mod", x.name, int64(step, step.op.period)), step.op.period
             else:
-                at, period = position(graph, x.name, of, step.types[name].element == "date"), PERIODS[of]
-            table = graph.constant(circle(period)[0 if made.endswith("_sin") else 1])
-            found = graph.add("Gather", table, at, axis=0)
-            out[made] = real(x, nan_where(graph, x.missing, found))
+                place, period = (
+                    position(graph, x.name, time_part, step.types[name].element == "date"),
+                    PERIODS[time_part],
+                )
+            table = graph.constant(circle(period)[0 if output.endswith("_sin") else 1])
+            coordinates = graph.add("Gather", table, place, axis=0)
+            out[output] = real(x, nan_where(graph, x.missing, coordinates))
     return out
 
 

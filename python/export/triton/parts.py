@@ -37,7 +37,7 @@ def features_model(
     Returns:
         the model, and the columns that its requests hold.
     """
-    step = FeaturesStep.of(workflow, tuple(only))
+    step = FeaturesStep.from_workflow(workflow, tuple(only))
     inputs = of_columns(step.columns)
     outputs = tuple(of_feature(f) for f in step.features)
     lacking = faults(workflow, only)

@@ -177,7 +177,7 @@ def item_vectors(
         UserError: it lacks a column, or the model knows none of its items.
     """
     workflow, _ = loaded(retrieval.saved)
-    step = FeaturesStep.of(workflow, [t.name for t in record.graphs[ITEM].inputs])
+    step = FeaturesStep.from_workflow(workflow, [t.name for t in record.graphs[ITEM].inputs])
     tensors = step(to_tensors(step.columns, catalogue.batch(step.columns, f"'{retrieval.name}'")))
     made = {name.removesuffix(FEATURE): x for name, x in tensors.items()}
     known = np.arange(catalogue.table.num_rows)
@@ -203,7 +203,7 @@ def _asked(folder: Location, record: Record, made: Mapping[str, NDArray[Any]]) -
 
 
 def _ranking_columns(workflow: FittedWorkflow, record: Record) -> tuple[RawColumn, ...]:
-    return FeaturesStep.of(workflow, [t.name for t in record.graphs[MODEL].inputs]).columns
+    return FeaturesStep.from_workflow(workflow, [t.name for t in record.graphs[MODEL].inputs]).columns
 
 
 def _candidates_model(

@@ -107,7 +107,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
     try:
         train, valid = split_ranges(spec, ctx.ds)
         preparation = Preparation.from_spec(spec)
-        reader = ExternalReader.of(ctx.ws, preparation.externals, ctx.inputs)
+        reader = ExternalReader.pinned_by(ctx.ws, preparation.externals, ctx.inputs)
         frame = preparation.spark(
             within(spec, events, ctx.ds),
             reader,

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 
 
 def one_chunk(x: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; copied only where it has several chunks."""
+    """Return a column as one array; copied only where it has several chunks."""
     if x.num_chunks == 1:
         return x.chunk(0)
     return pa.concat_arrays(x.chunks) if x.num_chunks else pa.array([], x.type)
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows as one batch."""
+    """Return all rows as one batch."""
     return pa.RecordBatch.from_arrays([one_chunk(c) for c in table.columns], table.schema.names)
 
 
@@ -27,7 +27,7 @@ def nan_to_null(x: pa.Array) -> pa.Array:
 
 
 def input_values(x: pa.Array) -> pa.Array:
-    """An input column as operators see it: NaN is null, a null list is empty."""
+    """Return an input column as operators see it: NaN is null, a null list is empty."""
     if not pa.types.is_list(x.type):
         return nan_to_null(x) if pa.types.is_floating(x.type) else x
     if x.null_count:
@@ -36,13 +36,13 @@ def input_values(x: pa.Array) -> pa.Array:
 
 
 def is_missing(x: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of the values of `input_values` are none: null, an empty list. bool [n]."""
+    """Return a mask that is True where a value of `input_values` is missing: null, an empty list. bool [n]."""
     none = pc.equal(pc.list_value_length(x), 0) if pa.types.is_list(x.type) else x.is_null()
     return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:
-    """Lists of the same lengths with other elements. `lists` has no null list."""
+    """Return lists of the same lengths with other elements. `lists` has no null list."""
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -50,17 +50,17 @@ def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:
 
 
 def doubles(x: pa.Array) -> pa.Array:
-    """Any numbers as float64, rounded to nearest (bigint above 2**53), nulls kept."""
+    """Return any numbers as float64, rounded to nearest (bigint above 2**53), nulls kept."""
     if pa.types.is_boolean(x.type):
         x = x.cast(pa.int8())
     return x.cast(pa.float64(), safe=False)
 
 
 def to_numpy(x: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """float64 with NaN for null."""
+    """Return float64 with NaN for null."""
     return np.ascontiguousarray(x.to_numpy(zero_copy_only=False), np.float64)
 
 
 def from_numpy(x: np.ndarray[Any, np.dtype[np.float64]]) -> pa.Array:
-    """float64 with null for NaN."""
+    """Return float64 with null for NaN."""
     return pa.array(x, pa.float64(), from_pandas=True)

@@ -26,7 +26,7 @@ def check_ids(name: str, input_type: ValueType) -> None:
 
 
 def spark_ids(x: Column, input_type: ValueType) -> Column:
-    """bigint, or array<bigint> of a list."""
+    """Return bigint, or array<bigint> of a list."""
     from pyspark.sql import functions as F
 
     if input_type.is_list:
@@ -38,7 +38,7 @@ def spark_ids(x: Column, input_type: ValueType) -> Column:
 
 
 def arrow_ids(x: pa.Array, input_type: ValueType) -> pa.Array:
-    """int64, or list<int64> of a list without null lists."""
+    """Return int64, or list<int64> of a list without null lists."""
     if input_type.is_list:
         return with_elements(x, arrow_ids(x.flatten(), element_of(input_type)))
     if input_type.element == "string":
@@ -47,7 +47,7 @@ def arrow_ids(x: pa.Array, input_type: ValueType) -> pa.Array:
 
 
 def spark_hashed(x: Column, input_type: ValueType) -> Column:
-    """What Spark's `xxhash64` takes of a scalar: text as it is, others as bigint."""
+    """Return a scalar as Spark's `xxhash64` takes it: text as it is, others as bigint."""
     return x if input_type.element == "string" else spark_ids(x, input_type)
 
 

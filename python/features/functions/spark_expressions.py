@@ -10,12 +10,12 @@ from headrace.identifiers import column
 
 
 def col(name: str) -> Column:
-    """A column by its exact name, dots and all."""
+    """Return a column by its exact name, dots and all."""
     return column(name)
 
 
 def input_column(name: str, input_type: ValueType) -> Column:
-    """An input column as operators see it: NaN is null, a null list is empty."""
+    """Return an input column as operators see it: NaN is null, a null list is empty."""
     x = col(name)
     real = input_type.element in ("float", "double")
     if input_type.is_list:
@@ -25,11 +25,11 @@ def input_column(name: str, input_type: ValueType) -> Column:
 
 
 def is_missing(name: str, input_type: ValueType) -> Column:
-    """Boolean: no value (null, NaN, an empty list)."""
+    """Return a boolean: no value (null, NaN, an empty list)."""
     x = input_column(name, input_type)
     return F.size(x) == 0 if input_type.is_list else x.isNull()
 
 
 def nan_to_null(x: Column) -> Column:
-    """A floating-point number, null where it is NaN."""
+    """Return a floating-point number, null where it is NaN."""
     return F.when(~F.isnan(x), x)

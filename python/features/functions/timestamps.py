@@ -32,8 +32,9 @@ _UNITS = {
 def spark_micros(x: Column, input_type: ValueType) -> Column:
     """Microseconds since 1970 (UTC) of a timestamp (years 1698 to 2242) or of a date's midnight: bigint.
 
-    Not `unix_micros` and `unix_date`, which RAPIDS does not have. A timestamp as a double of seconds is right to half a
-    microsecond in those years, so what is left of it beside its whole seconds can be rounded to the exact microseconds.
+    Not Spark's unix_micros and unix_date, which RAPIDS does not have. A timestamp as a double of seconds is right to
+    half a microsecond in those years, so what is left of it beside its whole seconds can be rounded to the exact
+    microseconds.
     """
     from pyspark.sql import functions as F
 
@@ -59,7 +60,7 @@ def micros_of_duration(text: object) -> int:
 
 
 def arrow_micros(x: pa.Array) -> NDArray[np.int64]:
-    """The same of an Arrow array: int64 [n], 0 for null."""
+    """Return the same of an Arrow array: int64 [n], 0 for null."""
     if pa.types.is_date(x.type):
         days: NDArray[np.int32] = pc.fill_null(x.cast(pa.int32()), 0).to_numpy(zero_copy_only=False)
         return days.astype(np.int64) * np.int64(DAY_MICROS)

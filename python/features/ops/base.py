@@ -41,7 +41,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FittedState:
-    """What a fit gives."""
+    """The result of a fit."""
 
     #: By column.
     states: Mapping[str, State]
@@ -50,18 +50,18 @@ class FittedState:
 
 
 def no_table(*_: Any) -> Any:
-    """In the place of keyed tables where an operator learned none."""
+    """Refuse: stands for the keyed tables of an operator that learned none."""
     raise RuntimeError("the operator learned no keyed table")
 
 
 def no_lookup(vocabulary: str, *_: Any) -> Any:
-    """In the place of vocabularies while a workflow is fitted: `workflow.bind` lets nothing ask then."""
+    """Refuse: stands for vocabularies while a workflow is fitted, when `workflow.bind` lets no operator ask."""
     raise RuntimeError(f"vocabulary '{vocabulary}' is looked up before it has codes")
 
 
 @dataclass(frozen=True)
 class SparkOpContext:
-    """What an operator's Spark expressions are made with, besides its columns."""
+    """Inputs of an operator's Spark expressions besides its columns."""
 
     types: Mapping[str, ValueType]
     state: Mapping[str, State]
@@ -78,7 +78,7 @@ class SparkOpContext:
 
 @dataclass(frozen=True)
 class ArrowOpContext:
-    """What an operator's Arrow kernels are called with, besides its columns."""
+    """Inputs of an operator's Arrow kernels besides its columns."""
 
     types: Mapping[str, ValueType]
     state: Mapping[str, State]
@@ -122,16 +122,16 @@ class Op(BaseModel):
 
     @classmethod
     def reference(cls) -> str:
-        """What a spec names the class by: `name` for headrace's own, `module:Class` for the user's."""
-        own = cls.__module__.startswith(f"{__name__.rpartition('.')[0]}.")
-        return cls.name if own else f"{cls.__module__}:{cls.__qualname__}"
+        """Return the name of the class in a spec: `name` for headrace's own, `module:Class` for the user's."""
+        is_builtin = cls.__module__.startswith(f"{__name__.rpartition('.')[0]}.")
+        return cls.name if is_builtin else f"{cls.__module__}:{cls.__qualname__}"
 
     def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """Types of the columns that come out. Raises OpError for a column that it cannot take."""
+        """Return types of the columns that come out. Raises OpError for a column that it cannot take."""
         raise NotImplementedError
 
     def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        """For each column that comes out, the columns that it is made of.
+        """Return the columns of which each column that comes out is made.
 
         This answer is right where columns of the same name are made of each other, and others of all; an operator of
         which less is true says so itself. What depends on fewer columns can be scored by side, without the pairs.
@@ -139,19 +139,19 @@ class Op(BaseModel):
         return {name: (name,) if name in inputs else tuple(inputs) for name in self.types(inputs)}
 
     def vocabularies(self, inputs: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
-        """The vocabularies that it gives codes of, by name."""
+        """Return the vocabularies that it gives codes of, by name."""
         return {}
 
     def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
-        """Columns as Spark expressions: no Python function, so that Catalyst and RAPIDS see all of it."""
+        """Return columns as Spark expressions: no Python function, so that Catalyst and RAPIDS see all of it."""
         raise NotImplementedError
 
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
-        """Columns as Arrow arrays, each as long as its input."""
+        """Return columns as Arrow arrays, each as long as its input."""
         raise NotImplementedError
 
     def reads(self, needed: int | None) -> int | None:
-        """How many leading elements of a list it looks at so that the first `needed` of its output are right.
+        """Return how many leading elements of a list the first `needed` of its output depend on.
 
         None stands for all of them.
         """
@@ -159,7 +159,7 @@ class Op(BaseModel):
 
     def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
         """`["price"] >> LogOp()`; a `Selection` in place of the columns is one more operator behind its others."""
-        return Selection.of(columns).append(self)
+        return Selection.from_columns(columns).append(self)
 
 
 class Elementwise(Op):
@@ -168,15 +168,15 @@ class Elementwise(Op):
     by_value: ClassVar[bool] = True
 
     def type_of(self, input_type: ValueType) -> ValueType:
-        """The type that comes out of a scalar or of an element (never called with a list)."""
+        """Return the type that comes out of a scalar or of an element (never called with a list)."""
         raise NotImplementedError
 
     def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
-        """The Spark expression for a scalar; `input_type` is its type."""
+        """Return the Spark expression for a scalar; `input_type` is its type."""
         raise NotImplementedError
 
     def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
-        """The Arrow kernel for a flat array, nulls where values are missing."""
+        """Return the Arrow kernel for a flat array, nulls where values are missing."""
         raise NotImplementedError
 
     def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
@@ -217,7 +217,7 @@ class Elementwise(Op):
 
 
 def scalars(inputs: Mapping[str, ValueType]) -> Mapping[str, ValueType]:
-    """The same types; raises OpError for a list."""
+    """Return the same types; raises OpError for a list."""
     for name, value in inputs.items():
         if value.is_list:
             raise OpError(f"column '{name}': takes scalars, not {value}")
@@ -241,9 +241,9 @@ class EstimatorOp(Op):
     by_key: ClassVar[bool] = False
 
     def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
-        """What to collect of the columns as they arrive at this operator."""
+        """Return the statistics to collect of the columns as they arrive at this operator."""
         raise NotImplementedError
 
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
-        """What the statistics of all training rows teach. Does not depend on the order of groups."""
+        """Learn from the statistics of all training rows. The result does not depend on the order of groups."""
         raise NotImplementedError

@@ -76,7 +76,7 @@ class Bucketize(Elementwise):
 
 
 def _descend(x: Column, boundaries: list[float], first: int) -> Column:
-    """Codes from `first` on, by halving: a value meets about log2(n) comparisons."""
+    """Return codes from `first` on, by halving: a value meets about log2(n) comparisons."""
     from pyspark.sql import functions as F
 
     if not boundaries:
@@ -93,7 +93,7 @@ class QuantileBin(QuantileOp):
     Edge i of bins - 1 is the least value of the training range that i/bins of its values do not exceed (the inverted
     distribution function; Hyndman and Fan, "Sample Quantiles", 1996, type 1). Bins are closed on the right, as pandas'
     qcut; edges that are equal are one, so a value that is frequent leaves some codes unused. Counted as `fill_median`
-    is: days merge and partitioning changes nothing (Spark's `approx_percentile` and `ntile` depend on it).
+    is: days merge and partitioning changes nothing (Spark's approx_percentile and ntile depend on it).
     """
 
     name: ClassVar[str] = "quantile_bin"

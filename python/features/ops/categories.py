@@ -49,7 +49,7 @@ class Categorify(EstimatorOp):
     vocabulary: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 
     def vocabulary_of(self, column: str) -> str:
-        """The name of a column's vocabulary."""
+        """Return the name of a column's vocabulary."""
         return self.vocabulary or column
 
     @property
@@ -76,8 +76,8 @@ class Categorify(EstimatorOp):
             bucket = F.lit(OOV_CODE)
             if self.oov_buckets > 1:
                 bucket = (F.pmod(F.xxhash64(key), F.lit(self.oov_buckets).cast("bigint")) + F.lit(1)).cast("int")
-            found = F.coalesce(context.lookup(vocabulary, key), bucket)
-            return F.when(x.isNull(), F.lit(NULL_CODE)).otherwise(found).cast("int")
+            known_or_bucket = F.coalesce(context.lookup(vocabulary, key), bucket)
+            return F.when(x.isNull(), F.lit(NULL_CODE)).otherwise(known_or_bucket).cast("int")
 
         out = {}
         for name, x in columns.items():
@@ -103,17 +103,17 @@ class Categorify(EstimatorOp):
         return out
 
     def _bucketed(self, codes: Codes, x: pa.Array) -> Codes:
-        """Codes with those of values that the vocabulary lacks put into buckets."""
+        """Return codes with those of values that the vocabulary lacks put into buckets."""
         if self.oov_buckets == 1:
             return codes
-        lacking = np.flatnonzero(codes == OOV_CODE)
-        texts = x.take(pa.array(lacking)).cast(pa.string())
+        unknown_rows = np.flatnonzero(codes == OOV_CODE)
+        texts = x.take(pa.array(unknown_rows)).cast(pa.string())
         codes = codes.copy()
-        codes[lacking] = OOV_CODE + xxhash64_strings(texts) % self.oov_buckets
+        codes[unknown_rows] = OOV_CODE + xxhash64_strings(texts) % self.oov_buckets
         return codes
 
     def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
-        """How often each value is there, and when first. Merged by vocabulary, they are what `Vocabularies` is fed."""
+        """Count each value and find its first day. Merged by vocabulary, the counts are the input of `Vocabularies`."""
         return {name: Statistic(key=(name,), day=True) for name in types}
 
 

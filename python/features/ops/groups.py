@@ -71,17 +71,17 @@ class ValueCount(EstimatorOp):
 
         out = {}
         for name, x in columns.items():
-            found = context.table(name, x.cast("string"))["count"]
+            known_count = context.table(name, x.cast("string"))["count"]
             none = F.lit(0).cast("double" if self.log else "bigint")
-            out[f"{name}_count"] = F.when(x.isNotNull(), F.coalesce(found, none))
+            out[f"{name}_count"] = F.when(x.isNotNull(), F.coalesce(known_count, none))
         return out
 
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         out = {}
         for name, x in columns.items():
             table = context.table(name)
-            found = table.take("count", table.rows(x), 0)
-            out[f"{name}_count"] = pc.if_else(x.is_valid(), found, pa.scalar(None, found.type))
+            known_counts = table.take("count", table.rows(x), 0)
+            out[f"{name}_count"] = pc.if_else(x.is_valid(), known_counts, pa.scalar(None, known_counts.type))
         return out
 
 
@@ -90,7 +90,8 @@ _TABLE = "groups"
 
 
 class JoinGroupby(EstimatorOp):
-    """By the values of the columns `by` together: `<by>_count` and, for each other column x, `<by>_x_<stat>`.
+    """Statistics by the values of the columns `by` together: `<by>_count` and, for each other column x,
+    `<by>_x_<stat>`.
 
     Keys are text, integers and booleans; the other columns are numbers; out come bigint (count) and doubles, in place
     of all of the chain's columns. Statistics are over the rows of the training range with that key: count of rows; sum,
@@ -117,11 +118,11 @@ class JoinGroupby(EstimatorOp):
                 raise OpError(f"`by` names '{name}', which is no column here (there are: {', '.join(inputs)})")
         check_keys({name: inputs[name] for name in self.by})
         numbers = self._numbers(inputs)
-        wanted = [s for s in self.stats if s != "count"]
-        if bool(numbers) != bool(wanted):
+        number_stats = [s for s in self.stats if s != "count"]
+        if bool(numbers) != bool(number_stats):
             raise OpError(
-                f"{', '.join(wanted)} of which column? name one that is not in `by`"
-                if wanted
+                f"{', '.join(number_stats)} of which column? name one that is not in `by`"
+                if number_stats
                 else f"what of column '{numbers[0]}'? `stats` names nothing but count"
             )
         for name in numbers:
@@ -134,8 +135,8 @@ class JoinGroupby(EstimatorOp):
         return {name: self.by for name, _, _ in self._outputs(inputs)}
 
     def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
-        wanted = set(self.stats)
-        sums, squares, minmax = bool(wanted & {"sum", "mean", "std"}), "std" in wanted, bool(wanted & {"min", "max"})
+        stats = set(self.stats)
+        sums, squares, minmax = bool(stats & {"sum", "mean", "std"}), "std" in stats, bool(stats & {"min", "max"})
         measured = tuple(Number(n, sum=sums, squares=squares, minmax=minmax) for n in self._numbers(types))
         return {_TABLE: Statistic(key=self.by, numbers=measured)}
 
@@ -143,38 +144,41 @@ class JoinGroupby(EstimatorOp):
         partial = partials[_TABLE]
         columns: dict[str, Any] = {"key": partial.column("key")}
         order = self._numbers(types)
-        for name, stat, of in self._outputs(types):
-            if of is None:
+        for name, stat, number in self._outputs(types):
+            if number is None:
                 columns[name] = counts(partial)
                 continue
-            i = order.index(of)
+            i = order.index(number)
             n, sums = counts(partial, f"{i}.count"), numbers(partial, i, "sum")
             if stat in ("min", "max"):
                 columns[name] = partial.column(f"{i}.{stat}")
             else:
-                found = (
+                values = (
                     np.where(n > 0, exact_sums.floats(sums, len(n)), np.nan)
                     if stat == "sum"
                     else exact_sums.means(sums, n)
                     if stat == "mean"
                     else exact_sums.deviations(sums, numbers(partial, i, "squares"), n)
                 )
-                columns[name] = pa.array(found, from_pandas=True)
+                columns[name] = pa.array(values, from_pandas=True)
         return FittedState({}, {_TABLE: pa.table(columns)})
 
     def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        found = context.table(_TABLE, spark_joint_key([columns[name] for name in self.by]))
+        row = context.table(_TABLE, spark_joint_key([columns[name] for name in self.by]))
         return {
-            name: F.coalesce(found[name], F.lit(0).cast("bigint")) if of is None else found[name]
-            for name, _, of in self._outputs(context.types)
+            name: F.coalesce(row[name], F.lit(0).cast("bigint")) if number is None else row[name]
+            for name, _, number in self._outputs(context.types)
         }
 
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         table = context.table(_TABLE)
         rows = table.rows(joint_key([columns[name] for name in self.by]))
-        return {name: table.take(name, rows, 0 if of is None else None) for name, _, of in self._outputs(context.types)}
+        return {
+            name: table.take(name, rows, 0 if number is None else None)
+            for name, _, number in self._outputs(context.types)
+        }
 
     def _numbers(self, inputs: Mapping[str, ValueType]) -> list[str]:
         return [name for name in inputs if name not in self.by]
@@ -254,8 +258,8 @@ class TargetEncoding(EstimatorOp):
         def by_key(x: I64) -> list[I64]:
             each = np.zeros((self.folds, size), np.int64)
             np.add.at(each, (fold, keys), x)
-            whole = each.sum(axis=0)
-            return [whole, *(whole - mine for mine in each)]
+            total = each.sum(axis=0)
+            return [total, *(total - part for part in each)]
 
         digits = {place: by_key(x) for place, x in numbers(partial, 0, "sum").items()}
         sums = [exact_sums.carried({place: x[f] for place, x in digits.items()}) for f in range(self.folds + 1)]
@@ -270,14 +274,14 @@ class TargetEncoding(EstimatorOp):
 
         out = {}
         for name, key in self.sources(context.types).items():
-            found = context.table(name, spark_joint_key([columns[c] for c in key]))
+            row = context.table(name, spark_joint_key([columns[c] for c in key]))
             priors = context.state[name]["priors"]
-            values = [F.coalesce(found[_column(f)], F.lit(float(prior))) for f, prior in enumerate(priors)]
+            values = [F.coalesce(row[_column(f)], F.lit(float(prior))) for f, prior in enumerate(priors)]
             x = values[0]
             if context.identity is not None:
-                own = spark_fold(context.identity, self.folds)
+                fold = spark_fold(context.identity, self.folds)
                 for f in range(self.folds):
-                    x = F.when(own == f, values[f + 1]).otherwise(x)
+                    x = F.when(fold == f, values[f + 1]).otherwise(x)
             out[name] = x
         return out
 
@@ -286,15 +290,15 @@ class TargetEncoding(EstimatorOp):
         for name, key in self.sources(context.types).items():
             table = context.table(name)
             rows = table.rows(joint_key([columns[c] for c in key]))
-            which = self._which(context.identity, len(rows))
+            column_index = self._column_index(context.identity, len(rows))
             x = np.empty(len(rows), np.float64)
             for f, prior in enumerate(context.state[name]["priors"]):
-                mine = np.flatnonzero(which == f)
-                x[mine] = table.take(_column(f), rows[mine], float(prior)).to_numpy(zero_copy_only=False)
+                positions = np.flatnonzero(column_index == f)
+                x[positions] = table.take(_column(f), rows[positions], float(prior)).to_numpy(zero_copy_only=False)
             out[name] = pa.array(x)
         return out
 
-    def _which(self, identity: pa.Array | None, n: int) -> Any:
+    def _column_index(self, identity: pa.Array | None, n: int) -> Any:
         """0 for a row that is in no fold, else its fold and one."""
         if identity is None:
             return np.zeros(n, np.int64)
@@ -303,5 +307,5 @@ class TargetEncoding(EstimatorOp):
 
 
 def _column(fold: int) -> str:
-    """A column of the keyed table: of all folds, or without fold 0, 1, ..."""
+    """Return a column of the keyed table: of all folds, or without fold 0, 1, ..."""
     return "all" if fold == 0 else f"without_{fold - 1}"

@@ -69,8 +69,8 @@ class RawId(Elementwise):
         from pyspark.sql import functions as F
 
         key = spark_hashed(x, input_type)
-        found = F.xxhash64(key) if input_type.element == "string" or self.hash else key
-        return F.when(x.isNull(), F.lit(0).cast("bigint")).otherwise(found)
+        ids = F.xxhash64(key) if input_type.element == "string" or self.hash else key
+        return F.when(x.isNull(), F.lit(0).cast("bigint")).otherwise(ids)
 
     def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
         valid = x.is_valid().to_numpy(zero_copy_only=False)
@@ -122,8 +122,8 @@ class HashedCross(Op):
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         hashes, valid = None, None
         for name, x in columns.items():
-            there = x.is_valid().to_numpy(zero_copy_only=False)
-            valid = there if valid is None else valid & there
+            is_valid = x.is_valid().to_numpy(zero_copy_only=False)
+            valid = is_valid if valid is None else valid & is_valid
             hashes = arrow_hashes(x, context.types[name], hashes)
         assert hashes is not None
         assert valid is not None
@@ -157,8 +157,8 @@ class FeatureCross(Op):
             check_ids(name, value)
         if not any(value.is_list for value in inputs.values()):
             raise OpError("none of the columns is a list; hashed_cross crosses scalars")
-        made = ValueType("code", is_list=True, cardinality=self.buckets + 1, most=self.most)
-        return {self._named(inputs): made}
+        output_type = ValueType("code", is_list=True, cardinality=self.buckets + 1, most=self.most)
+        return {self._named(inputs): output_type}
 
     def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
         return {self._named(inputs): tuple(inputs)}
@@ -219,10 +219,10 @@ class MinHash(Op):
         def code(least_hash: Column) -> Column:
             return (F.pmod(least_hash, F.lit(self.buckets).cast("bigint")) + F.lit(1).cast("bigint")).cast("int")
 
-        nothing = F.array_repeat(F.lit(0), self.length)
+        empty_signature = F.array_repeat(F.lit(0), self.length)
         return {
             name: F.coalesce(
-                F.transform(native_spark.minhash(spark_ids(x, context.types[name]), self.length), code), nothing
+                F.transform(native_spark.minhash(spark_ids(x, context.types[name]), self.length), code), empty_signature
             )
             for name, x in columns.items()
         }
@@ -232,8 +232,8 @@ class MinHash(Op):
 
     def _codes(self, ids: pa.Array) -> pa.FixedSizeListArray:
         signatures = native.minhash(ids, self.length)
-        there = np.repeat(signatures.is_valid().to_numpy(zero_copy_only=False), self.length)
-        codes = np.where(there, signatures.values.to_numpy() % self.buckets + 1, 0).astype(np.int32)
+        has_elements = np.repeat(signatures.is_valid().to_numpy(zero_copy_only=False), self.length)
+        codes = np.where(has_elements, signatures.values.to_numpy() % self.buckets + 1, 0).astype(np.int32)
         return pa.FixedSizeListArray.from_arrays(pa.array(codes), self.length)
 
 

@@ -67,9 +67,9 @@ class ListSlice(Op):
         place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if self.keep == "last":
             place = np.repeat(lengths, lengths) - 1 - place
-        kept = x.flatten().filter(pa.array((place >= self.start) & (place < self.start + self.length)))
+        elements = x.flatten().filter(pa.array((place >= self.start) & (place < self.start + self.length)))
         offsets = np.concatenate([[0], np.cumsum(np.clip(lengths - self.start, 0, self.length))]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), kept)
+        return pa.ListArray.from_arrays(pa.array(offsets), elements)
 
 
 class Pad(Op):
@@ -103,8 +103,8 @@ class Pad(Op):
 
         def without_nulls(x: Column, element: str) -> Column:
             zero = F.lit(0).cast(element)
-            given = F.coalesce(x, F.array().cast(f"array<{element}>"))
-            return F.transform(given, lambda value: F.coalesce(value.cast(element), zero))
+            elements = F.coalesce(x, F.array().cast(f"array<{element}>"))
+            return F.transform(elements, lambda value: F.coalesce(value.cast(element), zero))
 
         out = {}
         for name, x in columns.items():
@@ -118,19 +118,23 @@ class Pad(Op):
         return {name: self._truncate(x, context.types[name]) for name, x in columns.items()}
 
     def _truncate(self, x: pa.ListArray, input_type: ValueType) -> pa.ListArray:
-        """Lists of at most `length` elements, nulls 0. What is behind a list's end is filled where a model wants it."""
+        """Return lists of at most `length` elements, nulls 0. What is behind a list's end is filled where a model wants
+        it.
+        """
         lengths = pc.fill_null(pc.list_value_length(x), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         elements = x.flatten()
         if pa.types.is_boolean(elements.type):
             elements = elements.cast(pa.int8())
         stored = input_type.arrow.value_type if input_type.is_categorical else pa.float64()
         elements = pc.fill_null(elements.cast(stored, safe=False), 0)
-        kept = np.minimum(lengths, self.length)
-        offsets = np.zeros(len(kept) + 1, np.int32)
-        np.cumsum(kept, out=offsets[1:])
+        stored_lengths = np.minimum(lengths, self.length)
+        offsets = np.zeros(len(stored_lengths) + 1, np.int32)
+        np.cumsum(stored_lengths, out=offsets[1:])
         if offsets[-1] < len(elements):
-            starts = np.cumsum(lengths) - (kept if self.keep == "last" else lengths)
-            elements = elements.take(pa.array(np.repeat(starts - offsets[:-1], kept) + np.arange(offsets[-1])))
+            starts = np.cumsum(lengths) - (stored_lengths if self.keep == "last" else lengths)
+            elements = elements.take(
+                pa.array(np.repeat(starts - offsets[:-1], stored_lengths) + np.arange(offsets[-1]))
+            )
         return pa.ListArray.from_arrays(pa.array(offsets), elements)
 
 
@@ -194,15 +198,15 @@ class ColumnSimilarity(Op):
                 under = np.sqrt(n.astype(np.float64) * m.astype(np.float64))
             else:
                 under = np.minimum(n, m).astype(np.float64)
-            found: NDArray[Any] = np.where((n > 0) & (m > 0), both.astype(np.float64) / under, np.nan)
-        return {self._named(context.types): from_numpy(found)}
+            similarity: NDArray[Any] = np.where((n > 0) & (m > 0), both.astype(np.float64) / under, np.nan)
+        return {self._named(context.types): from_numpy(similarity)}
 
     def _named(self, inputs: Mapping[str, ValueType]) -> str:
         return self.to or f"{'_'.join(inputs)}_similarity"
 
 
 def set_sizes(x: pa.ListArray, y: pa.ListArray) -> tuple[Counts, Counts, Counts]:
-    """By row: distinct values of x, of y, and of both together in common. Lists [n] -> int64 [n] each."""
+    """Count by row the distinct values of x, of y, and those in common. Lists [n] -> int64 [n] each."""
     rows = len(x)
     flat = [a.flatten() for a in (x, y)]
     if not pa.types.is_string(flat[0].type):
@@ -211,11 +215,11 @@ def set_sizes(x: pa.ListArray, y: pa.ListArray) -> tuple[Counts, Counts, Counts]
     width = max(len(encoded.dictionary), 1)
     codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     sets = []
-    for lists, mine in ((x, codes[: len(flat[0])]), (y, codes[len(flat[0]) :])):
+    for lists, list_codes in ((x, codes[: len(flat[0])]), (y, codes[len(flat[0]) :])):
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
         row = np.repeat(np.arange(rows), lengths)
         # A row and a value as one number: below rows * distinct values, far from 2**63.
-        sets.append(np.unique((row * width + mine)[mine >= 0]))
+        sets.append(np.unique((row * width + list_codes)[list_codes >= 0]))
     common = np.intersect1d(sets[0], sets[1], assume_unique=True)
     a, b, both = (np.bincount(s // width, minlength=rows).astype(np.int64) for s in (*sets, common))
     return a, b, both

@@ -46,8 +46,10 @@ class Clip(Elementwise):
         return self
 
     def type_of(self, input_type: ValueType) -> ValueType:
-        whole = all(b is None or (isinstance(b, int) and -(2**63) <= b < 2**63) for b in (self.min, self.max))
-        return number(input_type, "bigint" if input_type.is_integer and whole else "double")
+        has_integer_bounds = all(
+            b is None or (isinstance(b, int) and -(2**63) <= b < 2**63) for b in (self.min, self.max)
+        )
+        return number(input_type, "bigint" if input_type.is_integer and has_integer_bounds else "double")
 
     def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
@@ -306,8 +308,8 @@ class ReduceDtype(Elementwise):
         as_ = int if input_type.is_integer else float
         low, high = pa.scalar(as_(self.min), y.type), pa.scalar(as_(self.max), y.type)
         held = pc.and_(pc.greater_equal(y, low), pc.less_equal(y, high))
-        kept = pc.if_else(held, y, pa.scalar(None, y.type))
-        return kept.cast(out) if input_type.is_integer else _rounded(kept, out)
+        reduced = pc.if_else(held, y, pa.scalar(None, y.type))
+        return reduced.cast(out) if input_type.is_integer else _rounded(reduced, out)
 
 
 def _rounded(x: pa.Array, out: pa.DataType) -> pa.Array:
@@ -348,15 +350,15 @@ def decimal_doubles(x: pa.Array) -> pa.Array:
     """decimal128 as float64, rounded to nearest; nulls stay. (Arrow's own cast is off by a bit now and then.)"""
     scale = x.type.scale
     high, low = _halves(x)
-    there = x.is_valid().to_numpy(zero_copy_only=False)
+    is_valid = x.is_valid().to_numpy(zero_copy_only=False)
     # The 128 bits are of one 64-bit number.
     small = (high == low >> 63) & (low >= -_EXACT) & (low <= _EXACT)
     out = low.astype(np.float64) / np.float64(10.0**scale) if scale <= _EXACT_POWER else np.zeros(len(x))
     if scale > _EXACT_POWER:
         small[:] = False
-    for i in np.flatnonzero(there & ~small).tolist():
+    for i in np.flatnonzero(is_valid & ~small).tolist():
         out[i] = float(x[i].as_py())
-    return pa.array(out, pa.float64(), mask=~there)
+    return pa.array(out, pa.float64(), mask=~is_valid)
 
 
 def decimal_texts(x: pa.Array) -> pa.Array:
@@ -365,7 +367,7 @@ def decimal_texts(x: pa.Array) -> pa.Array:
 
 
 def _halves(x: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The high and the low 64 bits of each value; of a null any. int64 [n] each."""
+    """Return the high and the low 64 bits of each value; of a null any. int64 [n] each."""
     buffer = x.buffers()[1]
     if buffer is None or not len(x):
         empty = np.zeros(len(x), np.int64)

@@ -18,19 +18,19 @@ from headrace.errors import UserError
 
 
 class Operator(Protocol):
-    """What a selection needs of an operator (headrace.features.ops.base.Op)."""
+    """The part of an operator (headrace.features.ops.base.Op) that a selection needs."""
 
     @classmethod
     def reference(cls) -> str:
-        """What a spec names it by."""
+        """Return the operator's name in a spec."""
         ...
 
     def model_dump(self, *, mode: str, exclude_unset: bool) -> dict[str, Any]:
-        """Its parameters, those that were given."""
+        """Return the parameters that were given."""
         ...
 
     def __rrshift__(self, columns: Selection) -> Selection:
-        """The selection with the operator behind its others."""
+        """Return the selection with the operator behind its others."""
         ...
 
 
@@ -38,11 +38,11 @@ class AddTags:
     """Tags for the features of a chain: `>> AddTags("user", "id")`; in YAML `tags: [user, id]`. NVTabular's AddTags."""
 
     def __init__(self, *tags: str | Iterable[str]) -> None:
-        self.tags = tuple(t for given in tags for t in ((given,) if isinstance(given, str) else given))
+        self.tags = tuple(t for tag in tags for t in ((tag,) if isinstance(tag, str) else tag))
 
     def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
-        before = Selection.of(columns)
-        return replace(before, tags=tuple(dict.fromkeys((*before.tags, *self.tags))))
+        selection = Selection.from_columns(columns)
+        return replace(selection, tags=tuple(dict.fromkeys((*selection.tags, *self.tags))))
 
 
 class AddMetadata:
@@ -55,8 +55,8 @@ class AddMetadata:
         self.metadata = metadata
 
     def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
-        before = Selection.of(columns)
-        return replace(before, metadata=tuple((dict(before.metadata) | self.metadata).items()))
+        selection = Selection.from_columns(columns)
+        return replace(selection, metadata=tuple((dict(selection.metadata) | self.metadata).items()))
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Selection:
     metadata: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
-    def of(columns: str | Sequence[str] | Selection) -> Selection:
-        """One column or several, by name; a selection is itself.
+    def from_columns(columns: str | Sequence[str] | Selection) -> Selection:
+        """Return the selection of one column or several, by name; a selection is itself.
 
         Raises:
             UserError: something that is no name.
@@ -83,7 +83,7 @@ class Selection:
         return Selection(names)
 
     def append(self, op: Operator) -> Selection:
-        """With one more operator behind the others."""
+        """Add an operator after the others."""
         return replace(self, ops=(*self.ops, op))
 
     def __rshift__(self, more: Operator | AddTags | AddMetadata) -> Selection:
@@ -118,14 +118,14 @@ class Chains:
         return Chains((*self.parts, *((other,) if isinstance(other, Selection) else other.parts)))
 
 
-def as_chains(given: Selection | Chains | Sequence[Chain | Selection | Mapping[str, Any]]) -> tuple[Chain, ...]:
-    """Specs of chains, however they were written.
+def as_chains(chains: Selection | Chains | Sequence[Chain | Selection | Mapping[str, Any]]) -> tuple[Chain, ...]:
+    """Return the specs of chains, however they were written.
 
     Raises:
         UserError: something that is no chain.
     """
     parts: Sequence[Any] = (
-        (given,) if isinstance(given, Selection) else given.parts if isinstance(given, Chains) else given
+        (chains,) if isinstance(chains, Selection) else chains.parts if isinstance(chains, Chains) else chains
     )
     out = []
     for part in parts:

@@ -55,17 +55,19 @@ class Age(Op):
     def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        at = {name: spark_micros(x, context.types[name]) for name, x in columns.items()}
+        micros = {name: spark_micros(x, context.types[name]) for name, x in columns.items()}
         unit = F.lit(float(UNITS[self.unit]))
-        return {f"{n}_age": (at[self.event] - x).cast("double") / unit for n, x in at.items() if n != self.event}
+        return {
+            f"{n}_age": (micros[self.event] - x).cast("double") / unit for n, x in micros.items() if n != self.event
+        }
 
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
-        at = {name: arrow_micros(x) for name, x in columns.items()}
+        micros = {name: arrow_micros(x) for name, x in columns.items()}
         valid = {name: x.is_valid().to_numpy(zero_copy_only=False) for name, x in columns.items()}
         out = {}
-        for name in at:
+        for name in micros:
             if name != self.event:
-                age = (at[self.event] - at[name]).astype(np.float64) / float(UNITS[self.unit])
+                age = (micros[self.event] - micros[name]).astype(np.float64) / float(UNITS[self.unit])
                 out[f"{name}_age"] = from_numpy(np.where(valid[self.event] & valid[name], age, np.nan))
         return out
 
@@ -74,7 +76,7 @@ Part = Literal["hour", "weekday", "day", "month"]
 #: Positions on each circle. A day of the year is one of 366, so that 29 February has a place.
 PERIODS: dict[Part, int] = {"hour": 24, "weekday": 7, "day": 366, "month": 12}
 #: 2 pi.
-_TURN = Decimal("6.2831853071795864769252867665590057683943387987502")
+_TWO_PI = Decimal("6.2831853071795864769252867665590057683943387987502")
 #: Terms of a series below this change nothing; a sum below that is 0 (sin of half a turn).
 _TINY, _ZERO = Decimal("1e-42"), Decimal("1e-30")
 
@@ -128,7 +130,7 @@ class Cyclic(Op):
         return {out: (name,) for name in inputs for out, _ in self.outputs_of(name)}
 
     def outputs_of(self, name: str) -> list[tuple[str, Part | None]]:
-        """Names of what comes out of a column, sin before cos, with the part that each is of."""
+        """Return names of what comes out of a column, sin before cos, with the part that each is of."""
         parts: list[Part | None] = [*self.of] if self.period is None else [None]
         return [(f"{name}{f'_{p}' if p else ''}_{f}", p) for p in parts for f in ("sin", "cos")]
 
@@ -137,10 +139,10 @@ class Cyclic(Op):
 
         out = {}
         for name, x in columns.items():
-            for made, part in self.outputs_of(name):
+            for output, part in self.outputs_of(name):
                 sines, cosines = circle(self.period or PERIODS[part or "hour"])
-                table = F.array(*[F.lit(float(v)) for v in (sines if made.endswith("_sin") else cosines)])
-                out[made] = F.get(table, self._spark_position(x, part))
+                table = F.array(*[F.lit(float(v)) for v in (sines if output.endswith("_sin") else cosines)])
+                out[output] = F.get(table, self._spark_position(x, part))
         return out
 
     def _spark_position(self, x: Column, part: Part | None) -> Column:
@@ -159,21 +161,21 @@ class Cyclic(Op):
         for name, x in columns.items():
             valid = x.is_valid().to_numpy(zero_copy_only=False)
             positions = {part: self._arrow_position(x, part) for _, part in self.outputs_of(name)}
-            for made, part in self.outputs_of(name):
+            for output, part in self.outputs_of(name):
                 sines, cosines = circle(self.period or PERIODS[part or "hour"])
-                values = (sines if made.endswith("_sin") else cosines)[positions[part]]
-                out[made] = from_numpy(np.where(valid, values, np.nan))
+                values = (sines if output.endswith("_sin") else cosines)[positions[part]]
+                out[output] = from_numpy(np.where(valid, values, np.nan))
         return out
 
     def _arrow_position(self, x: pa.Array, part: Part | None) -> NDArray[np.int64]:
-        """Positions, 0 for null."""
+        """Return positions, 0 for null."""
         if part is None:
             assert self.period is not None
-            whole: NDArray[np.int64] = pc.fill_null(x.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-            return whole % np.int64(self.period)
-        found = {"hour": pc.hour, "weekday": pc.day_of_week, "day": pc.day_of_year, "month": pc.month}[part](x)
-        whole = pc.fill_null(found.cast(pa.int64()), 1).to_numpy(zero_copy_only=False)
-        return whole - np.int64(part in ("day", "month"))
+            numbers: NDArray[np.int64] = pc.fill_null(x.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+            return numbers % np.int64(self.period)
+        parts = {"hour": pc.hour, "weekday": pc.day_of_week, "day": pc.day_of_year, "month": pc.month}[part](x)
+        numbers = pc.fill_null(parts.cast(pa.int64()), 1).to_numpy(zero_copy_only=False)
+        return numbers - np.int64(part in ("day", "month"))
 
 
 @lru_cache(maxsize=64)
@@ -187,7 +189,7 @@ def circle(period: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         context.prec = 40
         for i in range(period):
             # Within half a turn of 0, where the series takes some 40 terms.
-            angle = _TURN * (i if 2 * i <= period else i - period) / period
+            angle = _TWO_PI * (i if 2 * i <= period else i - period) / period
             sine, cosine, term, n = Decimal(0), Decimal(1), Decimal(1), 0
             while abs(term) > _TINY:
                 n += 1

@@ -21,7 +21,7 @@ TABLE_OPERATORS = Seam(
         "lag": f"{_PACKAGE}.sequences:Lag",
         "lambda": f"{_PACKAGE}.rows:Lambda",
         "negatives": f"{_PACKAGE}.negatives:Negatives",
-        "rename": f"{_PACKAGE}.rows:Rename",
+        "rename": f"{_PACKAGE}.rows:RenameColumns",
         "sessions": f"{_PACKAGE}.sequences:Sessions",
         "target_encoding_past": f"{_PACKAGE}.trailing:TargetEncodingPast",
         "trailing": f"{_PACKAGE}.trailing:Trailing",

@@ -128,7 +128,7 @@ class Attribution(TableOp):
         return Predicate(self.where, context.schema.of_source(self.from_).types).spark()
 
     def _known(self, frame: DataFrame, context: SparkTableContext) -> Column:
-        """The instant up to which all has been seen: that of the run, or of the newest row of a snapshot."""
+        """Return the instant up to which all has been seen: that of the run, or of the newest row of a snapshot."""
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
@@ -138,16 +138,18 @@ class Attribution(TableOp):
         if context.seen_until is not None:
             return F.lit(context.seen_until)
         time = context.schema.needs_time()
-        at = spark_micros(col(time), context.schema.types[time])
+        micros = spark_micros(col(time), context.schema.types[time])
         newest = [
-            frame.agg(F.max(at)).collect()[0][0],
+            frame.agg(F.max(micros)).collect()[0][0],
             context.source(self.source()).agg(F.max(EVENT_MICROS)).collect()[0][0],
         ]
         return F.lit(max((n for n in newest if n is not None), default=0)).cast("bigint")
 
 
 def _neighbour(rows: DataFrame, keys: Mapping[str, str], later: bool) -> DataFrame:
-    """The rows with `__near`: the next instant at which the key has an event, or the one before; null without one."""
+    """Return the rows with `__near`: the next instant at which the key has an event, or the one before; null without
+    one.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -170,15 +172,17 @@ def _neighbour(rows: DataFrame, keys: Mapping[str, str], later: bool) -> DataFra
 
 
 def _next_event(both: DataFrame, keys: Mapping[str, str], is_chosen: Column) -> DataFrame:
-    """Rows and a source's events with `__next`: for a row, the instant of the first chosen event from `__begin` on."""
+    """Return rows and a source's events with `__next`: for a row, the instant of the first chosen event from `__begin`
+    on.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     from headrace.features.table_ops.spark_windows import EVENT_MICROS, partition_columns, running
 
     # Backwards in time; at one instant the events before the rows that ask.
-    at = F.coalesce(F.col("__begin"), F.col(EVENT_MICROS))
-    both = both.withColumns({"__back": -at, "__asking": F.col("__begin").isNotNull()})
+    begin = F.coalesce(F.col("__begin"), F.col(EVENT_MICROS))
+    both = both.withColumns({"__back": -begin, "__asking": F.col("__begin").isNotNull()})
     order = Window.partitionBy(*partition_columns(keys)).orderBy("__back", "__asking")
     event = F.when(is_chosen == 1, F.col(EVENT_MICROS))
     return both.withColumn("__next", F.last(event, ignorenulls=True).over(running(order)))

@@ -1,12 +1,13 @@
-"""What a table operator is: parameters, the columns that it leaves, and a Spark implementation that makes the rows.
+"""Table operators: parameters, the columns that they leave, and a Spark implementation that makes the rows.
 
 Row operators (headrace.features.ops) see one row; table operators see all events: they filter and join, and give each
 row what was before it. They run before the chains, which then use their columns as if the table had them. In a spec
 they are the list `features.prepare`, applied in order.
 
-To add one, write a class in the module of its family in headrace.features.table_ops and name it in that package's registry; and, for the
-tests, the same over Arrow tables in tests/arrow_table_ops. Where each row is treated alone the Arrow body is the
-operator's own (`arrow_rows`): the Arrow engine then applies it to the lake's files as it decodes them.
+To add one, write a class in the module of its family in headrace.features.table_ops and name it in that package's
+registry; and, for the tests, the same over Arrow tables in tests/arrow_table_ops. Where each row is treated alone the
+Arrow body is the operator's own (`arrow_rows`): the Arrow engine then applies it to the lake's files as it decodes
+them.
 
 Time. *Before* a row means: events at a strictly earlier instant (microsecond; a day where `table.event_time` is a
 date). Neither the row itself nor another one at the same instant is before it, so the order of rows within an instant
@@ -57,7 +58,7 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class SourceRead:
-    """What an operator, or a score, reads of a named source.
+    """The rows of a named source that an operator, or a score, reads.
 
     events: what happened, by its time; of a snapshot source the newest snapshot. Without a lookback of its own from
         `features.history_days` before the training range on, where that is set.
@@ -75,7 +76,7 @@ class SourceRead:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What is known of the table that arrives at an operator, before any data is seen."""
+    """The table that arrives at an operator, as far as it is known before any data is read."""
 
     types: Mapping[str, ValueType]
     label: str
@@ -86,7 +87,9 @@ class TableSchema:
     sources: Mapping[str, SourceTable] = field(default_factory=dict)
 
     def of_source(self, name: str) -> TableSchema:
-        """A named source as a table of its own, without a label. Raises OpError where there is none of that name."""
+        """Return a named source as a table of its own, without a label. Raises OpError where there is none of that
+        name.
+        """
         if name not in self.sources:
             known = f"; sources has: {', '.join(self.sources)}" if self.sources else "; the pipeline has no `sources`"
             raise OpError(f"from: there is no source '{name}'{nearest(name, self.sources)}{known}")
@@ -94,34 +97,36 @@ class TableSchema:
         return TableSchema(source.types, "", source.time)
 
     def type_of(self, column: str) -> ValueType:
-        """The type of a column. Raises OpError where there is none of that name."""
+        """Return the type of a column. Raises OpError where there is none of that name."""
         if column not in self.types:
             raise OpError(f"column '{column}' is not there (there are: {', '.join(self.types)})")
         return self.types[column]
 
     def key(self, column: str, also: tuple[str, ...] = TABLE_KEY_TYPES) -> ValueType:
-        """The type of a key. Raises OpError for what can be none."""
+        """Return the type of a key. Raises OpError for what can be none."""
         type_ = self.type_of(column)
         if type_.is_list or type_.element not in also:
             raise OpError(f"key '{column}' is {type_}; a key is one of {', '.join(also)}")
         return type_
 
-    def not_label(self, columns: tuple[str, ...] | list[str], what: str) -> None:
-        """Raise OpError where the row's own label would become part of `what`."""
+    def not_label(self, columns: tuple[str, ...] | list[str], result: str) -> None:
+        """Raise OpError where the row's own label would become part of `result`."""
         if self.label in columns:
-            raise OpError(f"'{self.label}' is the label, and the row's own would be in {what}: that leaks it")
+            raise OpError(f"'{self.label}' is the label, and the row's own would be in {result}: that leaks it")
 
     def needs_time(self) -> str:
-        """The event's time. Raises OpError where the table has none."""
+        """Return the event's time. Raises OpError where the table has none."""
         if self.time is None:
             raise OpError("needs the time of events: set table.event_time")
         return self.time
 
     def adding(self, new: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """All columns with some more. Raises OpError where a name is taken, be it in another case, or is reserved."""
-        there = {name.lower(): name for name in self.types}
+        """Return all columns with some more. Raises OpError where a name is taken, be it in another case, or is
+        reserved.
+        """
+        existing = {name.lower(): name for name in self.types}
         for name in new:
-            same = there.setdefault(name.lower(), name)
+            same = existing.setdefault(name.lower(), name)
             if same != name or name in self.types:
                 raise OpError(
                     f"adds column '{name}', which is already there{_case(name, same)}; give the operator another "
@@ -141,12 +146,12 @@ class ExternalTable:
     #: Column -> type, as the operator wants them.
     columns: Mapping[str, ValueType] = field(hash=False)
     #: The section of the spec that names it, for messages.
-    where: str = "features.prepare"
+    section: str = "features.prepare"
 
 
 @dataclass(frozen=True)
 class TrainRange:
-    """Which rows are of the training range: by time in [start, end), microseconds since 1970; or `column` = 'train'."""
+    """The training range: rows with a time in [start, end), microseconds since 1970; or with `column` = 'train'."""
 
     start: int = 0
     end: int = 0
@@ -155,7 +160,7 @@ class TrainRange:
 
 @dataclass(frozen=True)
 class SparkTableContext:
-    """What the Spark implementation is given besides the rows."""
+    """Inputs of the Spark implementation besides the rows."""
 
     schema: TableSchema
     read: Callable[[ExternalTable], DataFrame]
@@ -181,30 +186,30 @@ class TableOp(BaseModel):
     serves: ClassVar[bool] = True
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
-        """All columns afterwards, with their types. Raises OpError for what it cannot take."""
+        """Return all columns afterwards, with their types. Raises OpError for what it cannot take."""
         raise NotImplementedError
 
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
-        """Rows with META: expressions, joins and windows; no Python function."""
+        """Return rows with META: expressions, joins and windows; no Python function."""
         raise NotImplementedError
 
     def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table] | None:
-        """What makes of events in an Arrow table, with META or without, the rows that `spark` makes, to the bit.
+        """Return the function that makes the rows of `spark`, to the bit, from events in an Arrow table.
 
         None: only Spark does it. Texts may be dictionaries; NaN and nulls of lists are as in the lake.
         """
         return None
 
-    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
-        """The columns that `wanted` ones, and which rows there are, are made of; a superset of them."""
+    def reads(self, needed: Collection[str], schema: TableSchema) -> set[str]:
+        """Return the columns that `needed` ones, and which rows there are, are made of; a superset of them."""
         return set(schema.types)
 
     def external(self, schema: TableSchema) -> ExternalTable | None:
-        """The other table that it reads, if it does."""
+        """Return the other table that it reads, if it does."""
         return None
 
     def source(self) -> SourceRead | None:
-        """What it reads of a named source, if it does."""
+        """Return the named source that it reads, or None."""
         return None
 
     def lookback(self) -> int:
@@ -220,33 +225,33 @@ class TableOp(BaseModel):
         return None
 
     def keys_of(self) -> tuple[str, ...]:
-        """What it groups the events by, where it looks at what was before a row."""
+        """Return the keys by which it groups events to look at those before a row."""
         return ()
 
     def made_of(self, column: str, schema: TableSchema) -> frozenset[str]:
-        """The columns of the same row that an added column is computed of, as far as they are known; else none."""
+        """Return the columns of the same row from which an added column is computed, as far as they are known."""
         return frozenset()
 
 
 def with_query(frame: DataFrame) -> DataFrame:
-    """The rows with the column `__query`, null where it was not there: all are events."""
+    """Return the rows with the column `__query`, null where it was not there: all are events."""
     from pyspark.sql import functions as F
 
     return frame if QUERY in frame.columns else frame.withColumn(QUERY, F.lit(None).cast("string"))
 
 
-def kept(rows: pa.Table, condition: pa.Array) -> pa.Table:
-    """The rows of an Arrow table for which a condition without nulls is true, and all query rows."""
+def filter_events(rows: pa.Table, condition: pa.Array) -> pa.Table:
+    """Return the rows of an Arrow table for which a condition without nulls is true, and all query rows."""
     if QUERY in rows.schema.names:
         condition = pc.or_(condition, pc.is_valid(rows.column(QUERY)))
     return rows.filter(condition)
 
 
-def scalar(schema: TableSchema, column: str, elements: tuple[str, ...], what: str) -> ValueType:
-    """The type of a column that must be a single value of one of `elements`. Raises OpError."""
+def scalar(schema: TableSchema, column: str, elements: tuple[str, ...], subject: str) -> ValueType:
+    """Return the type of a column that must be a single value of one of `elements`. Raises OpError."""
     type_ = schema.type_of(column)
     if type_.is_list or type_.element not in elements:
-        raise OpError(f"{what}: column '{column}' is {type_}, not one of {', '.join(elements)}")
+        raise OpError(f"{subject}: column '{column}' is {type_}, not one of {', '.join(elements)}")
     return type_
 
 
@@ -254,12 +259,12 @@ NUMBERS = ("int", "bigint", "float", "double", "decimal", "boolean")
 
 
 def with_types(schema: TableSchema, types: Mapping[str, ValueType]) -> TableSchema:
-    """The same table with other columns."""
+    """Return the same table with other columns."""
     return replace(schema, types=dict(types))
 
 
 def reserved(name: str) -> bool:
-    """Whether a column of the table of events may not be called that."""
+    """Return whether a name is reserved in the table of events."""
     return name.startswith("_") or name.lower() == "ds"
 
 

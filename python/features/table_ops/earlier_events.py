@@ -1,4 +1,4 @@
-"""What operators over a key's earlier events share: keys, a source, a delay, a condition."""
+"""Operators over a key's earlier events: keys, a source, a delay, a condition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def same_names(keys: Any) -> Any:
-    """A list of keys as a mapping onto themselves; for keys that may have other names in another table."""
+    """Return a list of keys as a mapping onto themselves; for keys that may have other names in another table."""
     if not isinstance(keys, (list, tuple)):
         return keys
     if len(set(keys)) < len(keys):
@@ -32,7 +32,7 @@ def same_names(keys: Any) -> Any:
 
 
 def check_source_keys(schema: TableSchema, name: str, keys: Mapping[str, str]) -> TableSchema:
-    """A named source as a table whose events are looked at.
+    """Return a named source as a table whose events are looked at.
 
     Args:
         schema: of the rows.
@@ -44,9 +44,12 @@ def check_source_keys(schema: TableSchema, name: str, keys: Mapping[str, str]) -
     """
     source = schema.of_source(name)
     refuse(source.time is None, f"from: source '{name}' has no time: set sources.{name}.table.event_time")
-    for ours, theirs in keys.items():
-        mine, other = schema.key(ours), source.key(theirs)
-        refuse(mine != other, f"key '{ours}' is {mine}, but '{theirs}' of source '{name}' is {other}")
+    for key, source_key in keys.items():
+        key_type, source_type = schema.key(key), source.key(source_key)
+        refuse(
+            key_type != source_type,
+            f"key '{key}' is {key_type}, but '{source_key}' of source '{name}' is {source_type}",
+        )
     return source
 
 
@@ -63,7 +66,7 @@ class EarlierEventsOp(TableOp):
 
     @model_validator(mode="after")
     def _one_name(self) -> EarlierEventsOp:
-        if self.source() is None and any(ours != theirs for ours, theirs in self.keys.items()):
+        if self.source() is None and any(key != source_key for key, source_key in self.keys.items()):
             raise ValueError("keys: the events have one name for each; write a list")
         return self
 
@@ -78,7 +81,7 @@ class EarlierEventsOp(TableOp):
 
 
 class DelayedEventsOp(EarlierEventsOp):
-    """Where an event counts only some time after it happened, and may be one of another source."""
+    """An operator over earlier events, of the table or a source, that count some time after they happened."""
 
     #: A named source whose events are looked at, in place of the table's own.
     from_: str | None = Field(default=None, alias="from")
@@ -102,11 +105,11 @@ class DelayedEventsOp(EarlierEventsOp):
 
     @property
     def key_name(self) -> str:
-        """What the names of added columns begin with: the keys, and the source."""
+        """Prefix of the names of added columns: the keys, and the source."""
         return "_".join([*self.keys, *([self.from_] if self.from_ is not None else [])])
 
     def events_schema(self, schema: TableSchema) -> TableSchema:
-        """The table whose events are looked at.
+        """Return the table whose events are looked at.
 
         Raises:
             OpError: there is no such source, it has no time, or its keys are not of the rows' types.
@@ -117,13 +120,13 @@ class DelayedEventsOp(EarlierEventsOp):
         return self.delay if self.from_ is None and schema.label in self.looked_at(schema) else None
 
     def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
-        """The columns of the events that it looks at, besides keys and time."""
+        """Return the columns of the events that it looks at, besides keys and time."""
         raise NotImplementedError
 
     def with_events(
         self, frame: DataFrame, context: SparkTableContext, values: Mapping[str, Column]
     ) -> tuple[DataFrame, dict[str, Column]]:
-        """Rows and the events that they look at in one frame, and where `values` of the events are found in it.
+        """Return rows and the events that they look at in one frame, and where `values` of the events are found in it.
 
         Without a source that is the frame itself. With one, its events follow the rows, which then only ask; take them
         out again by `asking_rows`.
@@ -139,20 +142,20 @@ class DelayedEventsOp(EarlierEventsOp):
         return with_source_events(frame, context, self.keys, read, values)
 
     def asking_rows(self, both: DataFrame) -> DataFrame:
-        """The rows of `with_events`, without the source's."""
+        """Return the rows of `with_events`, without the source's."""
         from headrace.features.table_ops.spark_windows import asking_rows
 
         return both if self.from_ is None else asking_rows(both)
 
 
 class FilteredEventsOp(DelayedEventsOp):
-    """Where only some events count."""
+    """An operator over earlier events that a condition selects."""
 
     #: A condition, in SQL: events for which it is not true are passed over.
     where: str | None = None
 
     def columns_of_where(self, schema: TableSchema) -> tuple[str, ...]:
-        """The columns that the condition names."""
+        """Return the columns that the condition names."""
         return () if self.where is None else Predicate(self.where, self.events_schema(schema).types).columns
 
     def check_where(self, schema: TableSchema) -> None:
@@ -161,7 +164,7 @@ class FilteredEventsOp(DelayedEventsOp):
             Predicate(self.where, self.events_schema(schema).types)
 
     def spark_chosen(self, context: SparkTableContext) -> Column:
-        """Boolean, never null: the row counts as an event."""
+        """Return a boolean, never null: the row counts as an event."""
         from pyspark.sql import functions as F
 
         if self.where is None:

@@ -26,7 +26,7 @@ class ExternalReader:
         self._ws, self._pinned = ws, dict(pinned or {})
 
     @staticmethod
-    def of(ws: Workspace, tables: Sequence[ExternalTable], inputs: Sequence[Input]) -> ExternalReader:
+    def pinned_by(ws: Workspace, tables: Sequence[ExternalTable], inputs: Sequence[Input]) -> ExternalReader:
         """Reads the tables at the versions that a stage's inputs name.
 
         Raises:
@@ -36,13 +36,13 @@ class ExternalReader:
         for table in tables:
             if (table.format, table.path) not in pinned:
                 raise UserError(
-                    f"{table.where}: the manifest of the features names no version of the {table.format} table "
+                    f"{table.section}: the manifest of the features names no version of the {table.format} table "
                     f"{table.path}; run the features stage again"
                 )
         return ExternalReader(ws, {t: pinned[t.format, t.path] for t in tables})
 
     def path(self, table: ExternalTable) -> Location:
-        """Where it is."""
+        """Return the location of a table."""
         return _place(self._ws, table)
 
     def check_unchanged(self) -> None:
@@ -58,14 +58,14 @@ class ExternalReader:
         _see(self.path(table), table)
         pinned = self._pinned.get(table)
         if table.format != "delta" and pinned is not None and _version(self.path(table), table) != pinned:
-            stage = table.where.partition(".")[0]
+            stage = table.section.partition(".")[0]
             raise UserError(
-                f"{table.where}: the files of {self.path(table)} have changed since the {stage} stage looked at "
+                f"{table.section}: the files of {self.path(table)} have changed since the {stage} stage looked at "
                 f"them, and {table.format} keeps no older versions; run the {stage} stage again"
             )
 
     def spark(self, spark: SparkSession, table: ExternalTable) -> DataFrame:
-        """The wanted columns in their types.
+        """Return the wanted columns in their types.
 
         Raises:
             UserError: the table or a column is not there, a column has another type, or files are not as pinned.
@@ -73,13 +73,13 @@ class ExternalReader:
         from headrace.features.functions.spark_expressions import col
 
         frame = self.load(spark, table)
-        there = dict(frame.dtypes)
+        existing_types = dict(frame.dtypes)
         for name, type_ in table.columns.items():
-            _check_type(table, name, type_, there.get(name), list(there))
+            _check_type(table, name, type_, existing_types.get(name), list(existing_types))
         return frame.select(*[col(n).cast(str(t)).alias(n) for n, t in table.columns.items()])
 
     def load(self, spark: SparkSession, table: ExternalTable) -> DataFrame:
-        """All columns in the types that the table has them in; of CSV as texts.
+        """Return all columns in the types that the table has them in; of CSV as texts.
 
         Raises:
             UserError: the table is not there, or files are not as pinned.
@@ -98,48 +98,48 @@ class ExternalReader:
 
 
 def pin(ws: Workspace, tables: Sequence[ExternalTable]) -> tuple[Input, ...]:
-    """What identifies the tables as they are now: a Delta table's version; of others a digest of names, sizes, times.
+    """Return the present version of each table: a Delta table's own, or a digest of file names, sizes and times.
 
     Raises:
         UserError: one of them is not there.
     """
-    found = {}
+    inputs = {}
     for table in tables:
         path = _place(ws, table)
         _see(path, table)
-        found[table.format, table.path] = Input(kind=table.format, name=table.path, version=_version(path, table))
-    return tuple(found.values())
+        inputs[table.format, table.path] = Input(kind=table.format, name=table.path, version=_version(path, table))
+    return tuple(inputs.values())
 
 
 def _place(ws: Workspace, table: ExternalTable) -> Location:
-    found = ws.locate(table.path)
-    return found.as_plain() if is_uri(table.path) else found
+    location = ws.locate(table.path)
+    return location.as_plain() if is_uri(table.path) else location
 
 
 def _version(path: Location, table: ExternalTable) -> str:
     if table.format == "delta":
         return str(DeltaLog(path).version)
-    found = path.infos() or {".": path.info()}
-    in_order = sorted(found.items(), key=lambda of: of[0].split("/"))
+    infos = path.infos() or {".": path.info()}
+    in_order = sorted(infos.items(), key=lambda item: item[0].split("/"))
     # A store's times may be of seconds.
     listed = [(name, info.size, info.tag or info.modified_ns) for name, info in in_order]
     return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
 
 
 def _see(path: Location, table: ExternalTable) -> None:
-    there = (path / "_delta_log").is_dir() if table.format == "delta" else path.exists()
-    if not there:
-        raise UserError(f"{table.where}: there is no {table.format} table {path}")
+    exists = (path / "_delta_log").is_dir() if table.format == "delta" else path.exists()
+    if not exists:
+        raise UserError(f"{table.section}: there is no {table.format} table {path}")
 
 
-def _check_type(table: ExternalTable, name: str, wanted: ValueType, there: str | None, names: Sequence[str]) -> None:
-    where = f"{table.where}: table {table.path}"
-    if there is None:
-        raise UserError(f"{where} has no column '{name}' (there are: {', '.join(names)})")
+def _check_type(table: ExternalTable, name: str, expected: ValueType, actual: str | None, names: Sequence[str]) -> None:
+    place = f"{table.section}: table {table.path}"
+    if actual is None:
+        raise UserError(f"{place} has no column '{name}' (there are: {', '.join(names)})")
     if table.format == "csv":
-        if wanted.is_list:
-            raise UserError(f"{where}: '{name}' is wanted as {wanted}; CSV has no lists")
+        if expected.is_list:
+            raise UserError(f"{place}: '{name}' is wanted as {expected}; CSV has no lists")
         return
     wider = {"int": {"smallint", "tinyint"}, "bigint": {"int", "smallint", "tinyint"}, "double": {"float"}}
-    if there != str(wanted) and (wanted.is_list or there not in wider.get(wanted.element, set())):
-        raise UserError(f"{where}: column '{name}' is {there}, but {wanted} is wanted; change the spec or the table")
+    if actual != str(expected) and (expected.is_list or actual not in wider.get(expected.element, set())):
+        raise UserError(f"{place}: column '{name}' is {actual}, but {expected} is wanted; change the spec or the table")

@@ -66,39 +66,41 @@ class ReadsOtherTable(TableOp):
         return self
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The other table for a message."""
         return f"table {self.path}" if self.from_ is None else f"source '{self.from_}'"
 
-    def wanted(self, schema: TableSchema, more: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """The columns of the other table that are read: keys, `add`, and `more`.
+    def columns_read(self, schema: TableSchema, more: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        """Return the columns of the other table that are read: keys, `add`, and `more`.
 
         Raises:
             OpError: the source has one as another type, or not; one is wanted as two types.
         """
         source = None if self.from_ is None else schema.of_source(self.from_).types
         types: dict[str, ValueType] = {}
-        wanted = [(theirs, schema.key(ours)) for ours, theirs in self.keys.items()]
-        wanted += [*more.items(), *((n, self._type_of(n, schema)) for n in self.add)]
-        for name, type_ in wanted:
+        requested = [(other_key, schema.key(key)) for key, other_key in self.keys.items()]
+        requested += [*more.items(), *((n, self._type_of(n, schema)) for n in self.add)]
+        for name, type_ in requested:
             if types.setdefault(name, type_) != type_:
-                raise OpError(f"column '{name}' of {self.what} is wanted as {types[name]} and as {type_}")
+                raise OpError(f"column '{name}' of {self.description} is wanted as {types[name]} and as {type_}")
             if source is not None and source.get(name) != type_:
-                found = f"is declared {source[name]}" if name in source else f"is not declared{nearest(name, source)}"
-                raise OpError(f"column '{name}' of {self.what} {found}, but {type_} is wanted")
+                declaration = (
+                    f"is declared {source[name]}" if name in source else f"is not declared{nearest(name, source)}"
+                )
+                raise OpError(f"column '{name}' of {self.description} {declaration}, but {type_} is wanted")
         return types
 
     def added(self, schema: TableSchema) -> dict[str, ValueType]:
-        """The columns that the operator adds."""
+        """Return the columns that the operator adds."""
         return {f"{self.prefix}{n}": self._type_of(n, schema) for n in self.add}
 
     def external_table(self, schema: TableSchema, more: Mapping[str, ValueType]) -> ExternalTable | None:
-        """The table at the path; None where the other table is a source. Raises OpError, see `wanted`."""
-        wanted = self.wanted(schema, more)
-        return None if self.path is None else ExternalTable(self.path, self.format, wanted)
+        """Return the table at the path; None where the other table is a source. Raises OpError, see `columns_read`."""
+        columns = self.columns_read(schema, more)
+        return None if self.path is None else ExternalTable(self.path, self.format, columns)
 
     def read(self, context: SparkTableContext, more: Mapping[str, ValueType]) -> DataFrame:
-        """The other table's rows, with at least the columns of `wanted`."""
+        """Return the other table's rows, with at least the columns of `columns_read`."""
         read, table = self.source(), self.external_table(context.schema, more)
         if table is not None:
             return context.read(table)
@@ -106,20 +108,20 @@ class ReadsOtherTable(TableOp):
         return context.source(read)
 
     def _type_of(self, name: str, schema: TableSchema) -> ValueType:
-        given = self.add[name]
-        if given is not None:
-            return declared(TableColumn(name=name, type=given))
+        declared_type = self.add[name]
+        if declared_type is not None:
+            return declared(TableColumn(name=name, type=declared_type))
         assert self.from_ is not None
         return schema.of_source(self.from_).type_of(name)
 
 
-def refuse_duplicates(table: str, what: str, keys: int, rows: int) -> None:
+def refuse_duplicates(table: str, keys_name: str, keys: int, rows: int) -> None:
     """Raises:
     UserError: some of the external table's keys have several rows.
     """
     if keys:
         raise UserError(
-            f"features.prepare: in {table} {keys} values of {what} have more than one row ({rows} rows); make it "
+            f"features.prepare: in {table} {keys} values of {keys_name} have more than one row ({rows} rows); make it "
             f"unique, or say on_duplicate: first and by which order"
         )
 
@@ -166,7 +168,7 @@ class JoinExternal(ReadsOtherTable):
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         schema.not_label(list(self.keys), "the key")
-        types = self.wanted(schema, {})
+        types = self.columns_read(schema, {})
         for name in self.order:
             plain = name.removeprefix("-")
             refuse(plain not in types, f"order: '{plain}' is not among the columns that are taken")
@@ -185,24 +187,24 @@ class JoinExternal(ReadsOtherTable):
 
         from headrace.features.functions.spark_expressions import col
 
-        theirs = list(self.keys.values())
-        other = self.read(context, {}).dropna(subset=[quoted(k) for k in theirs])
+        other_keys = list(self.keys.values())
+        other_rows = self.read(context, {}).dropna(subset=[quoted(k) for k in other_keys])
         if self.on_duplicate == "first":
             order: list[Column] = [
                 F.desc_nulls_last(quoted(n[1:])) if n.startswith("-") else F.asc_nulls_first(quoted(n))
                 for n in self.order
             ]
             # rank, not row_number: equal firsts are refused, not chosen among.
-            other = other.withColumn(
-                "__rank", F.rank().over(Window.partitionBy(*[col(k) for k in theirs]).orderBy(*order))
+            other_rows = other_rows.withColumn(
+                "__rank", F.rank().over(Window.partitionBy(*[col(k) for k in other_keys]).orderBy(*order))
             )
-            other = other.where(F.col("__rank") == 1).drop("__rank")
-        refuse_duplicates(self.what, ", ".join(theirs), *duplicates_spark(other, theirs))
-        side = other.select(
-            *[col(k).alias(f"__k{i}") for i, k in enumerate(theirs)],
+            other_rows = other_rows.where(F.col("__rank") == 1).drop("__rank")
+        refuse_duplicates(self.description, ", ".join(other_keys), *duplicates_spark(other_rows, other_keys))
+        side = other_rows.select(
+            *[col(k).alias(f"__k{i}") for i, k in enumerate(other_keys)],
             *[col(n).alias(f"__e{i}") for i, n in enumerate(self.add)],
         )
-        on = [col(ours) == F.col(f"__k{i}") for i, ours in enumerate(self.keys)]
+        on = [col(key) == F.col(f"__k{i}") for i, key in enumerate(self.keys)]
         added = [F.col(f"__e{i}").alias(n) for i, n in enumerate(self.added(context.schema))]
         return frame.join(side, on, "left").select(*[col(c) for c in frame.columns], *added)
 
@@ -250,7 +252,7 @@ class JoinAsof(ReadsOtherTable):
         schema.needs_time()
         schema.not_label(list(self.keys), "the key")
         refuse(self.valid_from in self.keys.values(), f"'{self.valid_from}' is a key; it cannot be the time as well")
-        self.wanted(schema, self._since(schema))
+        self.columns_read(schema, self._since(schema))
         return schema.adding(self.added(schema))
 
     def external(self, schema: TableSchema) -> ExternalTable | None:
@@ -262,7 +264,7 @@ class JoinAsof(ReadsOtherTable):
         return SourceRead(self.from_, "versions", self._tolerance if self.valid_from is None else None)
 
     def _since(self, schema: TableSchema) -> dict[str, ValueType]:
-        """The column `valid_from` and its type; none where it is the time of a source's events."""
+        """Return the column `valid_from` and its type; none where it is the time of a source's events."""
         if self.valid_from is None:
             return {}
         if self.from_ is None:
@@ -282,16 +284,16 @@ class JoinAsof(ReadsOtherTable):
         from headrace.features.table_ops.spark_windows import EVENT_MICROS, VERSION, newest_version, passthrough_columns
 
         since = self._since(context.schema)
-        other = self.read(context, since)
-        at = F.col(EVENT_MICROS)
+        other_rows = self.read(context, since)
+        valid_from = F.col(EVENT_MICROS)
         for name, type_ in since.items():
-            at = spark_micros(col(name), type_)
+            valid_from = spark_micros(col(name), type_)
         needed = [*self.keys.values(), *since]
-        other = other.withColumn("__from", at).dropna(subset=[*(quoted(c) for c in needed), "__from"])
+        other_rows = other_rows.withColumn("__from", valid_from).dropna(subset=[*(quoted(c) for c in needed), "__from"])
         if self.from_ is None:
-            refuse_duplicates(self.what, ", ".join(needed), *duplicates_spark(other, needed))
-        versions = other.select(
-            *[col(theirs).alias(ours) for ours, theirs in self.keys.items()],
+            refuse_duplicates(self.description, ", ".join(needed), *duplicates_spark(other_rows, needed))
+        versions = other_rows.select(
+            *[col(other_key).alias(key) for key, other_key in self.keys.items()],
             F.col("__from").alias(EVENT_MICROS),
             "__from",
             *([] if self.from_ is None else [FILE, LINE]),

@@ -155,13 +155,13 @@ class Negatives(TableOp):
             FILE: F.concat(F.col(FILE), F.lit(_MARK), F.col("__n").cast("string")),
             QUERY: F.lit(NEGATIVE),
         }
-        found = drawn.select(*[changed.get(c, col(c)).alias(c) for c in columns])
+        negatives = drawn.select(*[changed.get(c, col(c)).alias(c) for c in columns])
         if self.item_columns:
             versions = events.select(item, EVENT_MICROS, FILE, LINE, *[col(c) for c in self.item_columns])
-            found = newest_version(found, context, [self.item], versions, self.item_columns, inclusive=False)
+            negatives = newest_version(negatives, context, [self.item], versions, self.item_columns, inclusive=False)
             then = {c: F.col(VERSION)[str(i)] for i, c in enumerate(self.item_columns)}
-            found = found.select(*[then.get(c, col(c)).alias(c) for c in columns])
-        return frame.unionByName(found)
+            negatives = negatives.select(*[then.get(c, col(c)).alias(c) for c in columns])
+        return frame.unionByName(negatives)
 
     def _by_weight(self, trained: DataFrame) -> tuple[DataFrame, DataFrame]:
         """(__slot, __item, __since): an item stands at as many slots as its weight says; their number, __size."""
@@ -199,7 +199,7 @@ class Negatives(TableOp):
         return slots, size
 
     def _weight(self, count: Column) -> Column:
-        """An integer; square roots only, which are exact to the last bit everywhere, as pow is not."""
+        """Return an integer weight by square roots alone, which are exact to the last bit everywhere, as pow is not."""
         from pyspark.sql import functions as F
 
         if self.method == "uniform":
@@ -210,7 +210,7 @@ class Negatives(TableOp):
 
 
 def _slot(weight: Column, size: Column, total: Column) -> Column:
-    """The first place s of `size` whose middle, (s + 1/2) * total / size, is not below `weight`."""
+    """Return the first place s of `size` whose middle, (s + 1/2) * total / size, is not below `weight`."""
     from pyspark.sql import functions as F
 
     a, b = weight * size * 2 - total, total * 2
@@ -219,7 +219,7 @@ def _slot(weight: Column, size: Column, total: Column) -> Column:
 
 
 def spark_batches(pool: DataFrame, draws: DataFrame, item: Column, rows: int, seed: int) -> tuple[DataFrame, DataFrame]:
-    """The pool's items by batch and place, and the draws of the batches that are not empty.
+    """Return the pool's items by batch and place, and the draws of the batches that are not empty.
 
     Args:
         pool: positives of the training range, with META.

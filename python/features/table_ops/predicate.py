@@ -132,9 +132,9 @@ class Predicate:
                 return _Node("and", (self._compare(">=", x, low_), self._compare("<=", x, high_)))
             case In(inner, options):
                 x = self._operand(inner)
-                first, *others = (self._compare("=", x, self._operand(option)) for option in options)
-                for other in others:
-                    first = _Node("or", (first, other))
+                first, *further = (self._compare("=", x, self._operand(option)) for option in options)
+                for alternative in further:
+                    first = _Node("or", (first, alternative))
                 return first
             case Compare(sign, left, right):
                 return self._compare(sign, self._operand(left), self._operand(right))
@@ -270,10 +270,10 @@ def _arrow(node: _Node, column: Callable[[str], pa.Array]) -> pa.Array:
 
     def value(x: _Operand) -> Any:
         if isinstance(x, _Column):
-            found = column(x.name)
-            if kind == "string" and pa.types.is_dictionary(found.type):
-                return found
-            return found.cast(_ARROW[kind], safe=False)
+            values = column(x.name)
+            if kind == "string" and pa.types.is_dictionary(values.type):
+                return values
+            return values.cast(_ARROW[kind], safe=False)
         if kind == "timestamp":
             return pa.scalar(datetime.fromisoformat(str(x.value)), _ARROW[kind])
         if kind == "date":
@@ -300,16 +300,16 @@ def _compared_texts(compare: Callable[[Any, Any], pa.Array], a: pa.Array | pa.Sc
     return compare(ranks[:first].take(a.indices), ranks[first:].take(b.indices))
 
 
-def _moment(text: str, kind: str, of: Predicate) -> str:
-    """A timestamp (UTC) or date in the one spelling that both engines read."""
+def _moment(text: str, kind: str, predicate: Predicate) -> str:
+    """Return a timestamp (UTC) or date in the one spelling that both engines read."""
     try:
         if kind == "date":
             return date.fromisoformat(text).isoformat()
-        at = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise OpError(
-            f"'{of.text}': '{text}' is no {kind}; write '2026-01-31'"
+            f"'{predicate.text}': '{text}' is no {kind}; write '2026-01-31'"
             + (" or '2026-01-31 12:00:00'" if kind == "timestamp" else "")
         ) from None
-    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-    return at.isoformat(sep=" ", timespec="microseconds")
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return moment.isoformat(sep=" ", timespec="microseconds")

@@ -38,7 +38,7 @@ from headrace.features.table_ops.base import (
 )
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.negatives import Negatives
-from headrace.features.table_ops.rows import Rename
+from headrace.features.table_ops.rows import RenameColumns
 from headrace.features.types import OpError, ValueType, declared
 from headrace.schema import TableColumn
 
@@ -52,7 +52,7 @@ class BoundTableOp:
 
     op: TableOp
     schema: TableSchema
-    where: str
+    place: str
 
 
 class Preparation:
@@ -80,22 +80,23 @@ class Preparation:
         schema = TableSchema(types, label, time, knows_train, sources or {})
         steps: list[BoundTableOp] = []
         for i, spec in enumerate(ops):
-            at = f"{where}[{i}]"
-            op = build(TABLE_OPERATORS, spec.op, spec.params, at)
+            place = f"{where}[{i}]"
+            op = build(TABLE_OPERATORS, spec.op, spec.params, place)
             past = [s.op.name for s in steps if s.op.keys_of()]
             if isinstance(op, Negatives) and past:
                 raise UserError(
-                    f"{at} (negatives): put it before {', '.join(past)}: they would give a negative its positive's past"
+                    f"{place} (negatives): put it before {', '.join(past)}: they would give a negative its positive's "
+                    f"past"
                 )
             if isinstance(op, Attribution) and past:
-                raise UserError(f"{at} (attribution): put it before {', '.join(past)}: the label comes first")
+                raise UserError(f"{place} (attribution): put it before {', '.join(past)}: the label comes first")
             try:
                 self._check_label_delay(op, schema, max((s.op.label_wait() for s in steps), default=0))
                 after = op.columns(schema)
                 op.external(schema)
             except OpError as e:
-                raise UserError(f"{at} ({op.name}): {e}") from None
-            steps.append(BoundTableOp(op, schema, at))
+                raise UserError(f"{place} ({op.name}): {e}") from None
+            steps.append(BoundTableOp(op, schema, place))
             schema = with_types(schema, after)
         self.steps, self.end = tuple(steps), schema
 
@@ -113,7 +114,7 @@ class Preparation:
 
     @staticmethod
     def from_spec(spec: Spec) -> Preparation:
-        """The operators of a pipeline. Raises UserError, see `Preparation`."""
+        """Return the operators of a pipeline. Raises UserError, see `Preparation`."""
         f = spec.features
         sources = {name: source_table(s) for name, s in spec.sources.items()}
         time = spec.table.event_time
@@ -125,7 +126,7 @@ class Preparation:
         return tuple(TableColumn(name=n, type=str(t)) for n, t in self.end.types.items())
 
     def sources_of(self, label: str) -> frozenset[str]:
-        """The columns that a label is made of, where an operator makes it: a feature made of one would leak it."""
+        """Return the columns of which an operator makes a label: a feature made of one would leak it."""
         return frozenset(c for s in self.steps if label not in s.schema.types for c in s.op.made_of(label, s.schema))
 
     @property
@@ -141,14 +142,14 @@ class Preparation:
     @property
     def externals(self) -> tuple[ExternalTable, ...]:
         """The other tables that are read."""
-        found = (s.op.external(s.schema) for s in self.steps)
-        return tuple(e for e in found if e is not None)
+        tables = (s.op.external(s.schema) for s in self.steps)
+        return tuple(e for e in tables if e is not None)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The named sources that are read, in order."""
-        found = (s.op.source() for s in self.steps)
-        return tuple(dict.fromkeys(read.name for read in found if read is not None))
+        reads = (s.op.source() for s in self.steps)
+        return tuple(dict.fromkeys(read.name for read in reads if read is not None))
 
     @property
     def lookback_days(self) -> int:
@@ -156,17 +157,17 @@ class Preparation:
         return max((-(-s.op.lookback() // DAY_MICROS) for s in self.steps), default=0)
 
     def keys_behind(self, column: str) -> tuple[str, ...]:
-        """The keys by whose past a column (of those at the end) was made; () for one of the row's own."""
+        """Return the keys by whose past a column (of those at the end) was made; () for one of the row's own."""
         for i in range(len(self.steps) - 1, -1, -1):
             step = self.steps[i]
             if column in step.schema.types:
                 continue
-            if isinstance(step.op, Rename):
+            if isinstance(step.op, RenameColumns):
                 old = next(a for a, b in step.op.to.items() if b == column)
                 return self._some(self.steps[:i]).keys_behind(old)
-            before = self._some(self.steps[:i])
-            behind = [before.keys_behind(k) or (k,) for k in step.op.keys_of()]
-            return tuple(dict.fromkeys(k for keys in behind for k in keys))
+            earlier = self._some(self.steps[:i])
+            key_sets = [earlier.keys_behind(k) or (k,) for k in step.op.keys_of()]
+            return tuple(dict.fromkeys(k for keys in key_sets for k in keys))
         return ()
 
     def split(self, serving: bool) -> tuple[Preparation, Preparation]:
@@ -220,7 +221,7 @@ class Preparation:
 
 
 def source_table(source: NamedSource) -> SourceTable:
-    """A named source as operators see it."""
+    """Return a named source as operators see it."""
     types = {c.name: declared(c) for c in source.table.columns}
     time = source.table.event_time
     return SourceTable(types, time if time is not None and types[time].element in ("timestamp", "date") else None)
@@ -231,7 +232,7 @@ def _no_sources(read: SourceRead) -> DataFrame:
 
 
 def prepared_columns(spec: Spec) -> tuple[TableColumn, ...]:
-    """The columns that chains, label, split, carried columns and scoring may name.
+    """Return the columns that chains, label, split, carried columns and scoring may name.
 
     Raises:
         UserError: `features.prepare` has faults, or one of those names a column that is not there.
@@ -240,18 +241,18 @@ def prepared_columns(spec: Spec) -> tuple[TableColumn, ...]:
         return spec.table.columns
     columns = Preparation.from_spec(spec).columns
     names = [c.name for c in columns]
-    for where, some in spec.named_columns().items():
+    for section, some in spec.named_columns().items():
         for column in some:
             if column not in names:
                 raise UserError(
-                    f"{where}: column '{column}' is neither declared in table.columns nor made by "
+                    f"{section}: column '{column}' is neither declared in table.columns nor made by "
                     f"features.prepare{nearest(column, names)}"
                 )
     return columns
 
 
 def train_range(spec: Spec, first: str, after: str) -> TrainRange | None:
-    """The training range for operators that draw from it: days [first, after); None where it is by position."""
+    """Return the training range for operators that draw from it: days [first, after); None where it is by position."""
     split = spec.features.split
     if split.by == "time":
         return TrainRange(midnight(first), midnight(after))
@@ -259,9 +260,9 @@ def train_range(spec: Spec, first: str, after: str) -> TrainRange | None:
 
 
 def midnight(day: str, later: int = 0) -> int:
-    """The first microsecond of a day (UTC), or of one `later` days on."""
-    at = date.fromisoformat(day) + timedelta(days=later)
-    return int(datetime(at.year, at.month, at.day, tzinfo=UTC).timestamp()) * 1_000_000
+    """Return the first microsecond of a day (UTC), or of one `later` days on."""
+    date_ = date.fromisoformat(day) + timedelta(days=later)
+    return int(datetime(date_.year, date_.month, date_.day, tzinfo=UTC).timestamp()) * 1_000_000
 
 
 #: Spark properties by which an expression means something else.
@@ -278,15 +279,15 @@ class RowPreparation:
         """JSON that says what the operators make."""
         return [{"op": s.op.name, "params": s.op.model_dump(mode="json")} for s in self.steps]
 
-    def inputs(self, wanted: Collection[str]) -> dict[str, ValueType]:
-        """The lake's columns that `wanted` ones, and which rows there are, are made of."""
-        needed = set(wanted)
+    def inputs(self, columns: Collection[str]) -> dict[str, ValueType]:
+        """Return the lake's columns that `columns` ones, and which rows there are, are made of."""
+        needed = set(columns)
         for step in reversed(self.steps):
             needed = step.op.reads(needed, step.schema)
         return {name: type_ for name, type_ in self.steps[0].schema.types.items() if name in needed}
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """The rows of events whose columns have the declared types; texts may be dictionaries.
+        """Return the rows of events whose columns have the declared types; texts may be dictionaries.
 
         Raises:
             UserError: an overflow of integers, or a division by zero.
@@ -299,14 +300,15 @@ class RowPreparation:
 
 
 def row_preparation(spec: Spec) -> RowPreparation | None:
-    """The operators of a pipeline; None where it has none, or one that needs more than Arrow and a row."""
+    """Return the operators of a pipeline; None where it has none, or one that needs more than Arrow and a row."""
     if not spec.features.prepare or spark_alone(spec) is not None:
         return None
     return RowPreparation(Preparation.from_spec(spec).steps)
 
 
 def spark_alone(spec: Spec) -> str | None:
-    """The first operator for which rows must pass through Spark, as `features.prepare[1] (lambda)`; None: no operator.
+    """Return the first operator for which rows must pass through Spark, as `features.prepare[1] (lambda)`; None: no
+    operator.
 
     Raises:
         UserError: see `Preparation`.
@@ -314,5 +316,5 @@ def spark_alone(spec: Spec) -> str | None:
     changed = any(key.startswith(_MEANING) for key in spec.spark.properties)
     for step in Preparation.from_spec(spec).steps:
         if step.op.arrow_rows(step.schema) is None or (changed and step.op.name == "lambda"):
-            return f"{step.where} ({step.op.name})"
+            return f"{step.place} ({step.op.name})"
     return None

@@ -94,7 +94,7 @@ _WORDS = frozenset(
 
 
 class _OnlySpark(Exception):
-    """What only Spark evaluates."""
+    """Raised for an expression that only Spark evaluates."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,14 @@ class RowExpression:
         self._root, self.columns = root, tuple(columns)
 
     def arrow(self, rows: Rows) -> pa.Array:
-        """The result for each row. Raises pa.ArrowInvalid for an overflow or a division by zero."""
+        """Return the result for each row. Raises pa.ArrowInvalid for an overflow or a division by zero."""
         return self._root.value(rows)
 
 
 def parse(text: str, types: Mapping[str, ValueType], result: ValueType) -> RowExpression | None:
-    """An expression over columns of these types, cast to `result`; None where only Spark evaluates it as Spark does."""
+    """Return an expression over columns of these types, cast to `result`; None where only Spark evaluates it as Spark
+    does.
+    """
     if "--" in text or "/*" in text:
         return None  # a comment
     typing = _Typing(types)
@@ -187,10 +189,10 @@ class _Typing:
         raise _OnlySpark
 
     def _in(self, operand: Expression, options: Sequence[Expression]) -> _Node:
-        x, *others = _alike([self.node(operand), *(self.node(option) for option in options)])
-        out = _compared("=", x, others[0])
-        for other in others[1:]:
-            out = _logic(pc.or_kleene, out, _compared("=", x, other))
+        x, *options_ = _alike([self.node(operand), *(self.node(option) for option in options)])
+        out = _compared("=", x, options_[0])
+        for option_ in options_[1:]:
+            out = _logic(pc.or_kleene, out, _compared("=", x, option_))
         return out
 
     def _signed(self, sign: str, operand: Expression) -> _Node:
@@ -263,7 +265,7 @@ def _no_error(nodes: Sequence[_Node]) -> None:
 
 
 def _alike(nodes: Sequence[_Node]) -> list[_Node]:
-    """The same values in one type, as Spark would widen them."""
+    """Return the same values in one type, as Spark would widen them."""
     types = {x.type for x in nodes} - {"decimal"}
     if len(types) == 1 and not any(x.type == "decimal" for x in nodes):
         if types & {"float"}:
@@ -297,16 +299,16 @@ def _quotient(a: _Node, b: _Node) -> _Node:
     if {a.type, b.type} - {"decimal"} <= {"int", "bigint"} and "decimal" in (a.type, b.type):
         raise _OnlySpark
     numerator, divisor = (_alike([x, _Node("double", lambda rows: pa.scalar(0.0))])[0] for x in (a, b))
-    whole = b.literal is not None and float(b.literal) != 0
+    is_safe = b.literal is not None and float(b.literal) != 0
 
     def divide(rows: Rows) -> Any:
         over, under = numerator.value(rows), divisor.value(rows)
         by_zero = pc.and_(pc.is_valid(over), pc.equal(under, 0.0))
-        if not whole and (by_zero if isinstance(by_zero, pa.Scalar) else pc.any(by_zero)).as_py():
+        if not is_safe and (by_zero if isinstance(by_zero, pa.Scalar) else pc.any(by_zero)).as_py():
             raise pa.ArrowInvalid("divide by zero")
         return pc.divide(over, under)
 
-    return _Node("double", divide, a.fails or b.fails or not whole)
+    return _Node("double", divide, a.fails or b.fails or not is_safe)
 
 
 def _compared(sign: Comparison, a: _Node, b: _Node) -> _Node:
@@ -321,7 +323,7 @@ def _compared(sign: Comparison, a: _Node, b: _Node) -> _Node:
     equal = both(_equal_doubles if is_double else pc.equal)
     less = both(_less_doubles if is_double else pc.less)
     greater = both((lambda x, y: _less_doubles(y, x)) if is_double else pc.greater)
-    found: Mapping[str, Callable[[], _Node]] = {
+    by_sign: Mapping[str, Callable[[], _Node]] = {
         "=": lambda: equal,
         "!=": lambda: _negated(equal),
         "<": lambda: less,
@@ -329,7 +331,7 @@ def _compared(sign: Comparison, a: _Node, b: _Node) -> _Node:
         "<=": lambda: _negated(greater),
         ">=": lambda: _negated(less),
     }
-    return found[sign]()
+    return by_sign[sign]()
 
 
 def _equal_doubles(x: Any, y: Any) -> Any:
@@ -341,7 +343,9 @@ def _less_doubles(x: Any, y: Any) -> Any:
 
 
 def _chosen(conditions: Sequence[_Node], values: Sequence[_Node]) -> _Node:
-    """The value of the first condition that is true; behind the last one's, if there is one more, the value else."""
+    """Return the value of the first condition that is true; behind the last one's, if there is one more, the value
+    else.
+    """
     same = _alike(values)
     _no_error([*conditions, *same])
     if any(c.type != "boolean" for c in conditions):
@@ -366,8 +370,8 @@ def _joined(parts: Sequence[_Node], separator: str | None) -> _Node:
         values = [x.value(rows) for x in parts]
         if separator is None:
             return pc.binary_join_element_wise(*values, "", null_handling="emit_null")
-        before = [pc.if_else(pc.is_valid(v), pc.binary_join_element_wise(separator, v, ""), "") for v in values]
-        return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*before, ""), len(separator))
+        prefixed = [pc.if_else(pc.is_valid(v), pc.binary_join_element_wise(separator, v, ""), "") for v in values]
+        return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*prefixed, ""), len(separator))
 
     return _Node("string", join, any(x.fails for x in parts))
 

@@ -13,7 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import UserError
 from headrace.features.functions.arrays import input_values, is_missing, one_chunk
-from headrace.features.table_ops.base import QUERY, SparkTableContext, TableOp, TableSchema, kept, refuse, reserved
+from headrace.features.table_ops.base import (
+    QUERY,
+    SparkTableContext,
+    TableOp,
+    TableSchema,
+    filter_events,
+    refuse,
+    reserved,
+)
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import OpError, ValueType, declared
@@ -39,14 +47,14 @@ class Filter(TableOp):
         Predicate(self.where, schema.types)
         return dict(schema.types)
 
-    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
-        return {*wanted, *Predicate(self.where, schema.types).columns}
+    def reads(self, needed: Collection[str], schema: TableSchema) -> set[str]:
+        return {*needed, *Predicate(self.where, schema.types).columns}
 
     def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table] | None:
         condition = Predicate(self.where, schema.types)
         if any(schema.types[c].element == "decimal" for c in condition.columns):
             return None  # Arrow rounds decimals to doubles otherwise than Spark
-        return lambda rows: kept(rows, condition.arrow(lambda name: one_chunk(rows.column(name))))
+        return lambda rows: filter_events(rows, condition.arrow(lambda name: one_chunk(rows.column(name))))
 
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import functions as F
@@ -71,13 +79,15 @@ class Dropna(TableOp):
             schema.type_of(column)
         return dict(schema.types)
 
-    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
-        return {*wanted, *self.subset}
+    def reads(self, needed: Collection[str], schema: TableSchema) -> set[str]:
+        return {*needed, *self.subset}
 
     def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table]:
         def drop(rows: pa.Table) -> pa.Table:
             missing = [is_missing(input_values(one_chunk(rows.column(c)))) for c in self.subset]
-            return kept(rows, pa.array(~(np.logical_or if self.how == "any" else np.logical_and).reduce(missing)))
+            return filter_events(
+                rows, pa.array(~(np.logical_or if self.how == "any" else np.logical_and).reduce(missing))
+            )
 
         return drop
 
@@ -91,7 +101,7 @@ class Dropna(TableOp):
         return frame.where(F.col(QUERY).isNotNull() | ~drop)
 
 
-class Rename(TableOp):
+class RenameColumns(TableOp):
     """Gives columns other names: `rename: {to: {old: new}}`. Two may swap theirs.
 
     The label and the event's time keep theirs: other parts of the spec name them. Source: NVTabular's Rename.
@@ -109,17 +119,17 @@ class Rename(TableOp):
             refuse(old == schema.time, f"'{old}' is the event's time; table.event_time names it")
             refuse(reserved(new), f"'{new}' is a reserved name (`ds`, names that begin with `_`)")
         out: dict[str, ValueType] = {}
-        there: set[str] = set()
+        names: set[str] = set()
         for name, type_ in schema.types.items():
             new = self.to.get(name, name)
             # Spark's names have no case.
-            refuse(new.lower() in there, f"two columns would be named '{new}'")
-            there.add(new.lower())
+            refuse(new.lower() in names, f"two columns would be named '{new}'")
+            names.add(new.lower())
             out[new] = type_
         return out
 
-    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
-        return {c for c in schema.types if self.to.get(c, c) in wanted}
+    def reads(self, needed: Collection[str], schema: TableSchema) -> set[str]:
+        return {c for c in schema.types if self.to.get(c, c) in needed}
 
     def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table]:
         return lambda rows: rows.rename_columns([self.to.get(c, c) for c in rows.schema.names])
@@ -170,7 +180,7 @@ _WORD = re.compile(
 )
 
 
-class Made(BaseModel):
+class AddedColumn(BaseModel):
     """A column to add: an expression of Spark's SQL, and the type that it is cast to."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -179,7 +189,7 @@ class Made(BaseModel):
     type: ColumnType
 
     def value_type(self, name: str) -> ValueType:
-        """The type of the column, as features see it."""
+        """Return the type of the column, as features see it."""
         return declared(TableColumn(name=name, type=self.type))
 
 
@@ -201,13 +211,13 @@ class Lambda(TableOp):
     name: ClassVar[str] = "lambda"
     rowwise: ClassVar[bool] = True
 
-    add: Mapping[str, Made] = Field(min_length=1)
+    add: Mapping[str, AddedColumn] = Field(min_length=1)
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         # What the text shows is said before any data is read; the plan is looked at when there is one.
         columns = {c.lower() for c in schema.types}
-        for name, made in self.add.items():
-            for text, called in _words(made.expression):
+        for name, column in self.add.items():
+            for text, called in _words(column.expression):
                 # As Spark compares names.
                 word = text.lower()
                 if word == "*":
@@ -218,20 +228,20 @@ class Lambda(TableOp):
                     raise OpError(f"'{name}': `{text}` answers otherwise when the day is run again")
                 if word in _NOT_A_ROW and word not in columns:
                     raise OpError(f"'{name}': `{text}` is no function of one row")
-        return schema.adding({name: made.value_type(name) for name, made in self.add.items()})
+        return schema.adding({name: column.value_type(name) for name, column in self.add.items()})
 
-    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
-        used = (self.made_of(name, schema) for name in self.add if name in wanted)
-        return set(wanted).difference(self.add).union(*used)
+    def reads(self, needed: Collection[str], schema: TableSchema) -> set[str]:
+        used = (self.made_of(name, schema) for name in self.add if name in needed)
+        return set(needed).difference(self.add).union(*used)
 
     def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table] | None:
-        found = {
+        parsed = {
             n: parse(m.expression, schema.types, declared(TableColumn(name=n, type=m.type)))
             for n, m in self.add.items()
         }
         # A column without an expression here is Spark's, and so are all rows then.
-        expressions = {n: e for n, e in found.items() if e is not None}
-        return (lambda rows: _with_columns(rows, expressions)) if len(expressions) == len(found) else None
+        expressions = {n: e for n, e in parsed.items() if e is not None}
+        return (lambda rows: _with_columns(rows, expressions)) if len(expressions) == len(parsed) else None
 
     def made_of(self, column: str, schema: TableSchema) -> frozenset[str]:
         if column not in self.add:
@@ -244,27 +254,27 @@ class Lambda(TableOp):
         from pyspark.sql import functions as F
 
         types, label = list(context.schema.types), context.schema.label
-        for name, made in self.add.items():
+        for name, column in self.add.items():
             try:
                 # Only what was declared: not the row's identity, nor helper columns.
                 visible = frame.select(*[quoted(c) for c in context.schema.types])
-                result = visible.select(F.expr(made.expression).cast(str(made.value_type(name))).alias(name))
+                result = visible.select(F.expr(column.expression).cast(str(column.value_type(name))).alias(name))
                 _check_plan(name, visible, result, types.index(label) if label in types else None)
             except PySparkException as e:
                 raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
-        made_types = {name: str(made.value_type(name)) for name, made in self.add.items()}
-        return frame.select("*", *[F.expr(m.expression).cast(made_types[n]).alias(n) for n, m in self.add.items()])
+        type_names = {name: str(column.value_type(name)) for name, column in self.add.items()}
+        return frame.select("*", *[F.expr(m.expression).cast(type_names[n]).alias(n) for n, m in self.add.items()])
 
 
 def _with_columns(rows: pa.Table, expressions: Mapping[str, RowExpression]) -> pa.Table:
-    """The rows with more columns; those that nobody wants may lack what they are made of.
+    """Return the rows with more columns; those that nobody wants may lack what they are made of.
 
     Raises:
         UserError: an overflow of integers, or a division by zero.
     """
-    out, there = rows, set(rows.schema.names)
+    out, existing = rows, set(rows.schema.names)
     for name, expression in expressions.items():
-        if not there.issuperset(expression.columns):
+        if not existing.issuperset(expression.columns):
             continue
         try:
             out = out.append_column(name, expression.arrow(lambda column: one_chunk(rows.column(column))))
@@ -274,7 +284,7 @@ def _with_columns(rows: pa.Table, expressions: Mapping[str, RowExpression]) -> p
 
 
 def _words(expression: str) -> Iterator[tuple[str, bool]]:
-    """Names outside of texts, and whether they are called; `*` where it stands for all columns."""
+    """Return names outside of texts, and whether they are called; `*` where it stands for all columns."""
     for match in _WORD.finditer(expression):
         name, word, called, star = match.groups()
         if name is not None:
@@ -287,36 +297,36 @@ def _words(expression: str) -> Iterator[tuple[str, bool]]:
             yield "*", False
 
 
-def _check_plan(name: str, visible: DataFrame, made: DataFrame, label: int | None) -> None:
+def _check_plan(name: str, visible: DataFrame, result: DataFrame, label: int | None) -> None:
     """See that the analyzed plan is a projection of deterministic expressions, and the label in none of them.
 
     Args:
         name: of the column that is added.
         visible: what the expression sees.
-        made: `visible` with the expression selected.
+        result: `visible` with the expression selected.
         label: the label's place among the columns of `visible`; None where the operator makes it.
 
     Raises:
         UserError: it is not.
     """
-    plan: Any = made._jdf.queryExecution().analyzed()
-    before: Any = visible._jdf.queryExecution().analyzed()
-    where = f"features.prepare (lambda): '{name}'"
-    if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != before.nodeName():
-        raise UserError(f"{where}: is no function of one row (an aggregate, a window or a generator)")
+    plan: Any = result._jdf.queryExecution().analyzed()
+    visible_plan: Any = visible._jdf.queryExecution().analyzed()
+    place = f"features.prepare (lambda): '{name}'"
+    if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != visible_plan.nodeName():
+        raise UserError(f"{place}: is no function of one row (an aggregate, a window or a generator)")
     top = plan.expressions().apply(0)
-    if label is not None and top.references().contains(before.output().apply(label)):
-        raise UserError(f"{where}: '{visible.columns[label]}' is the label, and the row's own would be in it: it leaks")
+    if label is not None and top.references().contains(visible_plan.output().apply(label)):
+        raise UserError(f"{place}: '{visible.columns[label]}' is the label, and the row's own would be in it: it leaks")
     if not top.deterministic():
-        raise UserError(f"{where}: answers otherwise when the day is run again")
+        raise UserError(f"{place}: answers otherwise when the day is run again")
     todo = [top]
     while todo:
         node = todo.pop()
         kind = str(node.getClass().getSimpleName())
         if "Python" in kind or "Subquery" in kind:
-            what = "a Python function" if "Python" in kind else "a subquery"
-            raise UserError(f"{where}: {what} is no expression of Spark's; GPUs and the plan cannot see into it")
+            kind_name = "a Python function" if "Python" in kind else "a subquery"
+            raise UserError(f"{place}: {kind_name} is no expression of Spark's; GPUs and the plan cannot see into it")
         if kind.startswith("Current") or kind in ("Now", "LocalTimestamp"):
-            raise UserError(f"{where}: answers otherwise when the day is run again")
+            raise UserError(f"{place}: answers otherwise when the day is run again")
         children = node.children()
         todo += [children.apply(i) for i in range(children.size())]

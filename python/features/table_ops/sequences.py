@@ -23,10 +23,11 @@ class Lag(EarlierEventsOp):
     Those are the key's events at strictly earlier instants, at one instant in the order of source file and line; the
     newest is the first before, shift 1. Adds, NAME being the keys' names with `_` between them, or `prefix`:
 
-    - `NAME_COLUMN_difference` (double) for each column: this row's value minus that event's; null where one is missing;
-    - `NAME_since` (double): the time between them in the unit `since`; null without so many events before.
+    - `<NAME>_<COLUMN>_difference` (double) for each column: this row's value minus that event's; null where one is
+      missing;
+    - `<NAME>_since` (double): the time between them in the unit `since`; null without so many events before.
 
-    With a shift above 1 the names end in it: `NAME_COLUMN_difference_2`, `NAME_since_2`.
+    With a shift above 1 the names end in it: `<NAME>_<COLUMN>_difference_2`, `<NAME>_since_2`.
 
     The label is refused: its difference would contain the row's own.
 
@@ -50,8 +51,8 @@ class Lag(EarlierEventsOp):
             raise ValueError("a column is given twice")
         return self
 
-    def _name(self, what: str) -> str:
-        return "_".join([self.prefix or "_".join(self.keys), what, *([str(self.shift)] if self.shift > 1 else [])])
+    def _name(self, part: str) -> str:
+        return "_".join([self.prefix or "_".join(self.keys), part, *([str(self.shift)] if self.shift > 1 else [])])
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         self.check_keys(schema)
@@ -98,11 +99,13 @@ class Lag(EarlierEventsOp):
             events = Window.partitionBy(*partition_columns(self.keys), "__event").orderBy(EVENT_MICROS, FILE, LINE)
             event = F.coalesce(F.lag(event, self.shift - 1).over(events), empty)
         rows = newest_before(rows, self.keys, "__before", F.when(is_event(self.keys), event), empty)
-        before = F.when(has_key_and_time(self.keys), F.get("__before", F.lit(0)))
-        out = [(numbers[v] - before[f"v{i}"]).alias(self._name(f"{v}_difference")) for i, v in enumerate(self.values)]
+        row_before = F.when(has_key_and_time(self.keys), F.get("__before", F.lit(0)))
+        out = [
+            (numbers[v] - row_before[f"v{i}"]).alias(self._name(f"{v}_difference")) for i, v in enumerate(self.values)
+        ]
         if self.since is not None:
             unit = F.lit(float(_UNITS[self.since]))
-            out.append(((F.col(EVENT_MICROS) - before["t"]).cast("double") / unit).alias(self._name("since")))
+            out.append(((F.col(EVENT_MICROS) - row_before["t"]).cast("double") / unit).alias(self._name("since")))
         return rows.select(*passthrough_columns(rows, columns), *out)
 
 
@@ -115,14 +118,14 @@ _ELEMENTS = ("string", "int", "bigint", "float", "double")
 class History(FilteredEventsOp):
     """The last `length` values of columns over a key's events at strictly earlier instants, each as a list.
 
-    Adds for each column `COLUMN_history` (or another `suffix`), a list of the column's type without nulls, as long
+    Adds for each column `<COLUMN>_history` (or another `suffix`), a list of the column's type without nulls, as long
     as there were values, `length` at most: empty for a first event, a null key or a null time. Events whose value is
     null, or for which `where` is not true, are passed over: the list goes further back for others. At one instant
     events follow each other by source file and line. End the chain with `pad`; to share a vocabulary with the column
     itself, name it in both `categorify`.
 
     With `from: purchases` the events are those of that source, with its columns in `values` and `where`; the lists are
-    called `purchases_COLUMN_history`.
+    called `purchases_<COLUMN>_history`.
 
     `where: clicked = 1` with the label needs `delay_hours`: a label is known only some time after its event.
 
@@ -179,7 +182,7 @@ class History(FilteredEventsOp):
             with_time,
         )
 
-        types, given, keys = self.events_schema(context.schema).types, frame.columns, self.keys
+        types, input_columns, keys = self.events_schema(context.schema).types, frame.columns, self.keys
         ok = self.spark_chosen(context)
         values = {f"h{i}": F.when(ok, input_column(v, types[v])) for i, v in enumerate(self.values)}
         both, values = self.with_events(frame, context, values)
@@ -191,26 +194,26 @@ class History(FilteredEventsOp):
         # First of all by the keys alone: rows that are together by them are together by them and `__has`.
         by_time = Window.partitionBy(*partition_columns(keys)).orderBy(SHIFTED_MICROS, FILE, LINE)
         rows = rows.withColumn("__first", first_of_instant(by_time, SHIFTED_MICROS))
-        found = []
+        histories = []
         for i, value in enumerate(self.values):
             x = f"__h{i}"
-            there = enters & F.col(x).isNotNull()
+            has_value = enters & F.col(x).isNotNull()
             # Among rows that have a value, the last ones are the last values.
             order = Window.partitionBy(*partition_columns(keys), "__has").orderBy(SHIFTED_MICROS, FILE, LINE)
-            rows = rows.withColumn("__has", there)
+            rows = rows.withColumn("__has", has_value)
             empty = F.array().cast(f"array<{types[value].element}>")
             rows = _with_last(rows, x, self.length, order, empty)
             rows = rows.withColumn("__list", F.when(F.col("__has"), F.col("__list")))
             rows = newest_before(rows, keys, f"__f{i}", F.col("__list"), empty, SHIFTED_MICROS)
             past = F.when(has_key_and_time(keys), F.col(f"__f{i}")).otherwise(empty)
             past = F.reverse(past) if self.newest == "first" else past
-            found.append(past.alias(self._name(value)))
+            histories.append(past.alias(self._name(value)))
         rows = self.asking_rows(rows.where(F.col(COPY) == 0))
-        return rows.select(*passthrough_columns(rows, given), *found)
+        return rows.select(*passthrough_columns(rows, input_columns), *histories)
 
 
 def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, empty: Column) -> DataFrame:
-    """The rows with `__list`: the last `length` values of a column up to each row, in order, nulls left out.
+    """Return the rows with `__list`: the last `length` values of a column up to each row, in order, nulls left out.
 
     Not collect_list over a frame, which RAPIDS has switched off: its lists may grow with their square. A long list is
     the newest values and, put before them, the lists that earlier rows have of theirs.
@@ -218,7 +221,7 @@ def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, emp
     from pyspark.sql import functions as F
 
     chunk = min(length, _CHUNK)
-    whole, rest = divmod(length, chunk)
+    chunks, rest = divmod(length, chunk)
     back = {f"__b{n}": F.lag(column, n).over(order) for n in range(1, chunk)}
     rows = rows.withColumns(back)
 
@@ -227,9 +230,9 @@ def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, emp
         return F.filter(F.array(*values), lambda v: v.isNotNull())
 
     rows = rows.withColumns({"__list": last(chunk), **({"__rest": last(rest)} if rest else {})})
-    parts = [F.lag("__list", n * chunk).over(order) for n in range(whole - 1, 0, -1)]
+    parts = [F.lag("__list", n * chunk).over(order) for n in range(chunks - 1, 0, -1)]
     if rest:
-        parts.insert(0, F.lag("__rest", whole * chunk).over(order))
+        parts.insert(0, F.lag("__rest", chunks * chunk).over(order))
     if parts:
         rows = rows.withColumns({f"__p{n}": F.coalesce(part, empty) for n, part in enumerate(parts)})
         rows = rows.withColumn("__list", F.concat(*[F.col(f"__p{n}") for n in range(len(parts))], F.col("__list")))
@@ -245,10 +248,11 @@ class Sessions(EarlierEventsOp):
 
     Adds, with NAME = `session` or `prefix`:
 
-    - `NAME_id` (bigint): xxhash64 of the key and the session's first instant. It is known at the first event and never
-      changes; null where a key or the time is null;
-    - `NAME_position` (bigint): how many events of the session were before this row; 0 for the first and without a key;
-    - `NAME_age` (double): seconds since the session's first event; 0 for the first, null without a key.
+    - `<NAME>_id` (bigint): xxhash64 of the key and the session's first instant. It is known at the first event and
+      never changes; null where a key or the time is null;
+    - `<NAME>_position` (bigint): how many events of the session were before this row; 0 for the first and without a
+      key;
+    - `<NAME>_age` (double): seconds since the session's first event; 0 for the first, null without a key.
 
     What was before in the session is asked for by the operators that follow, with `keys: [NAME_id]`: `history` for the
     list, `trailing` with `windows: [all]` for counts and means. NVTabular's Groupby aggregates whole sessions, the
@@ -312,12 +316,12 @@ class Sessions(EarlierEventsOp):
             }
         )
         start = F.when(F.col("__new"), F.col(EVENT_MICROS)).otherwise(F.col("__start"))
-        there = has_key_and_time(self.keys)
+        has_key = has_key_and_time(self.keys)
         text = [part for k in self.keys for part in (col(k).cast("string"), F.lit(_BETWEEN))]
         p, passed = self.prefix, F.col("__c") - F.col("__base")
         return rows.select(
             *passthrough_columns(rows, columns),
-            F.when(there, F.xxhash64(F.concat(*text, start.cast("string")))).alias(f"{p}_id"),
-            F.when(there & ~F.col("__new"), passed).otherwise(zero).alias(f"{p}_position"),
-            F.when(there, (F.col(EVENT_MICROS) - start).cast("double") / F.lit(1e6)).alias(f"{p}_age"),
+            F.when(has_key, F.xxhash64(F.concat(*text, start.cast("string")))).alias(f"{p}_id"),
+            F.when(has_key & ~F.col("__new"), passed).otherwise(zero).alias(f"{p}_position"),
+            F.when(has_key, (F.col(EVENT_MICROS) - start).cast("double") / F.lit(1e6)).alias(f"{p}_age"),
         )

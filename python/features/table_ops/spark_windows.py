@@ -1,4 +1,4 @@
-"""What was before a row, as Spark windows.
+"""Spark windows over the events before a row.
 
 All of it is made of row frames that begin at a key's first row (and one that holds a fixed number of rows), over rows
 sorted by time. Such frames are computed as running values: Spark spills them, RAPIDS computes them in batches, and a
@@ -35,60 +35,62 @@ def _stays(column: str) -> bool:
 
 
 def with_time(frame: DataFrame, context: SparkTableContext, keys: Collection[str]) -> DataFrame:
-    """The rows with EVENT_MICROS, and with what `has_key_and_time` and `partition_columns` look at."""
+    """Return the rows with EVENT_MICROS, and with what `has_key_and_time` and `partition_columns` look at."""
     time = context.schema.needs_time()
     if EVENT_MICROS not in frame.columns:
         frame = frame.withColumn(EVENT_MICROS, spark_micros(col(time), context.schema.types[time]))
     if _alone(keys) in frame.columns:
         return frame
-    there = F.col(EVENT_MICROS).isNotNull()
+    is_complete = F.col(EVENT_MICROS).isNotNull()
     for key in keys:
-        there = there & col(key).isNotNull()
-    return frame.withColumn(_alone(keys), F.when(~there, F.xxhash64(FILE, LINE)))
+        is_complete = is_complete & col(key).isNotNull()
+    return frame.withColumn(_alone(keys), F.when(~is_complete, F.xxhash64(FILE, LINE)))
 
 
 def without_helpers(frame: DataFrame) -> DataFrame:
-    """The rows without what `with_time` added: for operators that change keys, and for the end."""
+    """Return the rows without what `with_time` added: for operators that change keys, and for the end."""
     return frame.drop(*[c for c in frame.columns if _stays(c)])
 
 
 def passthrough_columns(frame: DataFrame, columns: Sequence[str]) -> list[Column]:
-    """What an operator hands on: the columns that it was given, and the helper columns that are there by now."""
+    """Return the columns of an operator's input, and the helper columns that exist by now."""
     return [col(c) for c in dict.fromkeys([*columns, *(c for c in frame.columns if _stays(c))])]
 
 
 def has_key_and_time(keys: Collection[str]) -> Column:
-    """Boolean: the row has its keys and its time (after `with_time`)."""
+    """Return a boolean: the row has its keys and its time (after `with_time`)."""
     return col(_alone(keys)).isNull()
 
 
 def is_event(keys: Collection[str]) -> Column:
-    """Boolean: `has_key_and_time`, and no query row."""
+    """Return a boolean: `has_key_and_time`, and no query row."""
     return F.col(QUERY).isNull() & has_key_and_time(keys)
 
 
 def partition_columns(keys: Collection[str]) -> list[Column]:
-    """What partitions are made by, the same for keys in another order."""
+    """Return the columns of partitions, the same for keys in another order."""
     return [*(col(k) for k in sorted(keys)), col(_alone(keys))]
 
 
 def running(window: WindowSpec) -> WindowSpec:
-    """From the first row to this one."""
+    """Return the frame from the first row to this one."""
     return window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
 
 
-def first_of_instant(order: WindowSpec, at: str = EVENT_MICROS) -> Column:
-    """Boolean: the first row, in `order`, of its key and instant."""
-    return F.coalesce(F.lag(at, 1).over(order) < F.col(at), F.lit(True))
+def first_of_instant(order: WindowSpec, time: str = EVENT_MICROS) -> Column:
+    """Return a boolean: the first row, in `order`, of its key and instant."""
+    return F.coalesce(F.lag(time, 1).over(order) < F.col(time), F.lit(True))
 
 
 def sums_before(
-    frame: DataFrame, keys: Collection[str], values: Mapping[str, Column], at: str = EVENT_MICROS
+    frame: DataFrame, keys: Collection[str], values: Mapping[str, Column], time: str = EVENT_MICROS
 ) -> DataFrame:
-    """The rows with sums, by name, of a bigint column over the key's rows at strictly earlier instants; 0 if none."""
-    order = Window.partitionBy(*partition_columns(keys)).orderBy(at)
+    """Return the rows with sums, by name, of a bigint column over the key's rows at strictly earlier instants; 0 if
+    none.
+    """
+    order = Window.partitionBy(*partition_columns(keys)).orderBy(time)
     inputs = {f"__v_{name}": value for name, value in values.items()}
-    frame = frame.withColumns({**inputs, "__first": first_of_instant(order, at)})
+    frame = frame.withColumns({**inputs, "__first": first_of_instant(order, time)})
     # At the first row of an instant, what came before it was earlier, whatever the order within instants.
     frame = frame.withColumns(
         {
@@ -96,20 +98,21 @@ def sums_before(
             for n in values
         }
     )
-    instant = Window.partitionBy(*partition_columns(keys), F.col(at))
+    instant = Window.partitionBy(*partition_columns(keys), F.col(time))
     frame = frame.withColumns({name: F.max(f"__r_{name}").over(instant) for name in values})
     return frame.drop("__first", *inputs, *(f"__r_{n}" for n in values))
 
 
 def newest_before(
-    frame: DataFrame, keys: Collection[str], name: str, value: Column, empty: Column, at: str = EVENT_MICROS
+    frame: DataFrame, keys: Collection[str], name: str, value: Column, empty: Column, time: str = EVENT_MICROS
 ) -> DataFrame:
-    """The rows with a column `name`: `value` of the newest row at a strictly earlier instant where it is not null.
+    """Return the rows with a column `name`: `value` of the newest row at a strictly earlier instant where it is not
+    null.
 
     Rows at one instant follow each other by file and line. `empty` (not null) is the value where there is none.
     `__first` says which row of its instant is the first: see `first_of_instant`.
     """
-    order = Window.partitionBy(*partition_columns(keys)).orderBy(at, FILE, LINE)
+    order = Window.partitionBy(*partition_columns(keys)).orderBy(time, FILE, LINE)
     frame = frame.withColumn("__x", value)
     frame = frame.withColumn("__y", F.last("__x", ignorenulls=True).over(running(order)))
     frame = frame.withColumn("__z", F.when(F.col("__first"), F.coalesce(F.lag("__y", 1).over(order), empty)))
@@ -118,7 +121,8 @@ def newest_before(
 
 
 def shifted(frame: DataFrame, columns: Sequence[str], keys: Collection[str], offsets: Sequence[int]) -> DataFrame:
-    """Each row at its time (COPY 0), and each event again at its time + offsets[i] (COPY i + 1), at SHIFTED_MICROS.
+    """Return each row at its time (COPY 0), and each event again at its time + offsets[i] (COPY i + 1), at
+    SHIFTED_MICROS.
 
     The copies keep the keys, identity and helper columns; of `columns` all others are null there.
     """
@@ -126,18 +130,18 @@ def shifted(frame: DataFrame, columns: Sequence[str], keys: Collection[str], off
         return frame.withColumns({COPY: F.lit(0), SHIFTED_MICROS: F.col(EVENT_MICROS)})
     kinds = F.array(*[F.lit(i) for i in range(len(offsets) + 1)])
     frame = frame.withColumn(COPY, F.explode(F.when(is_event(keys), kinds).otherwise(F.array(F.lit(0)))))
-    at = F.when(F.col(COPY) == 0, F.col(EVENT_MICROS))
+    micros = F.when(F.col(COPY) == 0, F.col(EVENT_MICROS))
     for i, offset in enumerate(offsets, 1):
-        at = at.when(F.col(COPY) == i, F.col(EVENT_MICROS) + F.lit(offset).cast("bigint"))
-    frame = frame.withColumn(SHIFTED_MICROS, at)
-    kept = {*keys, FILE, LINE, QUERY}
-    rest = [c for c in columns if c not in kept and not _stays(c)]
+        micros = micros.when(F.col(COPY) == i, F.col(EVENT_MICROS) + F.lit(offset).cast("bigint"))
+    frame = frame.withColumn(SHIFTED_MICROS, micros)
+    kept_columns = {*keys, FILE, LINE, QUERY}
+    rest = [c for c in columns if c not in kept_columns and not _stays(c)]
     return frame.withColumns({c: F.when(F.col(COPY) == 0, col(c)) for c in rest})
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What `window_sums` is to sum: bigint columns of events by name, null counting as 0."""
+    """Sums of `window_sums`: bigint columns of events by name, null counting as 0."""
 
     values: Mapping[str, Column]
     #: Lengths in microseconds; None: since the beginning.
@@ -146,12 +150,13 @@ class Sums:
     delay: int = 0
 
     def column(self, name: str, window: int) -> str:
-        """Where the sum of `name` over windows[window] is found."""
+        """Return the column of the sum of `name` over windows[window]."""
         return f"__s_{name}_{window}"
 
 
 def window_sums(frame: DataFrame, context: SparkTableContext, keys: Collection[str], sums: Sums) -> DataFrame:
-    """The rows with the sums over events at u of the key with t - delay - window <= u < t - delay, t the row's time.
+    """Return the rows with the sums over events at u of the key with t - delay - window <= u < t - delay, t the row's
+    time.
 
     A sum over a window is one running sum over a sequence in which each event enters (+) and, a window later, leaves
     (-): rows times (1 + the number of windows), each looked at once.
@@ -178,8 +183,8 @@ def window_sums(frame: DataFrame, context: SparkTableContext, keys: Collection[s
                 change = change.when(F.col(COPY) == leaves[i], -x)
             changes[sums.column(name, i)] = change.otherwise(none)
     frame = sums_before(frame, keys, changes, SHIFTED_MICROS).where(F.col(COPY) == 0)
-    found = {c: F.when(has_key_and_time(keys), F.col(c)).otherwise(none) for c in changes}
-    return frame.select(*passthrough_columns(frame, columns), *[x.alias(c) for c, x in found.items()])
+    results = {c: F.when(has_key_and_time(keys), F.col(c)).otherwise(none) for c in changes}
+    return frame.select(*passthrough_columns(frame, columns), *[x.alias(c) for c, x in results.items()])
 
 
 #: Of `newest_version`: the struct that it adds, null where there is none.
@@ -195,7 +200,7 @@ def newest_version(
     value: Sequence[str],
     inclusive: bool,
 ) -> DataFrame:
-    """The rows with VERSION: the columns `value` (as fields 0, 1, ...) of the newest version before the row.
+    """Return the rows with VERSION: the columns `value` (as fields 0, 1, ...) of the newest version before the row.
 
     Args:
         versions: columns `keys` of the rows' types, EVENT_MICROS (bigint) and `value`, no null in keys and time; where
@@ -224,7 +229,7 @@ def newest_version(
 
 
 #: True of the rows, null of the events; what the rows' QUERY was.
-_ASKS, _OWN = "__asks", "__own_query"
+_ASKS, _ROW_QUERY = "__asks", "__own_query"
 
 
 def with_source_events(
@@ -234,30 +239,30 @@ def with_source_events(
     read: SourceRead,
     values: Mapping[str, Column],
 ) -> tuple[DataFrame, dict[str, Column]]:
-    """The rows, and the source's events that have their keys and a time; and where `values` of these are found.
+    """Return the rows, and the source's events that have their keys and a time; and where `values` of these are found.
 
     Args:
         keys: column of the rows -> column of the source, of one type.
         values: expressions over the source's columns; null in the rows.
     """
-    rows = with_time(frame, context, keys).withColumnRenamed(QUERY, _OWN)
+    rows = with_time(frame, context, keys).withColumnRenamed(QUERY, _ROW_QUERY)
     rows = rows.withColumns({QUERY: F.lit("asks"), _ASKS: F.lit(True)})
     events = context.source(read)
-    there = F.col(EVENT_MICROS).isNotNull()
-    for theirs in keys.values():
-        there = there & col(theirs).isNotNull()
-    found = {name: f"__x_{name}" for name in values}
-    events = events.where(there).select(
-        *[col(theirs).alias(ours) for ours, theirs in keys.items()],
+    is_complete = F.col(EVENT_MICROS).isNotNull()
+    for source_key in keys.values():
+        is_complete = is_complete & col(source_key).isNotNull()
+    value_columns = {name: f"__x_{name}" for name in values}
+    events = events.where(is_complete).select(
+        *[col(source_key).alias(key) for key, source_key in keys.items()],
         EVENT_MICROS,
         FILE,
         LINE,
         F.lit(None).cast("string").alias(QUERY),
-        *[value.alias(found[name]) for name, value in values.items()],
+        *[value.alias(value_columns[name]) for name, value in values.items()],
     )
-    return rows.unionByName(events, allowMissingColumns=True), {name: F.col(c) for name, c in found.items()}
+    return rows.unionByName(events, allowMissingColumns=True), {name: F.col(c) for name, c in value_columns.items()}
 
 
 def asking_rows(both: DataFrame) -> DataFrame:
-    """The rows alone, as they were."""
-    return both.where(F.col(_ASKS)).drop(QUERY, _ASKS).withColumnRenamed(_OWN, QUERY)
+    """Return the rows alone, as they were."""
+    return both.where(F.col(_ASKS)).drop(QUERY, _ASKS).withColumnRenamed(_ROW_QUERY, QUERY)

@@ -30,12 +30,12 @@ _LOW = 2**32 - 1
 
 
 def is_real(input_type: ValueType) -> bool:
-    """Whether it is summed on the grid."""
+    """Return whether a type is summed on the grid."""
     return input_type.element in ("float", "double", "decimal")
 
 
 def to_grid(x: Column, input_type: ValueType) -> Column:
-    """A number as a bigint on its grid; null where it is no finite number."""
+    """Return a number as a bigint on its grid; null where it is no finite number."""
     from pyspark.sql import functions as F
 
     if not is_real(input_type):
@@ -56,7 +56,7 @@ def grid_halves(q: Column) -> tuple[Column, Column]:
 
 
 def from_halves(high: Column, low: Column, input_type: ValueType) -> Column:
-    """The sum as a double, of the sums of the halves."""
+    """Return the sum as a double, of the sums of the halves."""
     from pyspark.sql import functions as F
 
     total = high.cast("double") * F.lit(float(2**32)) + low.cast("double")
@@ -72,10 +72,10 @@ class Trailing(FilteredEventsOp):
     A window of w days at time t holds the events at u with t - w <= u < t (with `delay_hours` d:
     t - d - w <= u < t - d). Adds, for each window (`7d`, or `all`: since the first event read):
 
-    - `NAME_count_7d` (bigint): events, with `where` those for which it is true;
-    - `NAME_COLUMN_sum_7d` (double): of the values that are finite; 0 without any;
-    - `NAME_COLUMN_mean_7d` (double): the same by their number; null without any;
-    - `NAME_COLUMN_rate_7d` (double): the share of 1 among the values; null without any.
+    - `<NAME>_count_7d` (bigint): events, with `where` those for which it is true;
+    - `<NAME>_<COLUMN>_sum_7d` (double): of the values that are finite; 0 without any;
+    - `<NAME>_<COLUMN>_mean_7d` (double): the same by their number; null without any;
+    - `<NAME>_<COLUMN>_rate_7d` (double): the share of 1 among the values; null without any.
 
     NAME is the keys' names (and that of `from`) with `_` between them, or `prefix`. Sums are exact on a grid (see
     table_ops.trailing) and do not depend on partitioning. A null key or time has no past: counts and sums are 0,
@@ -154,7 +154,7 @@ class Trailing(FilteredEventsOp):
         return schema.adding(new)
 
     def _atoms(self) -> dict[str, tuple[str, str]]:
-        """What is summed: name -> (kind, column)."""
+        """Return the columns to sum: name -> (kind, column)."""
         out = {"count": ("count", "")} if "count" in self.stats else {}
         for i, value in enumerate(self.values):
             if {"mean", "rate"} & set(self.stats):
@@ -193,15 +193,19 @@ class Trailing(FilteredEventsOp):
                 out.append(F.col(sums.column("count", w)).alias(self._name("count", None, w)))
             for i, value in enumerate(self.values):
 
-                def at(atom: str, i: int = i, w: int = w) -> Column:
+                def column_at(atom: str, i: int = i, w: int = w) -> Column:
                     return F.col(sums.column(f"{atom}{i}", w))
 
                 for stat in self.stats:
                     if stat == "count":
                         continue
-                    x = at("o").cast("double") if stat == "rate" else from_halves(at("h"), at("l"), types[value])
+                    x = (
+                        column_at("o").cast("double")
+                        if stat == "rate"
+                        else from_halves(column_at("h"), column_at("l"), types[value])
+                    )
                     if stat != "sum":
-                        x = F.when(at("n") > 0, x / at("n").cast("double"))
+                        x = F.when(column_at("n") > 0, x / column_at("n").cast("double"))
                     out.append(x.alias(self._name(stat, value, w)))
         return rows.select(*passthrough_columns(rows, frame.columns), *out)
 
@@ -218,7 +222,7 @@ class TargetEncodingPast(DelayedEventsOp):
     labels were known before the row's day (UTC) began. Where there is none yet, the encoding is y / n; null where n
     is 0 too. Time-ordered like CatBoost's ordered target statistics (Prokhorenkova et al., 2018), but by real time.
 
-    Adds `NAME_target` (double), NAME being the keys' names (and that of `from`) with `_` between them, or `prefix`.
+    Adds `<NAME>_target` (double), NAME being the keys' names (and that of `from`) with `_` between them, or `prefix`.
 
     With `from: purchases` the events are those of that source, and `target` is a number of theirs.
 
@@ -292,7 +296,7 @@ class TargetEncodingPast(DelayedEventsOp):
         )
 
     def _with_prior(self, rows: DataFrame, frame: DataFrame, context: SparkTableContext) -> DataFrame:
-        """The rows with `__prior`: a table of days, each with the mean of what was known before."""
+        """Return the rows with `__prior`: a table of days, each with the mean of what was known before."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -331,8 +335,8 @@ class TargetEncodingPast(DelayedEventsOp):
         )
         # One row a day: this window is small.
         order = running(Window.partitionBy("__all").orderBy("__day"))
-        before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}
-        days = days.select("__day", *[x.alias(f"__{c}") for c, x in before.items()])
+        sums_before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}
+        days = days.select("__day", *[x.alias(f"__{c}") for c, x in sums_before.items()])
         y = from_halves(F.col("__h"), F.col("__l"), type_)
         days = days.select("__day", F.when(F.col("__n") > 0, y / F.col("__n").cast("double")).alias("__prior"))
         rows = rows.withColumn("__day", day(t))

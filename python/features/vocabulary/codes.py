@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VocabularyRule:
-    """What is to become of the values of a vocabulary."""
+    """Rule by which the values of a vocabulary get codes."""
 
     #: Values seen fewer times in the training range get no code.
     min_count: int = 1
@@ -37,7 +37,7 @@ class VocabularyRule:
 
 
 def give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:
-    """The counted values that are not known, with codes that go on after the highest: (value, code, count).
+    """Return the counted values that are not known, with codes that go on after the highest: (value, code, count).
 
     Args:
         name: of the vocabulary, for messages.
@@ -64,7 +64,7 @@ def give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRu
 
 
 def began_otherwise(name: str, lowest: int) -> UserError:
-    """What is wrong where a vocabulary's lowest code is that of other buckets."""
+    """Return the error for a vocabulary whose lowest code is that of other buckets."""
     return UserError(
         f"vocabulary '{name}' began with oov_buckets: {lowest - 1}, and its codes stay for ever; "
         f"set oov_buckets to {lowest - 1} again, or begin another (vocabulary: NEW_NAME)"
@@ -72,7 +72,7 @@ def began_otherwise(name: str, lowest: int) -> UserError:
 
 
 class Vocabularies(Protocol):
-    """Where codes are kept from one fit to the next."""
+    """Store of codes from one fit to the next."""
 
     def update(
         self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]
@@ -96,7 +96,7 @@ class VocabulariesInMemory:
 
     def __init__(self, known: Mapping[str, Lookup] | None = None) -> None:
         """`known`: by name, what an earlier fit left (`FittedWorkflow.vocabularies`)."""
-        self._known = {name: found.table for name, found in (known or {}).items()}
+        self._known = {name: lookup_.table for name, lookup_ in (known or {}).items()}
 
     def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         """See `Vocabularies.update`."""

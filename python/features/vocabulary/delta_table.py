@@ -174,15 +174,15 @@ class VocabularyTable:
         if damage is None:
             return
         rows = lost_rows(damage, copies, {name: rule.first_code for name, rule in rules.items()})
-        whole = damage.rows == rows.num_rows
+        is_complete = damage.rows == rows.num_rows
         _LOG.warning(
             "%s: %s codes are put back into %s from datasets and models%s",
             damage.reason,
             f"{rows.num_rows:,}",
             self._path,
-            "" if whole else "; what none of them has is given again",
+            "" if is_complete else "; what none of them has is given again",
         )
-        if not whole:
+        if not is_complete:
             self._pinned = None
         if damage.adds:
             put_back(damage, _with_counts(rows, counts, self._spark, self._ds), self._fence)
@@ -191,13 +191,13 @@ class VocabularyTable:
             self._append(_with_counts(rows, counts, self._spark, self._ds))
 
     def _update(self, counted: pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
-        there = self._read()
+        stored = self._read()
 
-        def one(name: str) -> tuple[pa.Table, pa.Table, int]:
+        def assign(name: str) -> tuple[pa.Table, pa.Table, int]:
             """(rows to append, value and code of all that this day sees, how many of them are this day's)."""
-            mine, known = _named(counted, name), _named(there, name)
+            counted_values, known = _named(counted, name), _named(stored, name)
             _check_unique(name, known, str(self._path))
-            new = give_codes(name, mine, known, rules[name])
+            new = give_codes(name, counted_values, known, rules[name])
             if self._pinned is not None:
                 # A value that got no code then gets none now.
                 new = new.slice(0, 0)
@@ -205,23 +205,23 @@ class VocabularyTable:
             seen = known.filter(
                 pc.or_(
                     pc.less_equal(known.column("added_ds"), self._ds),
-                    pc.is_in(known.column("value"), mine.column("value")),
+                    pc.is_in(known.column("value"), counted_values.column("value")),
                 )
             )
             parts = [t.select(["value", "code"]).cast(lookup.SCHEMA) for t in (seen, new)]
             # A rerun finds its own values there; they are this day's all the same.
-            mine_before = int(pc.sum(pc.equal(known.column("added_ds"), self._ds)).as_py() or 0)
+            earlier_count = int(pc.sum(pc.equal(known.column("added_ds"), self._ds)).as_py() or 0)
             # New codes go on after the known ones, and are in order.
-            whole = pa.concat_tables([parts[0].sort_by("code"), parts[1]]).combine_chunks()
-            return _rows(name, new, self._ds), whole, mine_before + new.num_rows
+            vocabulary = pa.concat_tables([parts[0].sort_by("code"), parts[1]]).combine_chunks()
+            return _rows(name, new, self._ds), vocabulary, earlier_count + new.num_rows
 
         pinned, appended = {}, []
         # Ordering a million texts takes a second; Arrow does it without Python's lock.
         with ThreadPoolExecutor(_THREADS) as pool:
-            for name, (new, whole, added) in zip(rules, pool.map(one, rules), strict=True):
+            for name, (new, vocabulary, added) in zip(rules, pool.map(assign, rules), strict=True):
                 appended.append(new)
-                pinned[name], self.added[name] = whole, added
-                _LOG.info("vocabulary %s: %s values, %s new", name, f"{whole.num_rows:,}", f"{added:,}")
+                pinned[name], self.added[name] = vocabulary, added
+                _LOG.info("vocabulary %s: %s values, %s new", name, f"{vocabulary.num_rows:,}", f"{added:,}")
         rows = pa.concat_tables(appended)
         if self._pinned is not None:
             return pinned
@@ -243,17 +243,17 @@ class VocabularyTable:
                 written.add(batch)
             files, adds = written.finish()
         # They live as long as who looks into them.
-        found = {name: FileLookup(path, scratch) for name, path in files.items()}
+        lookups = {name: FileLookup(path, scratch) for name, path in files.items()}
         for name in rules:
             self.added[name] = codes.earlier.get(name, 0) + written.new.get(name, 0)
-            _LOG.info("vocabulary %s: %s values, %s new", name, f"{len(found[name]):,}", f"{self.added[name]:,}")
+            _LOG.info("vocabulary %s: %s values, %s new", name, f"{len(lookups[name]):,}", f"{self.added[name]:,}")
         if pinned:
-            return found
+            return lookups
         if self._pool is None:
             self._append_files(adds)
         else:
             self._pending = self._pool.submit(self._append_files, adds)
-        return found
+        return lookups
 
     def _new_folder(self) -> TemporaryDirectory[str]:
         if self._scratch is not None:
@@ -277,14 +277,14 @@ class VocabularyTable:
         """(rows, bytes of their values) of the version that is read."""
         files = self._open()
         if files is None:
-            found = self._delta_frame().agg(F.count("value"), F.sum(F.octet_length("value"))).first()
-            assert found is not None
-            return found[0], found[1] or 0
+            totals = self._delta_frame().agg(F.count("value"), F.sum(F.octet_length("value"))).first()
+            assert totals is not None
+            return totals[0], totals[1] or 0
         footers = [pq.read_metadata(f.path) for f in files]
         return sum(f.num_rows for f in footers), sum(sum(column_bytes(f, "value")) for f in footers)
 
     def _known_frame(self) -> DataFrame:
-        """All rows of the version that is read."""
+        """Return all rows of the version that is read."""
         files = self._open()
         if files == []:
             return self._spark.createDataFrame(_ROWS.empty_table())
@@ -293,7 +293,7 @@ class VocabularyTable:
         return self._delta_frame()
 
     def _delta_frame(self) -> DataFrame:
-        """All rows of `version` as Delta reads them: where not every row of the files is there any more."""
+        """Return all rows of `version` as Delta reads them: where not every row of the files is there any more."""
         table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
         return table.select(_ROWS.names)
 
@@ -301,12 +301,12 @@ class VocabularyTable:
         for column in ("code", "value"):
             twice = known.groupBy("name", column).count().where(F.col("count") > 1).limit(1).collect()
             for row in twice:
-                those = known.where((F.col("name") == row["name"]) & (F.col(column) == row[column]))
-                _check_unique(row["name"], those.toArrow(), str(self._path))
+                duplicates = known.where((F.col("name") == row["name"]) & (F.col(column) == row[column]))
+                _check_unique(row["name"], duplicates.toArrow(), str(self._path))
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
-        """Within, `update` commits while its caller goes on.
+        """Let `update` commit in the background while its caller goes on.
 
         Call `wait` before anything that holds the codes becomes visible; leaving waits too.
         """
@@ -337,7 +337,7 @@ class VocabularyTable:
         return self._delta_frame().toArrow().cast(_ROWS)
 
     def _open(self) -> list[DataFile] | None:
-        """The data files of the version that is read, which is `version` then; None: Spark must read it."""
+        """Return the data files of the version that is read, which is `version` then; None: Spark must read it."""
         log = DeltaLog(self._path)
         self.version = log.version if self._pinned is None else self._pinned
         if self.version is None:
@@ -370,9 +370,11 @@ class VocabularyTable:
         """
         # An append alone conflicts with nothing. One that is a version of an application does: it is refused where
         # another one's commit, or a removal of rows, came after the version that was read.
-        application, said = (_APPLICATION, self._written), f"headrace vocabulary of {self._ds}"
+        application, message = (_APPLICATION, self._written), f"headrace vocabulary of {self._ds}"
         try:
-            self.version = append(self._spark, self._path, _ROWS, files, self.version, application, said, self._fence)
+            self.version = append(
+                self._spark, self._path, _ROWS, files, self.version, application, message, self._fence
+            )
         except TransactionOvertaken as e:
             raise CodesOvertaken(
                 f"another run added to the vocabularies {self._path} while those of {self._ds} were counted"
@@ -410,17 +412,17 @@ def _check_unique(name: str, known: pa.Table, path: str) -> None:
         "code": known.column("code").to_numpy(),
         "value": xxhash64_strings(known.column("value").combine_chunks()),
     }
-    for column, other in (("code", "value"), ("value", "code")):
+    for column, other_column in (("code", "value"), ("value", "code")):
         if len(np.unique(hashes[column])) == known.num_rows:
             continue
         counts = known.column(column).value_counts()
         twice = next((c["values"].as_py() for c in counts if c["counts"].as_py() > 1), None)
         if twice is None:
             continue
-        rows = known.filter(pc.equal(known.column(column), twice)).select([other, "added_ds"]).to_pylist()
-        shown = " and ".join(f"{other} {r[other]!r} (added by the run of {r['added_ds']})" for r in rows)
+        rows = known.filter(pc.equal(known.column(column), twice)).select([other_column, "added_ds"]).to_pylist()
+        places = " and ".join(f"{other_column} {r[other_column]!r} (added by the run of {r['added_ds']})" for r in rows)
         raise UserError(
-            f"vocabulary '{name}' of {path} has {column} {twice!r} for {shown}: two runs gave codes at once. Restore "
+            f"vocabulary '{name}' of {path} has {column} {twice!r} for {places}: two runs gave codes at once. Restore "
             f"the table to the version before the second of them (RESTORE TABLE ... TO VERSION AS OF ...), delete the "
             f"features manifests of the days after that, and run these days again"
         )

@@ -22,7 +22,7 @@ _SHARES = 1 << 20
 
 
 def size_ranges(frame: DataFrame, keys: Sequence[Column], text: Column | None, size: Column) -> DataFrame:
-    """The rows in partitions that follow each other in the order of their keys.
+    """Return the rows in partitions that follow each other in the order of their keys.
 
     Args:
         frame: the rows.
@@ -47,28 +47,30 @@ def size_ranges(frame: DataFrame, keys: Sequence[Column], text: Column | None, s
     if not starts.num_rows:
         return frame.repartition(1)
     places = partition_keys(starts.num_rows + 1)
-    found = pa.StructArray.from_arrays(
+    starts_array = pa.StructArray.from_arrays(
         [column.combine_chunks() for column in starts.columns], fields=[starts.schema.field(n) for n in schema.names]
     )
     row = {
-        "__starts": pa.ListArray.from_arrays(pa.array([0, len(found)], pa.int32()), found),
+        "__starts": pa.ListArray.from_arrays(pa.array([0, len(starts_array)], pa.int32()), starts_array),
         "__places": pa.array([places], pa.list_(pa.int32())),
     }
-    found_row = F.broadcast(frame.sparkSession.createDataFrame(pa.table(row)))
+    starts_row = F.broadcast(frame.sparkSession.createDataFrame(pa.table(row)))
     # How many ranges begin at the row or before it, by halves: the steps are powers of 2, the largest first.
     steps = [F.lit(1 << i) for i in reversed(range(starts.num_rows.bit_length()))]
     range_ = F.aggregate(
         F.array(*steps),
         F.lit(0),
-        lambda at, step: F.when(F.get("__starts", at + step - 1) <= F.struct(*compared), at + step).otherwise(at),
+        lambda position, step: F.when(
+            F.get("__starts", position + step - 1) <= F.struct(*compared), position + step
+        ).otherwise(position),
     )
-    placed = frame.crossJoin(found_row).withColumn("__place", F.get("__places", range_)).drop(*row)
+    placed = frame.crossJoin(starts_row).withColumn("__place", F.get("__places", range_)).drop(*row)
     return placed.repartition(len(places), "__place").drop("__place")
 
 
 @dataclass(frozen=True)
 class FindStarts:
-    """In a task: where ranges begin, of rows (keys, text where there is one, size) in their order."""
+    """Task that finds where ranges begin, in sorted rows (keys, text where there is one, size)."""
 
     keys: tuple[str, ...]
     #: Whether rows have a text.
@@ -100,16 +102,16 @@ class FindStarts:
                 yield pa.RecordBatch.from_arrays(arrays, [*self.keys, *(["text"] if self.text else [])])
 
     def _start(self, last: list[Any], row: list[Any]) -> list[Any]:
-        """What is at the row or before it, and behind the last one."""
+        """Return a boundary at the row or before it, and after the last one."""
         if not self.text:
             return row
         return [*row[:-1], beginning(last[-1], row[-1]) if row[:-1] == last[:-1] else b""]
 
 
-def beginning(before: bytes, text: bytes) -> bytes:
-    """The shortest beginning of a text, in whole characters, that is behind the text before it."""
-    alike = min(len(before), len(text))
-    end = next((i for i in range(alike) if before[i] != text[i]), alike) + 1
+def beginning(previous: bytes, text: bytes) -> bytes:
+    """Return the shortest beginning of a text, in whole characters, that is behind the text before it."""
+    alike = min(len(previous), len(text))
+    end = next((i for i in range(alike) if previous[i] != text[i]), alike) + 1
     while end < len(text) and text[end] & 0xC0 == 0x80:
         end += 1
     return text[:end]
@@ -128,7 +130,7 @@ _ROW_BITS = 33
 
 @dataclass(frozen=True)
 class GivenCodes:
-    """What a fit of a day gives and sees."""
+    """Codes that a fit of a day assigns and sees."""
 
     #: (name, value, code, count) of all that the day sees, in order of name and code; `count` null where the code was
     #: given before.
@@ -141,7 +143,7 @@ class GivenCodes:
 def codes_of(
     counted: DataFrame, known: DataFrame, rules: Mapping[str, VocabularyRule], ds: str, *, pinned: bool
 ) -> Iterator[GivenCodes]:
-    """Codes for the counted values that have none, which go on after the highest known one.
+    """Return codes for the counted values that have none, which go on after the highest known one.
 
     Args:
         counted: (name, value, count, day): those that the rules' `min_count` leaves.
@@ -153,17 +155,17 @@ def codes_of(
     Raises:
         UserError: a vocabulary began with another number of out-of-vocabulary buckets.
     """
-    kept: list[DataFrame] = []
+    persisted_frames: list[DataFrame] = []
 
     def persisted(frame: DataFrame) -> DataFrame:
-        kept.append(frame.persist(StorageLevel.DISK_ONLY))
-        return kept[-1]
+        persisted_frames.append(frame.persist(StorageLevel.DISK_ONLY))
+        return persisted_frames[-1]
 
     names = list(rules)
     try:
         known = known.where(F.col("name").isin(names))
-        found = known.groupBy("name").agg(F.min("code").alias("low"), F.max("code").alias("high")).collect()
-        ends = {r["name"]: r for r in found}
+        ends_rows = known.groupBy("name").agg(F.min("code").alias("low"), F.max("code").alias("high")).collect()
+        ends = {r["name"]: r for r in ends_rows}
         for name, end in ends.items():
             if end.low != rules[name].first_code:
                 raise began_otherwise(name, end.low)
@@ -183,27 +185,27 @@ def codes_of(
             few = ranks.where(F.col("rank") < of_name(room)).drop("rank")
             new = few.unionByName(new.where(~F.col("name").isin(list(room))))
         first = {name: code + 1 for name, code in highest.items()}
-        given = ranked(persisted, new, [F.col("day"), *by_count])
-        given = given.select(*both, (F.col("rank") + of_name(first)).alias("code"), "count")
-        mine = counted.select(*both, F.lit(True).alias("counted"))
-        seen = known.join(mine, both, "left").where((F.col("added_ds") <= ds) | F.col("counted"))
+        new_codes = ranked(persisted, new, [F.col("day"), *by_count])
+        new_codes = new_codes.select(*both, (F.col("rank") + of_name(first)).alias("code"), "count")
+        counted_values = counted.select(*both, F.lit(True).alias("counted"))
+        seen = known.join(counted_values, both, "left").where((F.col("added_ds") <= ds) | F.col("counted"))
         seen = seen.select(*both, "code", F.lit(None).cast("bigint").alias("count"))
-        whole = persisted(ordered(seen.unionByName(given), ["name", "code"]))
+        all_codes = persisted(ordered(seen.unionByName(new_codes), ["name", "code"]))
         earlier = known.where(F.col("added_ds") == ds).groupBy("name").count().collect()
-        yield GivenCodes(whole, {r["name"]: r["count"] for r in earlier})
+        yield GivenCodes(all_codes, {r["name"]: r["count"] for r in earlier})
     finally:
-        for frame in kept:
+        for frame in persisted_frames:
             frame.unpersist()
 
 
 def of_name(numbers: Mapping[str, int]) -> Column:
-    """The number of a row's vocabulary, `name`; null of others."""
+    """Return the number of a row's vocabulary, `name`; null of others."""
     pairs = [F.lit(x).cast("bigint") if i else F.lit(x) for pair in numbers.items() for i, x in enumerate(pair)]
     return F.element_at(F.create_map(*pairs), F.col("name"))
 
 
 def ordered(frame: DataFrame, by: Sequence[str | Column], text: str = "value") -> DataFrame:
-    """The rows in order, in so many partitions that each is small.
+    """Return the rows in order, in so many partitions that each is small.
 
     Args:
         frame: the rows.
@@ -227,7 +229,9 @@ def ordered(frame: DataFrame, by: Sequence[str | Column], text: str = "value") -
 
 
 def ranked(persisted: Callable[[DataFrame], DataFrame], frame: DataFrame, by: Sequence[str | Column]) -> DataFrame:
-    """The rows with `rank`: where a row stands among those of its `name`, from 0, in the order of `by` (no ties)."""
+    """Return the rows with `rank`: where a row stands among those of its `name`, from 0, in the order of `by` (no
+    ties).
+    """
     # Looked at twice: partitions must be the same ones.
     rows = persisted(ordered(frame, [F.col("name"), *by]))
     place = rows.withColumn("partition", F.spark_partition_id()).withColumn(
@@ -235,11 +239,11 @@ def ranked(persisted: Callable[[DataFrame], DataFrame], frame: DataFrame, by: Se
     )
     cells = place.groupBy("partition", "name").agg(F.count(F.lit(1)).alias("rows")).collect()
     # Rows of a partition are by name: its first row of a name has those of smaller names before it.
-    before, of_name_, starts = dict[int, int](), dict[str, int](), list[tuple[int, str, int]]()
+    rows_of_partition, of_name_, starts = dict[int, int](), dict[str, int](), list[tuple[int, str, int]]()
     for cell in sorted(cells, key=lambda c: (c.partition, c["name"].encode())):
         name = cell["name"]
-        starts.append((cell.partition, name, of_name_.get(name, 0) - before.get(cell.partition, 0)))
-        before[cell.partition] = before.get(cell.partition, 0) + cell.rows
+        starts.append((cell.partition, name, of_name_.get(name, 0) - rows_of_partition.get(cell.partition, 0)))
+        rows_of_partition[cell.partition] = rows_of_partition.get(cell.partition, 0) + cell.rows
         of_name_[name] = of_name_.get(name, 0) + cell.rows
     shift = frame.sparkSession.createDataFrame(starts, "partition int, name string, shift bigint")
     joined = place.join(F.broadcast(shift), ["partition", "name"])

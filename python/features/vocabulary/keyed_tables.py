@@ -57,7 +57,7 @@ class KeyedTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of `table`."""
+        """Schema of `table`."""
         return self._table.schema
 
     @property
@@ -67,32 +67,33 @@ class KeyedTable:
 
     @cached_property
     def lookup(self) -> Lookup:
-        """From a key to its row and FIRST_CODE."""
+        """Lookup from a key to its row plus FIRST_CODE."""
         codes = np.arange(FIRST_CODE, FIRST_CODE + len(self))
         return Lookup(pa.table({"value": self.table.column(KEY), "code": pa.array(codes, pa.int64())}))
 
     def rows(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """The row of each key (text, or integers or booleans by their spelling), -1 where there is none or it is null.
+        """Return the row of each key (text, or integers or booleans by their spelling), -1 where there is none or it is
+        null.
 
         [n] -> int64 [n].
         """
         return np.maximum(self.lookup.codes(keys).astype(np.int64) - FIRST_CODE, -1)
 
     def take(self, column: str, rows: npt.NDArray[np.int64], missing: float | int | None = None) -> pa.Array:
-        """Values of a column at `rows`, `missing` (None: null) where that is -1."""
-        found = self._taken(column, rows)
+        """Return values of a column at `rows`, `missing` (None: null) where that is -1."""
+        values = self._taken(column, rows)
         if missing is None:
-            return found
-        return pc.if_else(pa.array(rows < 0), pa.scalar(missing, found.type), found)
+            return values
+        return pc.if_else(pa.array(rows < 0), pa.scalar(missing, values.type), values)
 
     def _taken(self, column: str, rows: npt.NDArray[np.int64]) -> pa.Array:
-        """Values of a column at `rows`, null where that is -1."""
+        """Return values of a column at `rows`, null where that is -1."""
         return self.table.column(column).combine_chunks().take(pa.array(rows, mask=rows < 0))
 
 
-def keyed_of(found: pa.Table | KeyedTable) -> KeyedTable:
-    """A keyed table that is given as such or as its rows."""
-    return found if isinstance(found, KeyedTable) else KeyedTable(found)
+def keyed_of(table: pa.Table | KeyedTable) -> KeyedTable:
+    """Return a keyed table that is given as such or as its rows."""
+    return table if isinstance(table, KeyedTable) else KeyedTable(table)
 
 
 _KEYS, _VALUES = "keys", "columns.arrow"
@@ -138,22 +139,24 @@ class FileKeyedTable(KeyedTable):
         """See KeyedTable."""
         texts = pc.if_else(keys, "true", "false") if pa.types.is_boolean(keys.type) else keys.cast(pa.string())
         encoded = texts.dictionary_encode()
-        found = np.full(len(encoded.dictionary) + 1, -1, np.int64)  # the last is null's
+        row_numbers = np.full(len(encoded.dictionary) + 1, -1, np.int64)  # the last is null's
         start = 0
-        for mine in self._column(KEY):
-            at = TextRows(mine).find(encoded.dictionary)
-            found[:-1] = np.where(at >= 0, at + start, found[:-1])
-            start += len(mine)
-        index: npt.NDArray[np.int64] = pc.fill_null(encoded.indices, len(found) - 1).to_numpy(zero_copy_only=False)
-        return found[index]
+        for keys_part in self._column(KEY):
+            positions = TextRows(keys_part).find(encoded.dictionary)
+            row_numbers[:-1] = np.where(positions >= 0, positions + start, row_numbers[:-1])
+            start += len(keys_part)
+        index: npt.NDArray[np.int64] = pc.fill_null(encoded.indices, len(row_numbers) - 1).to_numpy(
+            zero_copy_only=False
+        )
+        return row_numbers[index]
 
     def _taken(self, column: str, rows: npt.NDArray[np.int64]) -> pa.Array:
         pieces, places, start = [pa.array([], self.schema.field(column).type)], [np.empty(0, np.int64)], 0
-        for mine in self._column(column):
-            there = np.flatnonzero((rows >= start) & (rows < start + len(mine)))
-            pieces.append(mine.take(pa.array(rows[there] - start)))
-            places.append(there)
-            start += len(mine)
+        for part in self._column(column):
+            positions = np.flatnonzero((rows >= start) & (rows < start + len(part)))
+            pieces.append(part.take(pa.array(rows[positions] - start)))
+            places.append(positions)
+            start += len(part)
         return _placed(pa.concat_arrays(pieces), np.concatenate(places), len(rows))
 
     def _column(self, name: str) -> Iterator[pa.Array]:
@@ -168,11 +171,11 @@ class MappedKeyedTable(KeyedTable):
         """Put the files into a folder, of one that `FittedWorkflow.save` wrote; of the keys, 16 bytes each are in
         memory."""
         schema = pq.read_schema(file)
-        others = [name for name in schema.names if name != KEY]
+        value_names = [name for name in schema.names if name != KEY]
         (folder / _KEYS).make_dir()
         MappedLookup.write(_numbered(file_batches(file, [KEY])), pq.read_metadata(file).num_rows, folder / _KEYS)
-        fields = pa.schema([schema.field(name) for name in others])
-        write_batches(file_batches(file, others), fields, folder / _VALUES)
+        fields = pa.schema([schema.field(name) for name in value_names])
+        write_batches(file_batches(file, value_names), fields, folder / _VALUES)
 
     def __init__(self, folder: Location) -> None:
         """`folder`: see `write_file`."""
@@ -203,15 +206,15 @@ class MappedKeyedTable(KeyedTable):
         return self._keys
 
     def _taken(self, column: str, rows: npt.NDArray[np.int64]) -> pa.Array:
-        there = np.flatnonzero(rows >= 0)
-        return _placed(self._columns.take(column, rows[there]), there, len(rows))
+        positions = np.flatnonzero(rows >= 0)
+        return _placed(self._columns.take(column, rows[positions]), positions, len(rows))
 
 
 def _placed(values: pa.Array, places: npt.NDArray[np.int64], n: int) -> pa.Array:
-    """Values at their places among n, null at the others."""
-    of = np.full(n, -1, np.int64)
-    of[places] = np.arange(len(places))
-    return values.take(pa.array(of, mask=of < 0))
+    """Return values at their places among n, null at the others."""
+    value_index = np.full(n, -1, np.int64)
+    value_index[places] = np.arange(len(places))
+    return values.take(pa.array(value_index, mask=value_index < 0))
 
 
 def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

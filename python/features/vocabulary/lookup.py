@@ -47,7 +47,7 @@ class TextRows:
         return TextRows, (self._values,)
 
     def find(self, texts: pa.StringArray) -> Rows:
-        """The row of each text, -1 where it is not there. Texts without nulls. int32 [n]."""
+        """Return the row of each text, -1 where it is not there. Texts without nulls. int32 [n]."""
         if not len(texts) or not len(self._values):
             return np.full(len(texts), -1, np.int32)
         if self._lib is None:
@@ -79,12 +79,12 @@ _BATCH_ROWS = 1 << 20
 
 
 def table_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """A table's rows in batches for `write_batches`."""
+    """Return a table's rows in batches for `write_batches`."""
     yield from table.to_batches(_BATCH_ROWS)
 
 
 def file_batches(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Columns of a Parquet file in batches for `write_batches`; a row group in memory at a time."""
+    """Return columns of a Parquet file in batches for `write_batches`; a row group in memory at a time."""
     parquet = pq.ParquetFile(file)
     for group in range(parquet.num_row_groups):
         yield from table_batches(parquet.read_row_group(group, list(columns)))
@@ -111,16 +111,16 @@ class MappedChunks:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def take(self, column: str, rows: npt.NDArray[np.int64]) -> pa.Array:
-        """Values of some rows of a column."""
+        """Return values of some rows of a column."""
         if not len(rows):
             return pa.array([], self.schema.field(column).type)
-        which = np.searchsorted(self._ends, rows, "right")
-        order = np.argsort(which, kind="stable")
+        batch_index = np.searchsorted(self._ends, rows, "right")
+        order = np.argsort(batch_index, kind="stable")
         pieces = []
-        for mine in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
-            batch = self.batches[which[mine[0]]]
-            start = int(self._ends[which[mine[0]]]) - batch.num_rows
-            pieces.append(batch.column(column).take(pa.array(rows[mine] - start)))
+        for positions in np.split(order, np.flatnonzero(np.diff(batch_index[order])) + 1):
+            batch = self.batches[batch_index[positions[0]]]
+            start = int(self._ends[batch_index[positions[0]]]) - batch.num_rows
+            pieces.append(batch.column(column).take(pa.array(rows[positions] - start)))
         back = np.empty(len(rows), np.int64)
         back[order] = np.arange(len(rows))
         return pa.concat_arrays(pieces).take(pa.array(back))
@@ -155,11 +155,11 @@ class Lookup:
         return int(self._codes.max()) + 1 if len(self._codes) else FIRST_CODE
 
     def values_of(self, codes: Collection[int]) -> dict[int, str]:
-        """What codes stand for; those that no value has are left out."""
+        """Return the values of codes; codes without a value are left out."""
         return _values_of(self.table, codes)
 
     def codes(self, values: pa.Array) -> Codes:
-        """Codes of strings, integers or booleans: 0 for null, 1 for what the vocabulary lacks. [n] -> int32 [n]."""
+        """Return codes of strings, integers or booleans [n]: 0 for null, 1 for unknown values. int32 [n]."""
         if pa.types.is_string(values.type):
             return self._of_strings(values)
         if pa.types.is_boolean(values.type):
@@ -174,12 +174,14 @@ class Lookup:
     def _of_strings(self, values: pa.StringArray) -> Codes:
         # A value is looked up once for all its rows in the batch.
         encoded = values.dictionary_encode()
-        found = np.append(self.of_distinct(encoded.dictionary), np.int32(NULL_CODE))
-        rows: npt.NDArray[np.int32] = pc.fill_null(encoded.indices, len(found) - 1).to_numpy(zero_copy_only=False)
-        return found[rows]
+        distinct_codes = np.append(self.of_distinct(encoded.dictionary), np.int32(NULL_CODE))
+        rows: npt.NDArray[np.int32] = pc.fill_null(encoded.indices, len(distinct_codes) - 1).to_numpy(
+            zero_copy_only=False
+        )
+        return distinct_codes[rows]
 
     def of_distinct(self, values: pa.StringArray) -> Codes:
-        """Codes of strings without nulls. [n] -> int32 [n]."""
+        """Return codes of strings without nulls. [n] -> int32 [n]."""
         # -1 is the last: of what is not there.
         return np.append(self._codes, np.int32(OOV_CODE))[self._by_text.find(values)]
 
@@ -188,8 +190,8 @@ class Lookup:
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
         position = np.asarray(keys.get_indexer(pd.Index(numbers)), np.int64)
-        found = np.where(position >= 0, codes[np.maximum(position, 0)], OOV_CODE) if len(codes) else OOV_CODE
-        return np.where(valid, found, NULL_CODE).astype(np.int32)
+        integer_codes = np.where(position >= 0, codes[np.maximum(position, 0)], OOV_CODE) if len(codes) else OOV_CODE
+        return np.where(valid, integer_codes, NULL_CODE).astype(np.int32)
 
     @cached_property
     def _by_text(self) -> TextRows:
@@ -203,20 +205,20 @@ class Lookup:
         texts = self._values.take(pa.array(rows))
         # 19 digits may still be beyond 64 bits.
         long = np.flatnonzero(pc.greater_equal(pc.utf8_length(texts), 19).to_numpy(zero_copy_only=False))
-        beyond = [i for i in long if not -(2**63) <= int(texts[int(i)].as_py()) < 2**63]
-        rows = np.delete(rows, beyond)
+        too_large = [i for i in long if not -(2**63) <= int(texts[int(i)].as_py()) < 2**63]
+        rows = np.delete(rows, too_large)
         numbers = self._values.take(pa.array(rows)).cast(pa.int64()).to_numpy(zero_copy_only=False)
         return pd.Index(numbers, dtype="int64"), self._codes[rows]
 
 
 def _values_of(table: pa.Table, codes: Collection[int]) -> dict[int, str]:
-    found = table.filter(pc.is_in(table.column("code"), pa.array(codes, pa.int64())))
-    return dict(zip(found.column("code").to_pylist(), found.column("value").to_pylist(), strict=True))
+    matches = table.filter(pc.is_in(table.column("code"), pa.array(codes, pa.int64())))
+    return dict(zip(matches.column("code").to_pylist(), matches.column("value").to_pylist(), strict=True))
 
 
-def lookup_of(found: pa.Table | Lookup) -> Lookup:
-    """A vocabulary that is given as its table or as one that is ready."""
-    return found if isinstance(found, Lookup) else Lookup(found)
+def lookup_of(vocabulary: pa.Table | Lookup) -> Lookup:
+    """Return a vocabulary that is given as its table or as one that is ready."""
+    return vocabulary if isinstance(vocabulary, Lookup) else Lookup(vocabulary)
 
 
 class FileLookup(Lookup):
@@ -251,10 +253,10 @@ class FileLookup(Lookup):
 
     def values_of(self, codes: Collection[int]) -> dict[int, str]:
         file = pq.ParquetFile(self.path)
-        found: dict[int, str] = {}
+        values: dict[int, str] = {}
         for group in range(self._groups):
-            found |= _values_of(file.read_row_group(group, columns=SCHEMA.names), codes)
-        return found
+            values |= _values_of(file.read_row_group(group, columns=SCHEMA.names), codes)
+        return values
 
     @property
     def text_bytes(self) -> int:
@@ -265,11 +267,11 @@ class FileLookup(Lookup):
         return self._highest + 1
 
     def of_distinct(self, values: pa.StringArray) -> Codes:
-        found = np.full(len(values), OOV_CODE, np.int32)
+        codes = np.full(len(values), OOV_CODE, np.int32)
         for batch in file_batches(self.path, SCHEMA.names):
-            mine = Lookup(pa.Table.from_batches([batch])).of_distinct(values)
-            found = np.where(mine == OOV_CODE, found, mine)
-        return found
+            group_codes = Lookup(pa.Table.from_batches([batch])).of_distinct(values)
+            codes = np.where(group_codes == OOV_CODE, codes, group_codes)
+        return codes
 
     def _of_integers(self, values: pa.Array) -> Codes:
         return self._of_strings(values.cast(pa.string()))
@@ -282,7 +284,7 @@ class DistinctLookup:
     lookup: Lookup
 
     def codes(self, values: pa.Array) -> Codes:
-        """As `Lookup.codes`."""
+        """Return the same as `Lookup.codes`."""
         if isinstance(self.lookup, FileLookup) and not pa.types.is_boolean(values.type):
             values = values.cast(pa.string())
         if not pa.types.is_string(values.type):
@@ -360,30 +362,30 @@ class MappedLookup(Lookup):
 
     def of_distinct(self, values: pa.StringArray) -> Codes:
         """See Lookup."""
-        found = np.full(len(values), OOV_CODE, np.int32)
+        codes = np.full(len(values), OOV_CODE, np.int32)
         hashes = np.asarray(xxhash64_strings(values), np.int64) if len(values) else np.empty(0, np.int64)
         # In their order each search begins in the pages, and mostly in the cache lines, of the one before.
         order = np.argsort(hashes)
         hashes = hashes[order]
-        at = np.searchsorted(self._sorted, hashes)
-        open_ = np.flatnonzero(at < len(self))
+        positions = np.searchsorted(self._sorted, hashes)
+        open_ = np.flatnonzero(positions < len(self))
         # Several values may have one hash: the next in order is looked at until the hash is another.
         while len(open_):
-            open_ = open_[self._sorted[at[open_]] == hashes[open_]]
-            rows = self._rows[at[open_]]
+            open_ = open_[self._sorted[positions[open_]] == hashes[open_]]
+            rows = self._rows[positions[open_]]
             same = self._equal(rows, values.take(pa.array(order[open_])))
-            found[order[open_[same]]] = self._code(rows[same])
+            codes[order[open_[same]]] = self._code(rows[same])
             open_ = open_[~same]
-            at[open_] += 1
-            open_ = open_[at[open_] < len(self)]
-        return found
+            positions[open_] += 1
+            open_ = open_[positions[open_] < len(self)]
+        return codes
 
     def _of_integers(self, values: pa.Array) -> Codes:
         return self._of_strings(values.cast(pa.string()))
 
     def _equal(self, rows: npt.NDArray[np.int64], values: pa.StringArray) -> npt.NDArray[np.bool_]:
-        there = self._chunks.take("value", rows)
-        return np.asarray(pc.equal(there, values).to_numpy(zero_copy_only=False), np.bool_)
+        candidates = self._chunks.take("value", rows)
+        return np.asarray(pc.equal(candidates, values).to_numpy(zero_copy_only=False), np.bool_)
 
     def _code(self, rows: npt.NDArray[np.int64]) -> Codes:
         return np.asarray(self._chunks.take("code", rows).to_numpy(zero_copy_only=False), np.int32)

@@ -41,18 +41,18 @@ class Pieces:
         self._rows, self._bytes = 0, 0
 
     def add(self, rows: pa.Table) -> Iterator[pa.Table]:
-        """Take rows; the pieces that are full."""
+        """Take rows and yield the pieces that are full."""
         self._keep(rows)
         while self._rows >= self._most_rows or self._bytes > self._most_bytes:
-            whole = pa.Table.from_batches(self._waiting, self._schema)
-            ends = np.cumsum(self._sizes(whole.slice(0, self._most_rows)))
+            table = pa.Table.from_batches(self._waiting, self._schema)
+            ends = np.cumsum(self._sizes(table.slice(0, self._most_rows)))
             count = max(1, int(np.searchsorted(ends, self._most_bytes, "right")))
             self._waiting, self._rows, self._bytes = [], 0, 0
-            self._keep(whole.slice(count))
-            yield whole.slice(0, count)
+            self._keep(table.slice(count))
+            yield table.slice(0, count)
 
     def rest(self) -> pa.Table:
-        """What is left: less than a piece."""
+        """Return the remaining rows: less than a piece."""
         return pa.Table.from_batches(self._waiting, self._schema)
 
     def _keep(self, rows: pa.Table) -> None:
@@ -73,7 +73,7 @@ class TableWriter:
         self._schema = schema
         self._writer = pq.ParquetWriter(path, schema, compression="zstd")
         self._pieces = Pieces(schema, text, _GROUP_ROWS, _GROUP_BYTES)
-        self._written, self._ended = False, False
+        self._written, self._is_finished = False, False
 
     def add(self, rows: pa.Table) -> None:
         """Write rows behind the others."""
@@ -81,14 +81,14 @@ class TableWriter:
             self._write(piece)
 
     def finish(self) -> None:
-        """End the file. Again: nothing."""
-        if self._ended:
+        """End the file; a second call does nothing."""
+        if self._is_finished:
             return
         rest = self._pieces.rest()
         if rest.num_rows or not self._written:
             self._write(rest)
         self._writer.close()
-        self._ended = True
+        self._is_finished = True
 
     def _write(self, rows: pa.Table) -> None:
         self._writer.write_table(rows.combine_chunks(), max(rows.num_rows, 1))
@@ -101,17 +101,17 @@ class TableWriters(Generic[K]):
     def __init__(self, writers: Mapping[K, TableWriter]) -> None:
         """`writers`: of all tables, also of those without rows."""
         self._writers = writers
-        self._at: K | None = None
+        self._current: K | None = None
 
     def add(self, table: K, rows: pa.Table) -> None:
         """Write rows of a table; none of the table before it come any more."""
-        if self._at is not None and table != self._at:
-            self._writers[self._at].finish()
-        self._at = table
+        if self._current is not None and table != self._current:
+            self._writers[self._current].finish()
+        self._current = table
         self._writers[table].add(rows)
 
     def finish(self) -> dict[K, Path]:
-        """End all files; where they are."""
+        """End all files and return their paths."""
         for writer in self._writers.values():
             writer.finish()
         return {table: writer.path for table, writer in self._writers.items()}
@@ -160,15 +160,15 @@ class VocabularyWriter:
     def add(self, batch: pa.RecordBatch) -> None:
         """Take some rows."""
         for name in pc.unique(batch.column(0)).to_pylist():
-            mine = batch.filter(pc.equal(batch.column(0), name))
-            self._files.add(name, pa.Table.from_batches([mine.select(["value", "code"])]))
-            new = mine.filter(mine.column(3).is_valid())
+            vocabulary_rows = batch.filter(pc.equal(batch.column(0), name))
+            self._files.add(name, pa.Table.from_batches([vocabulary_rows.select(["value", "code"])]))
+            new = vocabulary_rows.filter(vocabulary_rows.column(3).is_valid())
             if new.num_rows:
                 self.new[name] = self.new.get(name, 0) + new.num_rows
                 self._adds += map(self._write, self._new.add(pa.Table.from_batches([new]).cast(_SCHEMA)))
 
     def finish(self) -> tuple[dict[str, Path], list[dict[str, Any]]]:
-        """The vocabularies' files, and the data files of new rows."""
+        """Return the vocabularies' files, and the data files of new rows."""
         files = self._files.finish()
         rest = self._new.rest()
         if rest.num_rows:
