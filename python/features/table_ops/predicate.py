@@ -26,8 +26,8 @@ from headrace.features.table_ops.sql import (
     BooleanLiteral,
     Call,
     ColumnName,
-    Compare,
     Comparison,
+    ComparisonSign,
     Expression,
     In,
     IsNull,
@@ -136,7 +136,7 @@ class Predicate:
                 for alternative in further:
                     first = _Node("or", (first, alternative))
                 return first
-            case Compare(sign, left, right):
+            case Comparison(sign, left, right):
                 return self._compare(sign, self._operand(left), self._operand(right))
         column = self._only_column(self._operand(tree))
         if (type_ := self._types[column.name]) != ValueType("boolean"):
@@ -172,7 +172,7 @@ class Predicate:
     def _fault(self, message: str) -> OpError:
         return OpError(f"'{self.text}': {message}")
 
-    def _compare(self, sign: Comparison, left: _Operand, right: _Operand) -> _Node:
+    def _compare(self, sign: ComparisonSign, left: _Operand, right: _Operand) -> _Node:
         """Return the comparison of two operands in the type that they have in common."""
         if isinstance(left, _Literal) and isinstance(right, _Literal):
             raise self._fault(f"compares {left.value!r} with {right.value!r}; one of them must be a column")

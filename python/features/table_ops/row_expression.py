@@ -28,8 +28,8 @@ from headrace.features.table_ops.sql import (
     Case,
     Cast,
     ColumnName,
-    Compare,
     Comparison,
+    ComparisonSign,
     Expression,
     In,
     IsNull,
@@ -155,7 +155,7 @@ class _Typing:
                 return _logic(pc.and_kleene, _compared(">=", x, low_), _compared("<=", x, high_))
             case In(inner, options):
                 return self._in(inner, options)
-            case Compare(sign, left, right):
+            case Comparison(sign, left, right):
                 return _compared(sign, self.node(left), self.node(right))
             case Arithmetic("/", left, right):
                 return _quotient(self.node(left), self.node(right))
@@ -311,7 +311,7 @@ def _quotient(a: _Node, b: _Node) -> _Node:
     return _Node("double", divide, a.fails or b.fails or not is_safe)
 
 
-def _compared(sign: Comparison, a: _Node, b: _Node) -> _Node:
+def _compared(sign: ComparisonSign, a: _Node, b: _Node) -> _Node:
     a, b = _alike([a, b])
     if a.type == "boolean" and sign not in ("=", "!="):
         raise _OnlySpark

@@ -21,8 +21,8 @@ _TOKEN = re.compile(
 #: Words that are no columns, unless they are in backticks.
 _RESERVED = frozenset({"and", "or", "not", "in", "is", "null", "between", "true", "false"})
 
-Comparison = Literal["=", "!=", "<", "<=", ">", ">="]
-_COMPARISONS: dict[str, Comparison] = {
+ComparisonSign = Literal["=", "!=", "<", "<=", ">", ">="]
+_COMPARISONS: dict[str, ComparisonSign] = {
     "=": "=",
     "==": "=",
     "!=": "!=",
@@ -94,10 +94,10 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class Compare:
+class Comparison:
     """A comparison of two values."""
 
-    sign: Comparison
+    sign: ComparisonSign
     left: Expression
     right: Expression
 
@@ -174,7 +174,7 @@ Expression: TypeAlias = (
     | Parentheses
     | Signed
     | Arithmetic
-    | Compare
+    | Comparison
     | Logic
     | Not
     | IsNull
@@ -261,7 +261,7 @@ class _Parser:
         token = self._peek()
         if token is not None and token.kind == "sign" and token.text in _COMPARISONS:
             self._next += 1
-            return Compare(_COMPARISONS[token.text], left, self._sum())
+            return Comparison(_COMPARISONS[token.text], left, self._sum())
         return left
 
     def _sum(self) -> Expression:
