@@ -6,7 +6,8 @@
 `recorded` records all changes of an undisturbed run and rebuilds the home as a disk that promises no more than POSIX
 may have it (tests/fault/recorded_disk.py): right after each stage, and at moments drawn by the seed. Moments that leave
 the same home are one state. Each state is checked without running a stage; then the day is run again in as many of
-them, in an order drawn by the seed, as the minutes allow, and compared with the undisturbed run.
+them, in an order drawn by the seed, as the minutes allow, and compared with the undisturbed run. Runs are forks of one
+process that has Spark (tests/fault/warm_runs.py); some states are run again by the command line, too.
 
 `image` runs the day stage by stage in an ext4 image on a loop device. The image is copied the moment a stage returns:
 what the copy has is what a power cut leaves. The copy is mended by e2fsck, mounted, and the day is run again in it.
@@ -26,16 +27,29 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.config import load_spec
 from headrace.stages import ORDER, STAGES
-from tests.fault.power_cuts import FIFTEEN, TINY, RecordedDays, comparable, damages_apart, of_stages, rerun, results
-from tests.support import DAY, NEXT_DAY, assert_same, headrace
+from tests.fault.power_cuts import (
+    FIFTEEN,
+    TINY,
+    Cut,
+    RecordedDays,
+    comparable,
+    damages_apart,
+    of_stages,
+    rerun,
+    results,
+)
+from tests.fault.warm_runs import WarmRuns, in_fork
+from tests.support import DAY, NEXT_DAY, Run, assert_same, headrace
 
 _IMAGE_MIB = 700
+#: Of so many states that are run again, one is run again by the command line, too.
+_BY_COMMAND = 25
 
 
 def main() -> int:
@@ -56,6 +70,12 @@ def main() -> int:
         help="run again to the end of the stage that was at work or had ended, not the whole day",
     )
     parser.add_argument("--drawn", action="store_true", help="run again only at drawn moments")
+    parser.add_argument(
+        "--part",
+        default="1/1",
+        metavar="K/N",
+        help="run again in each Nth state: N processes, each with its copy of WORK",
+    )
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -90,7 +110,7 @@ class Outcomes:
     def summary(self) -> int:
         """Print the counts; 1 where there was harm."""
         counts = Counter((how, bool(harm)) for (_, how), harm in self._known.items())
-        for how in ("checked", "rerun", "stage", "image"):
+        for how in ("checked", "rerun", "stage", "command", "image"):
             done, harmed = counts[how, False] + counts[how, True], counts[how, True]
             if done:
                 print(f"{how}: {done} states, {harmed} with harm")
@@ -120,18 +140,40 @@ def _recorded(
             begin = time.monotonic()
             recorded.rebuild(cut, disk, warehouse=False)
             outcomes.add(str(cut), "checked", damages_apart(recorded, cut, disk), time.monotonic() - begin)
-    deadline = time.monotonic() + 60 * arguments.minutes
-    how = "stage" if arguments.stage else "rerun"
     again = [cut for cut in states if not arguments.drawn or cut.kind != "end"]
     random.Random(arguments.seed).shuffle(again)
-    for cut in again:
-        if (str(cut), how) not in outcomes and time.monotonic() < deadline:
+    part, parts = map(int, arguments.part.split("/"))
+    if arguments.minutes:
+        _run_states_again(recorded, again[part - 1 :: parts], arguments, outcomes)
+    return outcomes.summary()
+
+
+def _run_states_again(
+    recorded: RecordedDays, states: Sequence[Cut], arguments: argparse.Namespace, outcomes: Outcomes
+) -> None:
+    deadline = time.monotonic() + 60 * arguments.minutes
+    # By a fork: delta-rs and Arrow begin threads, which this process must not have.
+    recorded.result = in_fork(lambda: results(recorded.calm, recorded.days))
+    warm = WarmRuns(recorded.spec, recorded.work / "warm")
+    programs: dict[str, Callable[..., Run]] = {"stage" if arguments.stage else "rerun": warm, "command": headrace}
+    for number, cut in enumerate(states):
+        for how, program in programs.items():
+            if how == "command" and number % _BY_COMMAND:
+                continue
+            if (str(cut), how) in outcomes or time.monotonic() > deadline:
+                continue
             begin = time.monotonic()
             recorded.rebuild(cut, recorded.disk())
-            outcomes.add(
-                str(cut), how, rerun(recorded, cut.stage if arguments.stage else None), time.monotonic() - begin
-            )
-    return outcomes.summary()
+            harm = _harm_in_fork(recorded, cut.stage if arguments.stage else None, program)
+            outcomes.add(str(cut), how, harm, time.monotonic() - begin)
+    warm.stop()
+
+
+def _harm_in_fork(recorded: RecordedDays, last: str | None, program: Callable[..., Run]) -> str | None:
+    try:
+        return in_fork(lambda: rerun(recorded, last, program))
+    except RuntimeError as e:
+        return str(e)
 
 
 def _image(work: Path, settings: Mapping[str, Any], outcomes: Outcomes, to_stage: bool) -> int:

@@ -2,20 +2,20 @@
 
 A home is judged in two ways. `damages` asks each stage whether its finished run still stands, as `headrace run` does,
 and compares what a standing run names with what its programs had written, byte by byte: some seconds, without a JVM.
-`rerun` gives the same command again and compares everything that the days made with the undisturbed run.
+`rerun` gives the same command again and compares everything that the days made with the undisturbed run: by the
+command line, or in forks of one process with Spark (tests/fault/warm_runs.py).
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import pickle
 import random
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,8 @@ from headrace.stage import plan_run
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
 from tests.fault.recorded_disk import Baseline, File, Folder, RecordedDisk, Recording, RecordKind, Survival, environment
-from tests.support import DAY, SMALL, assert_same, command, everything, headrace, manifests
+from tests.fault.warm_runs import in_fork
+from tests.support import DAY, SMALL, Run, assert_same, command, everything, headrace, manifests
 
 #: A day of some hundred rows: most of its time goes to starting programs.
 TINY = SMALL | {
@@ -221,15 +222,15 @@ class RecordedDays:
         return self.days[: self.days.index(cut.ds) + 1]
 
 
-def results(home: Path, days: Sequence[str]) -> dict[str, dict[str, Any]]:
+def results(home: Path, days: Sequence[str], program: Callable[..., Run] = headrace) -> dict[str, dict[str, Any]]:
     """Return everything that days made, read without Spark; PostgreSQL is started and stopped."""
     try:
         return {ds: everything(None, home, ds) for ds in days}
     finally:
-        headrace(home, "warehouse", "stop", settings={})
+        program(home, "warehouse", "stop", settings={})
 
 
-def rerun(recorded: RecordedDays, last: str | None = None) -> str | None:
+def rerun(recorded: RecordedDays, last: str | None = None, program: Callable[..., Run] = headrace) -> str | None:
     """Give the interrupted command again in a rebuilt home; return what is wrong afterwards, or None.
 
     All recorded days are run, so that days before the cut are shown to stand and days after it to be unharmed.
@@ -237,16 +238,17 @@ def rerun(recorded: RecordedDays, last: str | None = None) -> str | None:
     Args:
         recorded: the days.
         last: the stage to run to, of a single recorded day, and to compare to; None: the whole day.
+        program: runs headrace.
     """
     words = ("--to", last) if last else ()
     needed = recorded.stages[: recorded.stages.index(last or recorded.stages[-1]) + 1]
     for ds in recorded.days:
-        done = headrace(recorded.home, "run", "clicks", "--ds", ds, *words, settings=recorded.settings)
+        done = program(recorded.home, "run", "clicks", "--ds", ds, *words, settings=recorded.settings)
         if done.code != 0:
-            headrace(recorded.home, "warehouse", "stop", settings={})
+            program(recorded.home, "warehouse", "stop", settings={})
             return f"the rerun of {ds} ended with {done.code}: {done.output[-3000:]}"
     try:
-        for ds, found in results(recorded.home, recorded.days).items():
+        for ds, found in results(recorded.home, recorded.days, program).items():
             if missing := set(needed) - manifests(recorded.home, ds).keys():
                 return f"the rerun of {ds} left no manifest of {sorted(missing)}"
             left, right = comparable(recorded.result[ds]), comparable(found)
@@ -309,17 +311,10 @@ def damages_apart(recorded: RecordedDays, cut: Cut, disk: RecordedDisk) -> list[
         importlib.import_module(name)
     for name in recorded.stages:
         load_stage(name)
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    child = fork.Process(target=lambda: sender.send(damages(recorded, cut, disk)))
-    child.start()
-    sender.close()
     try:
-        found: list[str] = receiver.recv()
-    except EOFError:
-        found = ["the check failed: see its trace"]
-    child.join()
-    return found
+        return in_fork(lambda: damages(recorded, cut, disk))
+    except RuntimeError as e:
+        return [str(e)]
 
 
 def _missing(home: Path, disk: RecordedDisk, manifest: Manifest) -> Iterator[str]:

@@ -1,13 +1,15 @@
 """A power cut at any moment of a day: nothing that was done is lost, and the same command heals the rest.
 
 The whole campaign is `scripts/power_cut.py`; this is a part of it, at moments drawn anew for each run of the tests.
-Lane `all` checks all states, and runs two of them again; lane `long` runs one again after each stage, and more.
+Lane `all` checks all states, and runs two of them again by the command line; lane `long` runs many again, in forks of
+one process with Spark.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from headrace.workspace import checkout
-from tests.clicks_stages import CLICKS_STAGES
 from tests.fault.power_cuts import Cut, RecordedDays, damages, rerun
 from tests.fault.recorded_disk import LIBRARY, Survival
 
@@ -29,8 +30,8 @@ pytestmark = [
 
 #: Moments that are drawn, besides two after each stage. Their homes are checked without running a stage.
 CHECKED = 60
-#: Of these, those whose homes are run again in lane `long`, to the end of the stage that was at work.
-RERUN = 20
+#: Minutes of lane `long` for days that are run again.
+MINUTES = 60
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +54,21 @@ def recorded(work: Path) -> RecordedDays:
 
 
 def test_what_is_done_is_on_the_disk(recorded: RecordedDays, work: Path, seed: int) -> None:
-    """By the campaign's program, which forks: this process has threads."""
-    words = ["recorded", "--nine", "--cuts", str(CHECKED), "--seed", str(seed), "--minutes", "0", "--work", str(work)]
-    ran = subprocess.run(
-        [sys.executable, "-m", "scripts.power_cut", *words], cwd=checkout(), capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
+    ran = campaign(work, seed, 0)
     cuts = recorded.after_stages(seed) + recorded.draw(CHECKED, seed)
-    assert f"{len(cuts)} cuts" in ran.stdout
-    assert f"checked: {len(set(recorded.states(cuts).values()))} states, 0 with harm" in ran.stdout
+    assert f"{len(cuts)} cuts" in ran
+    assert f"checked: {len(set(recorded.states(cuts).values()))} states, 0 with harm" in ran
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * 60 * MINUTES)
+@pytest.mark.usefixtures("recorded")
+def test_reruns_give_the_undisturbed_day(work: Path, seed: int) -> None:
+    ran = campaign(work, seed, MINUTES)
+    states = re.search(r"rerun: (\d+) states, 0 with harm", ran)
+    assert states is not None, ran[-5000:]
+    assert int(states[1]) > 0
+    assert re.search(r"command: [1-9]\d* states, 0 with harm", ran)
 
 
 def test_the_rerun_after_a_random_stage_gives_what_it_had_made(recorded: RecordedDays, seed: int) -> None:
@@ -72,21 +79,6 @@ def test_the_rerun_after_a_random_moment_gives_the_undisturbed_day(recorded: Rec
     heal(recorded, recorded.draw(1, seed + 1)[0], None)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("stage", CLICKS_STAGES)
-def test_the_rerun_after_a_stage_gives_what_it_had_made(recorded: RecordedDays, seed: int, stage: str) -> None:
-    heal_after(recorded, seed, stage)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", range(RERUN))
-def test_the_rerun_after_a_random_moment_gives_the_undisturbed_stage(
-    recorded: RecordedDays, seed: int, number: int
-) -> None:
-    cut = recorded.draw(RERUN, seed)[number]
-    heal(recorded, cut, cut.stage)
-
-
 def test_lost_bytes_would_show(recorded: RecordedDays) -> None:
     """The check itself: a data file of events is emptied, as it was before data were synced."""
     cut = Cut(recorded.ends[recorded.days[0], "ingest"], recorded.days[0], "ingest", "end", Survival.ALL, 0)
@@ -95,6 +87,15 @@ def test_lost_bytes_would_show(recorded: RecordedDays) -> None:
     assert damages(recorded, cut, disk) == []
     next((recorded.home / "lake" / "clicks" / "events").rglob("part-*.parquet")).write_bytes(b"")
     assert damages(recorded, cut, disk) != []
+
+
+def campaign(work: Path, seed: int, minutes: int) -> str:
+    """Run the campaign's program, which forks: this process has threads. Returns what it printed."""
+    words = ["--nine", "--cuts", CHECKED, "--seed", seed, "--minutes", minutes, "--work", work]
+    line = [sys.executable, "-m", "scripts.power_cut", "recorded", *map(str, words)]
+    ran = subprocess.run(line, cwd=checkout(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
+    return ran.stdout
 
 
 def heal_after(recorded: RecordedDays, seed: int, stage: str) -> None:

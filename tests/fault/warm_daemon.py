@@ -1,0 +1,20 @@
+"""What Python workers of warm runs are forked from: headrace's own, with the modules of tasks imported."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from headrace.lake import worker_daemon
+
+if __name__ == "__main__":
+    for name in (
+        "headrace.features.build.stage",
+        "headrace.gate.evaluate",
+        "headrace.score.stage",
+        "headrace.train.baseline.run",
+        "headrace.train.launch.horovod_spark",
+        "torch",
+        "xgboost.spark",
+    ):
+        import_module(name)
+    worker_daemon.main()
