@@ -69,6 +69,7 @@ def main() -> int:
         action="store_true",
         help="run again to the end of the stage that was at work or had ended, not the whole day",
     )
+    parser.add_argument("--first", metavar="STAGE", help="image: the first stage that a cut follows; default: all")
     parser.add_argument("--drawn", action="store_true", help="run again only at drawn moments")
     parser.add_argument(
         "--part",
@@ -82,7 +83,7 @@ def main() -> int:
     outcomes = Outcomes(work / "outcomes.jsonl")
     settings = TINY if arguments.nine else FIFTEEN
     if arguments.disk == "image":
-        return _image(work, settings, outcomes, arguments.stage)
+        return _image(work, settings, outcomes, arguments.stage, arguments.first)
     days = (DAY, NEXT_DAY)[: arguments.days]
     return _recorded(work / f"recorded-{len(days)}", days, settings, arguments, outcomes)
 
@@ -176,7 +177,9 @@ def _harm_in_fork(recorded: RecordedDays, last: str | None, program: Callable[..
         return str(e)
 
 
-def _image(work: Path, settings: Mapping[str, Any], outcomes: Outcomes, to_stage: bool) -> int:
+def _image(
+    work: Path, settings: Mapping[str, Any], outcomes: Outcomes, to_stage: bool, first: str | None = None
+) -> int:
     missing = [name for name in ("mkfs.ext4", "e2fsck", "mount", "losetup") if shutil.which(name) is None]
     if os.geteuid() != 0 or missing or not Path("/dev/loop-control").exists():
         print(f"image: needs root, loop devices and e2fsprogs (missing: {', '.join(missing) or 'rights'})")
@@ -194,7 +197,7 @@ def _image(work: Path, settings: Mapping[str, Any], outcomes: Outcomes, to_stage
         _mount(image, disk)
         shutil.copytree(work / "calm" / "landing", home / "landing")
         os.sync()
-        for stage in stages:
+        for stage in stages[stages.index(first) if first else 0 :]:
             begin = time.monotonic()
             run = headrace(home, "run", "clicks", "--ds", DAY, "--to", stage, settings=settings)
             shutil.copyfile(image, copy)  # the file of the loop device has what the disk has
