@@ -27,12 +27,12 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import NetworkPredictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
+from headrace.score import ranking
+from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.rank import blocks
-from headrace.score.rank.blocks import ITEMS, TaskInputs, score_batches
-from headrace.score.rank.item_features import ItemFeatures
-from headrace.score.rank.loaded import loaded_model
-from headrace.score.rank.pair_features import BLOCK_PAIRS, PairFeatures
+from headrace.score.loaded_model import loaded_model
+from headrace.score.pair_features import BLOCK_PAIRS, PairFeatures
+from headrace.score.ranking import ITEMS, TaskInputs, score_batches
 from headrace.storage import local
 
 USERS, N_ITEMS, LIST, KEPT = 100_000, 100_000, 500, 10
@@ -130,7 +130,7 @@ def _parts(task: TaskInputs, predictor: NetworkPredictor, batch: pa.RecordBatch)
 
         return run
 
-    kept = blocks.gather, blocks.best_of_lists, blocks._rows, PairFeatures.user_columns, NetworkPredictor.predict
+    kept = ranking.gather, ranking.best_of_lists, ranking._rows, PairFeatures.user_columns, NetworkPredictor.predict
     names = "gather", "best of lists", "rows", "features of users", "predict"
     wrapped = [clocked(name, function) for name, function in zip(names, kept, strict=True)]
     _patch(wrapped)
@@ -142,7 +142,7 @@ def _parts(task: TaskInputs, predictor: NetworkPredictor, batch: pa.RecordBatch)
 
 
 def _patch(functions: list[Callable[..., Any]]) -> None:
-    blocks.gather, blocks.best_of_lists, blocks._rows = functions[:3]
+    ranking.gather, ranking.best_of_lists, ranking._rows = functions[:3]
     PairFeatures.user_columns, NetworkPredictor.predict = functions[3:]  # type: ignore[method-assign]
 
 
@@ -154,7 +154,7 @@ def _tensors(task: TaskInputs, predictor: NetworkPredictor, batch: pa.RecordBatc
     users = np.repeat(np.arange(batch.num_rows, dtype=np.int32), LIST)
     for start in range(0, len(items), BLOCK_PAIRS):
         u, i = users[start : start + BLOCK_PAIRS], items[start : start + BLOCK_PAIRS]
-        yield predictor._tensors(blocks.gather(columns, task.item_features.open(), u, i))
+        yield predictor._tensors(ranking.gather(columns, task.item_features.open(), u, i))
 
 
 def _bare(predictor: NetworkPredictor, tensors: list[Any]) -> None:

@@ -19,9 +19,15 @@ from numpy.typing import NDArray
 
 from bench.report import Figure, publish
 from bench.score_ranking import in_a_process
-from headrace.score.candidates.vectors import ivf
-from headrace.score.candidates.vectors.exact import best_items
-from headrace.score.candidates.vectors.item_vectors import ItemVectors, VectorPart
+from headrace.score.candidates.exact import best_items
+from headrace.score.candidates.item_vectors import (
+    ItemVectors,
+    VectorPart,
+    build_index,
+    fewest_probes,
+    recall_share,
+    search_index,
+)
 from headrace.storage import local
 
 ITEMS, COLUMNS, K = 1_000_000, 64, 500
@@ -177,16 +183,16 @@ def index_and_library(folder: Path) -> dict[str, Any]:
     longest = max(float(np.linalg.norm(v, axis=1).max()) for _, v in items.blocks())
     items = ItemVectors(items.folder, COLUMNS, items.parts, longest, 0)
     tick = time.process_time()
-    index = ivf.build(items, local(folder / "index"), threads=1)
+    index = build_index(items, local(folder / "index"), threads=1)
     build_seconds = time.process_time() - tick
     best = best_items(queries, items.blocks(), K).items
     tried: dict[int, float] = {}
 
     def recall_of(probes: int) -> float:
-        tried[probes] = ivf.recall(ivf.search(index, queries, K, probes, 1).items, best)
+        tried[probes] = recall_share(search_index(index, queries, K, probes, 1).items, best)
         return tried[probes]
 
-    probes = ivf.fewest_probes(recall_of, RECALL, index.cells)
+    probes = fewest_probes(recall_of, RECALL, index.cells)
     assert probes is not None
     recall = tried[probes]
     library: Any = faiss.read_index(str(folder / "index"))
@@ -198,7 +204,7 @@ def index_and_library(folder: Path) -> dict[str, Any]:
         best = {"ours": 0.0, "library": 0.0}
         for _ in range(ROUNDS):
             for name, way in {
-                "ours": lambda: ivf.search(index, queries, K, cells, 1),
+                "ours": lambda: search_index(index, queries, K, cells, 1),
                 "library": lambda: library.search(lengthened, K),
             }.items():
                 tick = time.process_time()

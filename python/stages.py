@@ -204,12 +204,12 @@ _ENTRIES = (
     StageEntry(
         "vectors",
         "Write the vectors that the registered model has for users and items, of a model in retrieval form.",
-        "headrace.score.vectors.stage:ExportVectors",
+        "headrace.score.vectors_stage:ExportVectors",
         dag=None,
         section="score",
         counts=("users", "items"),
         writes=("lake/{pipeline}/user_vectors", "lake/{pipeline}/item_vectors"),
-        imports=("headrace.score.vectors.stage",),
+        imports=("headrace.score.vectors_stage",),
     ),
     StageEntry(
         "compare",

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headrace.config.score import Rerank
-from headrace.score.rerank.lists import RankedLists, Reranked
+from headrace.score.rerank.select import RankedLists, Reranked
 
 DS = "2026-01-05"
 

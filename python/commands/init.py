@@ -15,7 +15,7 @@ from headrace.scaffold.columns import ColumnProfile, profile
 from headrace.scaffold.pipeline_yaml import partition_day, pipeline_yaml
 from headrace.scaffold.roles import Named, Roles, find_roles
 from headrace.scaffold.sample import Sample, take_sample
-from headrace.score.rank.pair_features import check_columns
+from headrace.score.columns import check_columns
 from headrace.storage import local
 
 

@@ -42,9 +42,9 @@ def score_rows(
         raise UserError(f"pipeline '{spec.pipeline}' has no section score, so users and items are not known")
     # Late: a misspelt key is told at once.
     from headrace.lake.spark.session import session
+    from headrace.score.score_table import score_table
     from headrace.score.scoring_model import scoring_model
     from headrace.score.stage import ScoreCandidates
-    from headrace.score.table import score_table
 
     names = [need.rstrip("?") for need in ScoreCandidates.needs]
     found = {name: Manifest.load(ws.manifest(spec.pipeline, day, name)) for name in names}

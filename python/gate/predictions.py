@@ -24,7 +24,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jagged import JaggedArray
 from headrace.models.predictor import Predictor, load_predictor, maps_of
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
-from headrace.score.rank.pair_features import BLOCK_PAIRS, Columns, PairFeatures
+from headrace.score.pair_features import BLOCK_PAIRS, Columns, PairFeatures
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace, on_this_host
 from headrace.train.evaluation.policy import Actions, Choices, Policy

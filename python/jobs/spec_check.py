@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from headrace.config import Spec
 from headrace.features.build.plan import checked_workflow
-from headrace.score.rank.pair_features import check_columns
-from headrace.score.rerank.columns import check_rule_columns
+from headrace.score.columns import check_columns, check_rule_columns
 
 
 def check_spec(spec: Spec) -> None:

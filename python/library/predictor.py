@@ -14,8 +14,7 @@ from headrace.features.functions.arrays import one_batch
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.library.frames import library_of, to_arrow
 from headrace.models import predictor as predictors
-from headrace.score.rank.loaded import loaded_model
-from headrace.score.rank.rows import predict_rows
+from headrace.score.loaded_model import loaded_model, predict_rows
 from headrace.storage import local
 
 

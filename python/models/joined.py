@@ -6,7 +6,7 @@
     set_rows(model, names, read_rows(folder, model, names, codes))
     model(...)                                          # the bits of the whole tables
 
-`read_rows` asks the saved files itself; Spark's tasks bring the rows of many in one pass (headrace.score.joined).
+`read_rows` asks the saved files itself; Spark's tasks bring the rows of many in one pass (headrace.score.joined_rows).
 """
 
 from __future__ import annotations

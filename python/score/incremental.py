@@ -31,9 +31,8 @@ from headrace.lake.spark.gpus import gpu_profile
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.models.predictor import model_digest
 from headrace.score.day_table import rows_of_day, verify_day, write_day
-from headrace.score.items import HASHES, ItemTable
-from headrace.score.rank.blocks import CHECKED_ITEMS, ITEMS, SEEN, SOURCES, TaskInputs, scores_stand_alone
-from headrace.score.row_hash import row_hashes
+from headrace.score.items import HASHES, ItemTable, row_hashes
+from headrace.score.ranking import CHECKED_ITEMS, ITEMS, SEEN, SOURCES, TaskInputs, scores_stand_alone
 from headrace.stage import Context
 
 log = logging.getLogger("headrace.score")
@@ -118,7 +117,7 @@ def _why_all(spark: SparkSession, task: TaskInputs, users: DataFrame) -> str | N
         for batch in batches:
             named = pa.RecordBatch.from_arrays(batch.columns, names)
             if task.joined:
-                from headrace.score.joined.few import take_few_rows  # and torch, in the worker
+                from headrace.score.joined_rows import take_few_rows  # and torch, in the worker
 
                 take_few_rows(task, named, CHECKED_ITEMS)
             yield pa.RecordBatch.from_pydict({"alone": [scores_stand_alone(task, named)]})

@@ -1,6 +1,6 @@
-"""The items of a run as files that are mapped: in order of their key, at no time in the driver's memory.
+"""The items of a run as mapped files in order of their key, never in the driver's memory.
 
-An item is known by its place in that order, its row: 32 bits in every list of candidates, whatever its key is. All
+An item is known by its position in that order, its row: 32 bits in every list of candidates, whatever its key is. All
 workers of a host map the same files, so that a column costs its bytes once a host.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -20,15 +20,45 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
 from headrace.errors import UserError
 from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
-from headrace.score.row_hash import row_hashes
 from headrace.stage import Context
 from headrace.storage import Location
+
+
+def row_hashes(frame: DataFrame, columns: Sequence[str], names: Sequence[str], *first: Column) -> list[Column]:
+    """64-bit hashes of some columns, as many as `names`, independent of each other: bigint each, never null.
+
+    Args:
+        frame: has the columns.
+        columns: scalars or arrays of scalars.
+        names: of the hashes.
+        first: values, never null, that are hashed before them.
+    """
+    values = [x for c in columns for x in _hashed(frame.schema[c].dataType, col(c))]
+    return [F.xxhash64(F.lit(seed), *first, *values).alias(name) for seed, name in enumerate(names)]
+
+
+def _hashed(type_: DataType, value: Column) -> list[Column]:
+    """What tells a value from each other one: Spark's hash passes over nulls, and over the ends of arrays."""
+    if isinstance(type_, ArrayType):
+        nulls = F.transform(value, lambda x: x.isNull())
+        return [value.isNull(), F.coalesce(F.size(value), F.lit(0)), nulls, _exact(type_.elementType, value, True)]
+    return [value.isNull(), _exact(type_, value, False)]
+
+
+def _exact(type_: DataType, value: Column, is_array: bool) -> Column:
+    """-0 and 0 have one hash: as text they differ."""
+    if not isinstance(type_, (FloatType, DoubleType)):
+        return value
+    return F.transform(value, lambda x: x.cast("string")) if is_array else value.cast("string")
+
 
 #: Two hashes of an item's key and columns, int64: what has changed since another run.
 HASHES = ("__hash_0", "__hash_1")

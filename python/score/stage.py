@@ -29,19 +29,17 @@ from headrace.lake.spark.tasks import worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.maps import maps_of_tasks
 from headrace.models.predictor import read_meta
-from headrace.score.arms import OF_EXPERIMENTS, Assigned, ModelOfRun, models_of_run
-from headrace.score.candidates.table import tables_of_score
+from headrace.score.candidates.shared_lists import tables_of_score
+from headrace.score.columns import check_columns, check_rule_columns
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active, seen, with_activity
 from headrace.score.incremental import write_hashes
 from headrace.score.items import ItemTable
-from headrace.score.model_lists import RunInputs, lists_of_model
-from headrace.score.rank.blocks import SEEN
-from headrace.score.rank.pair_features import check_columns
-from headrace.score.rerank.columns import check_rule_columns
-from headrace.score.rerank.unmet_by_task import UnmetByTask
-from headrace.score.scored import OF_CANDIDATES, OF_RERANK
+from headrace.score.model_lists import OF_EXPERIMENTS, Assigned, ModelOfRun, RunInputs, lists_of_model, models_of_run
+from headrace.score.ranking import SEEN
+from headrace.score.rerank.reranker import UnmetByTask
+from headrace.score.scored_rows import OF_CANDIDATES, OF_RERANK
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location

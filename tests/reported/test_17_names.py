@@ -22,8 +22,8 @@ from headrace.config import Spec, build_spec
 from headrace.jobs.stages import load_stage
 from headrace.manifest import Manifest
 from headrace.publish.postgres.server import connect
+from headrace.score.score_table import score_table
 from headrace.score.scoring_model import scoring_model
-from headrace.score.table import score_table
 from headrace.stage import Context, run_stage
 from headrace.storage import local, location_of
 from headrace.workspace import Workspace

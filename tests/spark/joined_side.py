@@ -23,9 +23,8 @@ from headrace.jobs.submit import environment
 from headrace.lake.spark.session import session
 from headrace.models.predictor import network_of
 from headrace.models.sharded_model import ShardedModel
-from headrace.score import scored
-from headrace.score.joined import frames
-from headrace.score.joined.needed import JoinedModel
+from headrace.score import joined_rows, scored_rows
+from headrace.score.joined_rows import JoinedModel
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -63,10 +62,10 @@ def main(home: Path, out: Path) -> None:
     ws = Workspace(home)
     # Executors' work folders; Spark's default is below its installation.
     os.environ["SPARK_WORKER_DIR"] = str(ws.spark_local / "work")
-    scored._TASK_PAIRS = 60  # many parts
+    scored_rows._TASK_PAIRS = 60  # many parts
     with session(conf, ws, "joined") as spark:
         said = spark.sparkContext.accumulator([], Said())
-        given: Callable[..., DataFrame] = frames.map_with_table_rows
+        given: Callable[..., DataFrame] = joined_rows.map_with_table_rows
 
         def looked_at(*args: Any) -> DataFrame:
             """With workers that say what they hold when they are given what they work on."""
@@ -82,7 +81,7 @@ def main(home: Path, out: Path) -> None:
 
             return given(*before, lambda batches: work(look(batches)), schema, held)
 
-        frames.map_with_table_rows = looked_at  # type: ignore[assignment]
+        joined_rows.map_with_table_rows = looked_at  # type: ignore[assignment]
         run_stage(ScoreCandidates(), spec(model="neural", embeddings={"rows": "joined"}), ws, DS)
         scores(spark, ws).to_parquet(out)
         print(json.dumps(said.value))

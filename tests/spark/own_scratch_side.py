@@ -33,7 +33,7 @@ from headrace.lake.landing.stage import Ingest
 from headrace.lake.spark.exchange import Block, exchange, small_batches
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import numbered, run_tasks
-from headrace.score.rank import item_features
+from headrace.score import item_features
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace

@@ -27,9 +27,8 @@ from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.manifest import Manifest, Output
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.covisitation import share_of_users
-from headrace.score.candidates.pair_events import pairs_of
-from headrace.score.candidates.source import SourceContext
-from headrace.score.candidates.table import read_table
+from headrace.score.candidates.shared_lists import read_table
+from headrace.score.candidates.source import SourceContext, pairs_of
 from headrace.score.entities import Active
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.manifest import Manifest
-from headrace.score.row_hash import row_hashes
+from headrace.score.items import row_hashes
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.workspace import Workspace

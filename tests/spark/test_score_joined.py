@@ -18,11 +18,11 @@ from headrace.config import EmbeddingOptimizer
 from headrace.errors import UserError
 from headrace.models.joined import table_bytes
 from headrace.models.saved import Changes, load_model, save_model
-from headrace.score.joined.frames import _part
-from headrace.score.joined.parts import Parts
+from headrace.score.joined_rows import _part
+from headrace.score.joined_tables import Parts
+from headrace.score.score_table import score_table
 from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
-from headrace.score.table import score_table
 from headrace.stage import Context, run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace, checkout
@@ -63,7 +63,7 @@ def test_scores_are_those_of_mapped_tables_to_the_bit(
 ) -> None:
     """And no task has a whole table: each file is read by one, and a task holds rows of its own users and items."""
     ws = many_files
-    monkeypatch.setattr("headrace.score.scored._TASK_PAIRS", 60)  # many parts
+    monkeypatch.setattr("headrace.score.scored_rows._TASK_PAIRS", 60)  # many parts
     whole = load_model(folder := ws.locate(manifest_of(ws, "train").output("model").name))
     assert whole.dynamic is not None
     rows = sum(len(w) for w in whole.embeddings.weights) + sum(len(t) for t in whole.dynamic.tables)
@@ -138,7 +138,7 @@ def test_rows_of_any_table_have_the_scores_of_mapped_tables(
     unknown = pd.DataFrame({"user": [known.user.iloc[0], -1, None], "item": [None, "nobody's", None]})
     pairs = pd.concat([known, unknown]).assign(user=lambda d: d.user.astype("Int64"), note=range(203))
     pairs.to_parquet(tmp_path / "pairs")
-    monkeypatch.setattr("headrace.score.joined.parts._PART_ROWS", 9)  # many parts
+    monkeypatch.setattr("headrace.score.joined_tables._PART_ROWS", 9)  # many parts
     sizes = table_bytes(ws.locate(manifest_of(ws, "train").output("model").name))
     upstream = {stage: manifest_of(ws, stage) for stage in ("ingest", "features", "train")}
     found = []

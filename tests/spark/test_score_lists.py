@@ -17,8 +17,8 @@ from headrace.config.score import Rerank
 from headrace.lake.delta.log import DeltaLog
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.source import SourceContext
-from headrace.score.rerank.lists import RankedLists, Rule
-from headrace.score.rerank.rerank import rerank
+from headrace.score.rerank.reranker import rerank
+from headrace.score.rerank.select import RankedLists, Rule
 from headrace.score.stage import ScoreCandidates
 from headrace.stage import run_stage
 from headrace.udfs.xxhash64 import xxhash64_integers

@@ -20,9 +20,9 @@ from headrace.features.table_ops.external import ExternalReader
 from headrace.manifest import Input, Manifest, Output
 from headrace.registry import register
 from headrace.registry.promotion import settle
+from headrace.score.score_table import score_table
 from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.score.stage import ScoreCandidates
-from headrace.score.table import score_table
 from headrace.stage import Context, run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace

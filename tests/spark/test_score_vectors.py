@@ -20,12 +20,12 @@ from headrace.config import VectorSource
 from headrace.errors import UserError
 from headrace.models.saved import load_model, read_card
 from headrace.score.candidates.source import FETCH, SourceContext
-from headrace.score.candidates.vectors.source import VectorItems
+from headrace.score.candidates.vector_source import VectorItems
 from headrace.score.items import ITEM_ROW, ItemTable
-from headrace.score.rank.blocks import ITEMS
+from headrace.score.ranking import ITEMS
 from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
-from headrace.score.vectors.stage import ExportVectors
+from headrace.score.vectors_stage import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
@@ -80,7 +80,7 @@ def test_vectors_multiply_to_the_models_logits(
     assert len(lists) == 4 * len(users)
     assert run_stage(ExportVectors(), spec(), ws, DS).skipped
     # A run that died behind its first commit is made again, with nothing doubled; now of rows that Spark joins in.
-    monkeypatch.setattr("headrace.score.joined.parts._PART_ROWS", 9)  # many parts
+    monkeypatch.setattr("headrace.score.joined_tables._PART_ROWS", 9)  # many parts
     ws.manifest("shop", DS, "vectors").remove()
     assert run_stage(ExportVectors(), spec(embeddings={"rows": "joined"}), ws, DS).manifest.rows == done.rows
     for side, before in found.items():

@@ -15,7 +15,7 @@ from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import prepared_columns
-from headrace.score.rank.pair_features import check_columns
+from headrace.score.columns import check_columns
 from tests.arrow_table_ops import by_arrow
 from tests.arrow_table_ops.external import read
 from tests.tables_support import (

@@ -20,7 +20,7 @@ from headrace.models.predictor import NetworkPredictor, load_predictor, maps_of,
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.score.joined.choice import joined_tables
+from headrace.score.joined_tables import joined_tables
 from headrace.storage import Location, local
 
 USERS, ITEMS, TAGS = 30_000, 2_000, 40

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 
 from headrace.config.evaluation import OffPolicy
 from headrace.config.score import Rerank
-from headrace.score.rerank.lists import RankedLists, Rule
-from headrace.score.rerank.reasons import reasons
-from headrace.score.rerank.rerank import rerank
+from headrace.score.rerank.reranker import reasons, rerank
+from headrace.score.rerank.select import RankedLists, Rule
 from headrace.train.evaluation.policy import Actions, Policy, off_policy_metrics
 from headrace.train.evaluation.ranks import Ranks, sigmoid
 from tests.rerank_support import DS, caps, lambdas, make_rules, of_user, only, shares, some_lists

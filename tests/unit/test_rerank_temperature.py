@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.score import Rerank
-from headrace.score.rerank.lists import RankedLists, Rule
-from headrace.score.rerank.rerank import rerank
+from headrace.score.rerank.reranker import rerank
+from headrace.score.rerank.select import RankedLists, Rule
 from tests.rerank_support import DS, caps, lambdas, make_rules, of_user, only, shares, some_lists
 
 

@@ -25,11 +25,11 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor
 from headrace.schema import TableColumn
+from headrace.score.columns import check_columns, context_scalars
+from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.rank.blocks import ITEMS, SEEN, SOURCES, TaskInputs, blocks, score_batches
-from headrace.score.rank.item_features import ItemFeatures
-from headrace.score.rank.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
-from headrace.score.rank.ranked import Listed, Ranked
+from headrace.score.pair_features import PairFeatures, check_pair_features
+from headrace.score.ranking import ITEMS, SEEN, SOURCES, Listed, Ranked, TaskInputs, blocks, score_batches
 from headrace.storage import local
 
 COLUMNS = [

@@ -22,7 +22,7 @@ from headrace.lake.spark.gpus import gpu_addresses, gpu_profile
 from headrace.models import categorical
 from headrace.models.categorical import moved_in_one_copy
 from headrace.models.predictor import load_predictor
-from headrace.score.rank import loaded
+from headrace.score import loaded_model
 from headrace.storage import local
 from tests.unit.test_models_mapped import columns, save
 
@@ -68,30 +68,30 @@ def task_with_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     context = TaskContext._getOrCreate()
     context._resources = {"gpu": ResourceInformation("gpu", ["5"])}
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    loaded.loaded_model.cache_clear()
+    loaded_model.loaded_model.cache_clear()
     yield
     TaskContext._taskContext = None
-    loaded.loaded_model.cache_clear()
+    loaded_model.loaded_model.cache_clear()
 
 
 def test_a_task_computes_on_the_gpu_that_spark_assigned(
     tmp_path: Path, task_with_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(loaded, "load_predictor", lambda *given: asked.append(given))
-    monkeypatch.setattr(loaded.FittedWorkflow, "load", lambda *_, **__: None)
+    monkeypatch.setattr(loaded_model, "load_predictor", lambda *given: asked.append(given))
+    monkeypatch.setattr(loaded_model.FittedWorkflow, "load", lambda *_, **__: None)
     for _ in range(2):  # once a process
-        loaded.loaded_model(local(tmp_path), 1, None, None, True)
+        loaded_model.loaded_model(local(tmp_path), 1, None, None, True)
     assert [device for *_, device, _ in asked] == ["cuda"]
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == ("5", "PCI_BUS_ID")
-    loaded.loaded_model(local(tmp_path), 1, None, None)
+    loaded_model.loaded_model(local(tmp_path), 1, None, None)
     assert asked[-1][-2] == "cpu"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert gpu_addresses() == ()
     with pytest.raises(UserError, match="Spark assigned none"):
-        loaded.loaded_model(local(tmp_path), 1, None, None, True)
+        loaded_model.loaded_model(local(tmp_path), 1, None, None, True)
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="GPU"):
             load_predictor(save(tmp_path / "model", "fp32"), 1, device="cuda")

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
-from headrace.score.candidates.vectors import exact
-from headrace.score.candidates.vectors.exact import best_items, check_products, longest
-from headrace.score.candidates.vectors.native import library
+from headrace.score.candidates import exact
+from headrace.score.candidates.exact import best_items, check_products, library, longest
 
 
 @pytest.fixture(params=["native", "numpy"], scope="module")

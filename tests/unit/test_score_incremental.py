@@ -19,10 +19,10 @@ from headrace.config import Model
 from headrace.manifest import fingerprint
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
+from headrace.score import ranking
 from headrace.score.incremental import _Lists, _said
 from headrace.score.items import ItemTable
-from headrace.score.rank import blocks
-from headrace.score.rank.blocks import ITEMS, SOURCES, TaskInputs, score_batches, scores_stand_alone
+from headrace.score.ranking import ITEMS, SOURCES, TaskInputs, score_batches, scores_stand_alone
 from headrace.storage import local
 from tests.unit.test_score_blocks import fitted, items, make_job, rows_of, spec, users, with_candidates
 
@@ -63,7 +63,7 @@ def test_a_model_that_looks_at_other_rows_is_noticed(network: Path, monkeypatch:
     task = make_job(network, items(30))
     assert scores_stand_alone(task, users(8))
     assert scores_stand_alone(task, users(1))
-    predictor, workflow = blocks.loaded_model(task.model, task.threads, task.output, task.maps)
+    predictor, workflow = ranking.loaded_model(task.model, task.threads, task.output, task.maps)
 
     class LooksBeside:
         """Scores less what is in the batch: as of a normalization by the batch."""
@@ -74,7 +74,7 @@ def test_a_model_that_looks_at_other_rows_is_noticed(network: Path, monkeypatch:
             found = predictor.predict(columns)
             return found - found.mean()
 
-    monkeypatch.setattr(blocks, "loaded_model", lambda *_: (LooksBeside(), workflow))
+    monkeypatch.setattr(ranking, "loaded_model", lambda *_: (LooksBeside(), workflow))
     assert not scores_stand_alone(task, users(8))
 
 

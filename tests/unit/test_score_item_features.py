@@ -17,10 +17,10 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.jagged import JaggedArray
 from headrace.lake.spark.tasks import run_tasks
 from headrace.schema import TableColumn
+from headrace.score import item_features
+from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.rank import item_features
-from headrace.score.rank.item_features import ItemFeatures
-from headrace.score.rank.pair_features import PairFeatures
+from headrace.score.pair_features import PairFeatures
 from headrace.storage import LeaseLost, Location, local
 from headrace.storage.host_scratch import HostScratch, RunFolder
 from headrace.storage.objects import copies

@@ -13,9 +13,9 @@ import pytest
 from headrace.config import Spec, Split, build_spec
 from headrace.config.score import Rerank
 from headrace.errors import UserError
+from headrace.score.columns import check_rule_columns
 from headrace.score.items import ItemTable
-from headrace.score.rank.ranked import Ranked
-from headrace.score.rerank.columns import check_rule_columns
+from headrace.score.ranking import Ranked
 from headrace.score.rerank.reranker import RuleReranker, hashes, is_fresh
 from headrace.storage import local
 

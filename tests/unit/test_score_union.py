@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.score.candidates.candidates import Quotas, unite
 from headrace.score.candidates.covisitation import Neighbors, best_neighbors
-from headrace.score.candidates.union import Quotas, unite
 
 #: For each user, for each source, its items best first.
 Users = list[list[list[int]]]

@@ -14,11 +14,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.jagged import JaggedArray
-from headrace.score.candidates.vectors import item_vectors, ivf
-from headrace.score.candidates.vectors.exact import best_items
-from headrace.score.candidates.vectors.item_vectors import ItemVectors, VectorPart
-from headrace.score.candidates.vectors.search import FindItems, MeasureRecall, Searched
-from headrace.score.vectors.model_vectors import ModelVectors
+from headrace.score.candidates import item_vectors
+from headrace.score.candidates.exact import best_items
+from headrace.score.candidates.item_vectors import (
+    ItemVectors,
+    VectorPart,
+    build_index,
+    cells_of,
+    fewest_probes,
+    recall_share,
+    search_index,
+)
+from headrace.score.candidates.vector_source import FindItems, MeasureRecall, Searched
+from headrace.score.model_vectors import ModelVectors
 from headrace.storage import LeaseLost, Location, local
 from tests.storage_homes import memory_home
 
@@ -88,44 +96,44 @@ def clustered(items: int, users: int, width: int) -> tuple[NDArray[np.float32], 
 def test_index(tmp_path: Path) -> None:
     vectors, queries = clustered(6_000, 200, 20)
     made = write(tmp_path / "v", np.arange(6_000, dtype=np.int32), vectors, [2_500])
-    index = ivf.build(made, local(tmp_path / "index"), threads=2)
-    assert index.cells == ivf.cells_of(6_000) == 93
+    index = build_index(made, local(tmp_path / "index"), threads=2)
+    assert index.cells == cells_of(6_000) == 93
     wanted = np.argsort(-(queries.astype(np.float64) @ vectors.T.astype(np.float64)), axis=1)[:, :50]
     shares = []
     for probes in (4, 8, 32, index.cells):
-        found = ivf.search(index, queries, 50, probes, threads=1).items
+        found = search_index(index, queries, 50, probes, threads=1).items
         by_hand = [len({*f.tolist()} & {*w.tolist()}) / 50 for f, w in zip(found, wanted, strict=True)]
-        shares.append(ivf.recall(found, wanted))
+        shares.append(recall_share(found, wanted))
         assert shares[-1] == pytest.approx(np.mean(by_hand))
         assert all(len(set(f)) == 50 and min(f) >= 0 for f in found.tolist())
     assert shares == sorted(shares)
     assert shares[1] > 0.8  # of 8 of 93 cells: items of random cells would give 0.09
     assert shares[-1] > 0.99  # of all cells: half precision alone is between
     # More of them begin with the same ones, as far as the cells have them.
-    more = ivf.search(index, queries, 80, 32, threads=2).items
-    fewer = ivf.search(index, queries, 50, 32, threads=1).items
+    more = search_index(index, queries, 80, 32, threads=2).items
+    fewer = search_index(index, queries, 50, 32, threads=1).items
     assert (more[:, :50] == fewer).mean() > 0.999
     # Built again, it is the same.
-    again = ivf.build(made, local(tmp_path / "again"), threads=1)
+    again = build_index(made, local(tmp_path / "again"), threads=1)
     assert np.array_equal(
-        ivf.search(again, queries, 50, 8, threads=1).items, ivf.search(index, queries, 50, 8, 1).items
+        search_index(again, queries, 50, 8, threads=1).items, search_index(index, queries, 50, 8, 1).items
     )
 
 
 def test_users_whose_cells_have_too_few_get_the_best_others(tmp_path: Path) -> None:
     vectors, queries = clustered(640, 20, 4)
     made = write(tmp_path / "v", np.arange(640, dtype=np.int32), vectors, [])
-    index = ivf.build(made, local(tmp_path / "index"), threads=1)
-    found = ivf.search(index, queries, 300, 1, threads=1).items
+    index = build_index(made, local(tmp_path / "index"), threads=1)
+    found = search_index(index, queries, 300, 1, threads=1).items
     best = best_items(queries, made.blocks(), 640).items
     for f, b, few in zip(
-        found.tolist(), best.tolist(), ivf.search(index, queries, 5, 1, 1).items.tolist(), strict=True
+        found.tolist(), best.tolist(), search_index(index, queries, 5, 1, 1).items.tolist(), strict=True
     ):
         assert f[:5] == few
         assert len(set(f)) == 300
         own = [i for i, item in enumerate(f) if item in b[: len(f)]]
         assert len(own) > 200  # most are the best ones of all
-    everything = ivf.search(index, queries, 700, 1, threads=1).items
+    everything = search_index(index, queries, 700, 1, threads=1).items
     assert all(sorted(f[:640]) == list(range(640)) and set(f[640:]) == {-1} for f in everything.tolist())
 
 
@@ -137,7 +145,7 @@ def test_fewest_probes(needed: int, cells: int) -> None:
         asked.append(probes)
         return min(probes / needed, 1)
 
-    found = ivf.fewest_probes(recall_of, 1.0, cells)
+    found = fewest_probes(recall_of, 1.0, cells)
     assert max(asked) <= cells
     if needed > cells:
         assert found is None
@@ -231,7 +239,7 @@ def test_users_are_cut_by_what_they_ask_for(
 def test_recall_is_measured_by_users_whom_the_model_knows(tmp_path: Path) -> None:
     vectors, queries = clustered(640, 60, 2)
     made = write(tmp_path / "v", np.arange(640, dtype=np.int32), vectors, [])
-    index = ivf.build(made, local(tmp_path / "index"), threads=1)
+    index = build_index(made, local(tmp_path / "index"), threads=1)
 
     def measured(known: int) -> dict[str, Any]:
         # Those of whom nothing is known come first.
@@ -244,7 +252,7 @@ def test_recall_is_measured_by_users_whom_the_model_knows(tmp_path: Path) -> Non
     some = measured(60)
     assert (some["users"], some["recall"] >= 0.9) == (60, True)
     best = best_items(queries, made.blocks(), 20).items
-    assert some["recall"] == ivf.recall(ivf.search(index, queries, 20, some["probes"], 1).items, best)
+    assert some["recall"] == recall_share(search_index(index, queries, 20, some["probes"], 1).items, best)
     # Of nobody a recall of 1 would be reached by one cell.
     for few in (0, 5):
         none = measured(few)
@@ -253,5 +261,5 @@ def test_recall_is_measured_by_users_whom_the_model_knows(tmp_path: Path) -> Non
 
 def test_recall_of_lists_with_gaps() -> None:
     best = np.array([[1, 2, -1], [4, 5, 6]], np.int32)
-    assert ivf.recall(np.array([[2, 9, -1], [6, 5, 4]], np.int32), best) == 4 / 5
-    assert ivf.recall(np.array([[-1, -1]], np.int32), np.array([[-1, -1]], np.int32)) == 1.0
+    assert recall_share(np.array([[2, 9, -1], [6, 5, 4]], np.int32), best) == 4 / 5
+    assert recall_share(np.array([[-1, -1]], np.int32), np.array([[-1, -1]], np.int32)) == 1.0

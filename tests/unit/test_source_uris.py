@@ -26,7 +26,7 @@ from headrace.lake.spark.requirements import ACCESSED, store_properties
 from headrace.lake.tables.opened import TablePlace, find_table, open_table, table_name
 from headrace.observe.openlineage.names import DatasetName, name_of
 from headrace.scaffold.roles import Named
-from headrace.score.candidates.table import tables_of_score
+from headrace.score.candidates.shared_lists import tables_of_score
 from headrace.stage import Context
 from headrace.storage import local, location_of
 from headrace.workspace import Workspace

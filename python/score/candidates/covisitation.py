@@ -22,11 +22,10 @@ from pyspark.sql import functions as F
 
 from headrace.config import Covisitation
 from headrace.features.functions.spark_expressions import col
-from headrace.score.candidates.lists import with_own_lists
-from headrace.score.candidates.pair_events import AT, USER, pairs_of
-from headrace.score.candidates.source import FETCH, SourceContext
+from headrace.score.candidates.shared_lists import with_own_lists
+from headrace.score.candidates.source import AT, FETCH, USER, SourceContext, pairs_of
 from headrace.score.items import ITEM_ROW
-from headrace.score.rank.blocks import ITEMS
+from headrace.score.ranking import ITEMS
 
 #: Users are thinned by steps of this share.
 _STEPS = 1 << 20

@@ -1,16 +1,33 @@
-"""What a source of candidates is given, and what it answers."""
+"""The contract of candidate sources: their context, expressions of the spec as conditions, and pairs of events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import logging
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors.exceptions.base import QueryContextType
+from pyspark.logger import PySparkLogger
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from headrace.config import Score
+from headrace.config import PairEvents, Score
+from headrace.errors import UserError, nearest
+from headrace.features.build.rows import end_of_day
+from headrace.features.functions.spark_expressions import col
+from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
+from headrace.features.layout.split import SPLIT
+from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.external import ExternalReader
+from headrace.features.table_ops.preparation import midnight
+from headrace.features.table_ops.spark_windows import EVENT_MICROS
+from headrace.features.types import declared
+from headrace.lake.landing import following
 from headrace.score.entities import Active
+from headrace.score.items import ITEM_ROW
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.storage import Location
@@ -88,9 +105,9 @@ def stored(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame
 class ItemRanking(Protocol):
     """A source of candidates, prepared: for each user an order of (some of) the items of `SourceContext.items`.
 
-    It is made once a run, as `RANKINGS[kind](context, source)` of headrace.score.candidates.rankings, and asked several
-    times: first for what most users need, then for more for those of whose items filters left out too many. One with
-    a true attribute `leaves_out_blocked` gives no item that is blocked for the user.
+    It is made once a run, as `RANKINGS[kind](context, source)` of headrace.score.candidates.candidates, and asked
+    several times: first for what most users need, then for more for those of whose items filters left out too many.
+    One with a true attribute `leaves_out_blocked` gives no item that is blocked for the user.
     """
 
     def first(self, users: DataFrame, most: int) -> DataFrame:
@@ -105,3 +122,166 @@ class ItemRanking(Protocol):
             them; fewer where the order has no more items; asked again for more, it begins with the same ones.
         """
         ...
+
+
+def condition(frame: DataFrame, expression: str, where: str) -> Column:
+    """Whether an expression is true of a row: boolean, never null.
+
+    Args:
+        frame: has the columns.
+        expression: Spark SQL.
+        where: its place in the spec, for messages.
+
+    Raises:
+        UserError: it is no expression, is no truth value, or names an unknown column, with the nearest.
+    """
+    if (fault := fault_of(frame, expression)) is not None:
+        raise UserError(f"{where}: {fault}")
+    return F.coalesce(F.expr(expression), F.lit(False))
+
+
+def fault_of(frame: DataFrame, expression: str) -> str | None:
+    """Why an expression is no condition on a frame's rows; None: it is one. Runs no Spark job."""
+    try:
+        # `where` itself takes texts that can be cast for conditions; what is wrong is known when the plan is analysed.
+        with _unlogged():
+            found = frame.select(F.expr(expression).alias("__condition"))
+        kind = dict(found.dtypes)["__condition"]
+    except ParseException as e:
+        return f"'{expression}' is no Spark SQL expression: {_first_line(e)}"
+    except AnalysisException as e:
+        name = (e.getMessageParameters() or {}).get("objectName")
+        if name is not None and str(e.getCondition()).startswith("UNRESOLVED_COLUMN"):
+            column = name.replace("`.`", ".").strip("`")
+            known = [c for c in frame.columns if not c.startswith("_")]
+            return f"there is no column '{column}'{nearest(column, known)} (there are: {', '.join(known)})"
+        return f"'{expression}': {_first_line(e)}"
+    return None if kind == "boolean" else f"'{expression}' is {kind}, not true or false"
+
+
+@contextmanager
+def expression_errors(score: Score) -> Iterator[None]:
+    """What Spark says of a value that an expression of the section cannot take is said of that expression.
+
+    Raises:
+        UserError: such a value, such as a divisor of 0 or a text that is no number.
+    """
+    try:
+        with _unlogged():
+            yield
+    except PySparkException as e:
+        for context in e.getQueryContext():
+            for where, expression in _expressions(score):
+                if context.contextType() is QueryContextType.SQL and context.fragment() in expression:
+                    said = _first_line(e).partition(" If necessary set ")[0]
+                    raise UserError(f"{where}: '{expression}': {said}") from None
+        raise
+
+
+def _expressions(score: Score) -> Iterator[tuple[str, str]]:
+    """(place in the spec, Spark SQL)"""
+    entries: list[tuple[str, object]] = [(f"score.filters[{i}]", entry) for i, entry in enumerate(score.filters)]
+    if score.candidates is not None:
+        entries += [(f"score.candidates.sources.{n}", source) for n, source in score.candidates.sources.items()]
+    for where, entry in entries:
+        if isinstance(expression := getattr(entry, "where", None), str):
+            yield f"{where}.where", expression
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """PySpark logs what does not resolve, with the JVM's stack trace; here it is an answer."""
+    # By PySpark's own class: a plain logger of that name, had it been made first, takes none of what PySpark tells it.
+    log = PySparkLogger.getLogger("SQLQueryContextLogger")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _first_line(error: PySparkException) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+#: The columns of pairs besides ITEM_ROW: the user's key, and the time of the pair's newest event in microseconds
+#: (bigint; 0 where the events have no time).
+USER, AT = "__user", "__at"
+
+
+def pairs_of(context: SourceContext, events: PairEvents, where: str) -> DataFrame:
+    """(USER, ITEM_ROW, AT): one row for each user and each item of `context.items` that have such an event.
+
+    Args:
+        context: of the run.
+        events: which events count.
+        where: the section's place in the spec, for messages.
+
+    Returns:
+        A frame that is computed once for all who ask for the same.
+
+    Raises:
+        UserError: the expression is none of the events' columns, or they lack a key's column.
+    """
+    asked = (events.from_, events.where, events.days, events.user, events.item)
+    return context.keep(("pairs", *asked), lambda: _pairs(context, events, where))
+
+
+def _pairs(context: SourceContext, events: PairEvents, where: str) -> DataFrame:
+    rows, at = _own(context, events, where) if events.from_ is None else _named(context, events, where)
+    score = context.score
+    if events.days is not None:
+        rows = rows.where(at >= F.lit(_end(context, events, following(context.ctx.ds, -events.days))))
+    types = dict(context.users.dtypes) | dict(context.items.dtypes)
+    names = {"user": events.user or score.user.key, "item": events.item or score.item.key}
+    for key, name in names.items():
+        if name not in rows.columns:
+            known = [c for c in rows.columns if not c.startswith("_")]
+            raise UserError(
+                f"{where}.{key}: the events have no column '{name}'{nearest(name, known)} (there are: "
+                f"{', '.join(known)})"
+            )
+    # A text that is no number is no user's key, and no item's.
+    user = col(names["user"]).try_cast(types[score.user.key])
+    item = col(names["item"]).try_cast(types[score.item.key])
+    # Each pair once before it meets the items: one that a user had a thousand times is one row from here on.
+    found = rows.select(user.alias(USER), item.alias("__item"), at.alias(AT)).where(
+        F.col(USER).isNotNull() & F.col("__item").isNotNull()
+    )
+    found = found.groupBy(USER, "__item").agg(F.max(AT).alias(AT))
+    keys = context.items.select(col(score.item.key).alias("__item"), F.col(ITEM_ROW))
+    return found.join(keys, "__item").select(USER, ITEM_ROW, AT)
+
+
+def _own(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFrame, Column]:
+    """Events of the training window: up to ds with a split by time, else those of train."""
+    spec, rows = context.ctx.spec, context.active.events
+    if spec.features.split.by != "time":
+        rows = rows.where(F.col(SPLIT) == "train")
+    if events.where is None:
+        rows = rows.where(col(spec.features.label).cast("double") == 1.0)
+    else:
+        rows = rows.where(condition(rows, events.where, f"{where}.where"))
+    time = spec.table.event_time
+    if time is None:
+        return rows, F.lit(0).cast("bigint")
+    type_ = next(declared(c) for c in spec.table.columns if c.name == time)
+    return rows, F.coalesce(spark_micros(col(time), type_), F.lit(0).cast("bigint"))
+
+
+def _named(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFrame, Column]:
+    assert events.from_ is not None
+    # What a user bought is bought: `features.history_days` is a bound of features, not of this.
+    lookback = None if events.days is None else events.days * DAY_MICROS
+    rows = context.active.sources(SourceRead(events.from_, "all_events", lookback))
+    # What happened up to the end of ds.
+    rows = rows.where(F.col(EVENT_MICROS) < F.lit(_end(context, events, context.ctx.ds)))
+    if events.where is not None:
+        rows = rows.where(condition(rows, events.where, f"{where}.where"))
+    return rows, F.col(EVENT_MICROS)
+
+
+def _end(context: SourceContext, events: PairEvents, ds: str) -> int:
+    """The first microsecond after a day, in terms of the events' times."""
+    return midnight(ds, 1) if events.from_ is None else end_of_day(context.ctx.spec.sources[events.from_], ds)

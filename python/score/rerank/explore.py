@@ -1,28 +1,42 @@
-"""Exploration by epsilon, with known probabilities: which positions are drawn, and what comes to stand there.
+"""Exploration with known probabilities: by epsilon, or by a temperature.
 
-Every position that no share protects is drawn with probability epsilon, independently. Let S be the drawn ones. They
-are filled, in random order and without replacement, from the pool and the items that stood in S, each equally likely.
-With m items in the pool and u positions that may be drawn, the probability that an item stands at such a position is
+**Epsilon.** Every position that no share protects is drawn with probability epsilon, independently. Let S be the drawn
+ones. They are filled, in random order and without replacement, from the pool and the items that stood in S, each
+equally likely. With m items in the pool and u positions that may be drawn, an item stands at such a position with
+probability
 
     an item of the pool:                  eps E[1 / (m + 1 + B)],           B of Binomial(u - 1, eps)
     the item that stood there:            1 - eps + eps E[1 / (m + 1 + B)]
     the item of another such position:    eps^2 E[1 / (m + 2 + B')],        B' of Binomial(u - 2, eps)
 
-which are positive for each item of list and pool at each position, and sum to 1 over them: inverse propensity scores
-(Horvitz and Thompson, 1952) of any policy that chooses among these are unbiased.
+These are positive for each item of list and pool at each position, and sum to 1 over them. So inverse propensity scores
+(Horvitz and Thompson, 1952) of any policy that chooses among these items are unbiased.
+
+**Temperature.** Each position is drawn by a softmax over the items that may stand there. Without other rules this is
+the model of Plackett (1975) and Luce (1959), and the same as taking the greatest scores with Gumbel noise. The recorded
+propensity is that of the item at this position, given the items above it. It is exact under all rules, because caps,
+shares and diversity look only at the items above. So inverse propensity scores at a position are unbiased for any
+policy that chooses among the same items below the same items, and at the first position for any policy. The product of
+a list's propensities is the probability of the list.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.score import Explore
-from headrace.score.rerank.draws import draws
-from headrace.score.rerank.lists import F64, I64, Bools, Rectangle, Rule
-from headrace.score.rerank.select import Caps, Selected, Share
+from headrace.counter_random import scatter_64, stream, uniform
+from headrace.score.rerank.select import F64, I64, Bools, Caps, Rectangle, Rule, Selected, Share
+
+
+def draws(seed: int, purpose: str, users: NDArray[np.uint64], columns: int) -> F64:
+    """Uniform in [0, 1), a function of the seed, the purpose and each user's hash: float64 [n, columns]."""
+    key = stream(seed, purpose)
+    return uniform(key, scatter_64(key, users)[:, None] + np.arange(columns, dtype=np.uint64))
 
 
 def pool_of(selected: Selected, grid: Rectangle, caps: Caps, most: int | None) -> Bools:
@@ -117,3 +131,35 @@ def _binomial(most: int, p: float) -> F64:
         table[t + 1] = table[t] * (1 - p)
         table[t + 1, 1:] += table[t, :-1] * p
     return table
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A `Draw` of `select`. numbers: float64 [n, k], uniform in [0, 1). reach: bool [n, m], or None: all."""
+
+    temperature: float
+    numbers: F64
+    reach: Bools | None
+
+    @staticmethod
+    def of(settings: Explore, ds: str, users: NDArray[np.uint64], grid: Rectangle, k: int) -> Softmax:
+        """Of a day and users, by their hashes [n]; with a pool, the items of the first k + pool ranked ones."""
+        assert settings.temperature is not None, "asked for where there is one"
+        reach = None if settings.pool is None else grid.there.cumsum(1) <= k + settings.pool
+        return Softmax(settings.temperature, draws(settings.seed, f"rerank/softmax/{ds}", users, k), reach)
+
+    def __call__(self, place: int, values: F64, among: Bools) -> tuple[I64, F64]:
+        """See `Draw`."""
+        if self.reach is not None:
+            near = among & self.reach
+            among = np.where(near.any(1, keepdims=True), near, among)
+        scaled = np.where(among, values / self.temperature, -np.inf)
+        most = scaled.max(1, keepdims=True, initial=-np.inf)
+        weights = np.exp(scaled - np.where(np.isfinite(most), most, 0.0))
+        sums = weights.cumsum(1)
+        total = sums[:, -1]
+        # Below the total even where the product is rounded up.
+        at = np.minimum(self.numbers[:, place] * total, np.nextafter(total, 0.0))
+        found = (sums > at[:, None]).argmax(1)
+        with np.errstate(invalid="ignore"):
+            return found, weights[np.arange(len(found)), found] / total

@@ -1,24 +1,202 @@
-"""What a ranking task calls: the rules of `score.rerank` over the ranked items of its users."""
+"""The rules of `score.rerank` over ranked items, as a ranking task applies them: lists, reasons and unmet rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyspark import Accumulator, SparkContext
 
 from headrace.config.score import Rerank
+from headrace.errors import UserError
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops.preparation import midnight
+from headrace.jagged import JaggedArray
+from headrace.lake.spark.tasks import ByPartition, this_partition
+from headrace.models.predictor import Predictor
+from headrace.score.item_features import ItemFeatures
 from headrace.score.items import ItemTable
-from headrace.score.rank.ranked import Listed, Ranked
-from headrace.score.rerank.lists import RankedLists
-from headrace.score.rerank.reasons import reasons
-from headrace.score.rerank.rerank import rerank
+from headrace.score.loaded_model import loaded_model
+from headrace.score.pair_features import Columns, gather
+from headrace.score.ranking import Listed, Ranked
+from headrace.score.rerank.explore import Softmax, explore, pool_of, protected
+from headrace.score.rerank.select import (
+    I64,
+    Bools,
+    Caps,
+    RankedLists,
+    Rectangle,
+    Reranked,
+    Rule,
+    Share,
+    select,
+    shares_of,
+)
+from headrace.storage import Location
+from headrace.storage.host_scratch import HostPlace
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
+
+#: Of a rule: the lists that do not meet it; those of them that provably could not.
+LISTS, IMPOSSIBLE = "lists", "impossible"
+
+_NAMES = {Rule.FRESH: "freshness", Rule.NEW_ITEM: "new_items"}
+
+
+def unmet_rules(shown: I64, grid: Rectangle, caps: Caps, shares: list[Share], k: int) -> Counter[tuple[str, str]]:
+    """Count, by (rule, LISTS or IMPOSSIBLE), some users' lists.
+
+    A share is not met where a beginning of the list has fewer such items than it asks for. It is impossible where, of
+    the ranked items, the caps let fewer into any list, each cap by itself. Caps are met always; what they cost is
+    counted: lists that are shorter than k although more items were ranked.
+
+    Args:
+        shown: what stands at each position: int64 [n, positions], columns of the rectangle, -1 beyond a list's end.
+        grid: the ranked items.
+        caps: of the same.
+        shares: that the rules ask for.
+        k: `score.top_k`.
+    """
+    there = shown >= 0
+    length, columns = there.sum(1), np.maximum(shown, 0)
+    found: Counter[tuple[str, str]] = Counter()
+
+    def note(rule: str, unmet: Bools, impossible: Bools) -> None:
+        found[rule, LISTS] += int(unmet.sum())
+        found[rule, IMPOSSIBLE] += int((unmet & impossible).sum())
+
+    for share in shares:
+        have = (there & np.take_along_axis(share.members, columns, 1)).cumsum(1)
+        short = (there & (have < share.least[1 : shown.shape[1] + 1])).any(1)
+        note(_NAMES[share.rule], short, caps.at_most(share.members) < share.least[length])
+    if caps.most:
+        wanted = np.minimum(k, grid.there.sum(1))
+        note("caps", length < wanted, caps.at_most(grid.there) < wanted)
+    return found
+
+
+Counts = dict[int, dict[tuple[str, str], int]]
+
+
+@dataclass(frozen=True)
+class UnmetByTask:
+    """Picklable, for tasks of one job."""
+
+    counts: Accumulator[Counts]
+
+    @staticmethod
+    def of(context: SparkContext) -> UnmetByTask:
+        """Nothing said yet."""
+        empty: Counts = {}
+        return UnmetByTask(context.accumulator(empty, ByPartition()))
+
+    def add(self, unmet: Mapping[tuple[str, str], int]) -> None:
+        """Call at the end of a task, with all of its lists."""
+        self.counts.add({this_partition(): dict(unmet)})
+
+    def by_rule(self) -> dict[str, dict[str, int]]:
+        """For the manifest, on the driver: by rule how many lists, and how many that provably could not meet it."""
+        total: Counter[tuple[str, str]] = Counter()
+        for counts in self.counts.value.values():
+            total.update(counts)
+        return {
+            rule: {what: total[rule, what] for what in (LISTS, IMPOSSIBLE)} for rule in sorted({r for r, _ in total})
+        }
+
+
+_WORDS = {Rule.SCORE: "", Rule.FRESH: "fresh", Rule.NEW_ITEM: "new_item", Rule.EXPLORE: "explore"}
+#: Why an item is there that no rule and no source brought: it was ranked among all items.
+_RANKED = "score"
+
+
+def reasons(rule: NDArray[np.uint8], sources: NDArray[np.int64] | None, names: Sequence[str]) -> pa.StringArray:
+    """The rule that put each row there, if one did, then the sources that it came from, with commas between.
+
+    Args:
+        rule: a `Rule` each, uint8 [M].
+        sources: bit masks by position in `names`, int64 [M]; None: there were no sources, all items were ranked.
+        names: of the sources, 48 at most.
+    """
+    masks = np.zeros(len(rule), np.int64) if sources is None else sources.astype(np.int64)
+    distinct, place = np.unique(masks << 8 | rule, return_inverse=True)
+    words = [_words(int(of), names) for of in distinct]
+    return pa.array(words, pa.string()).take(pa.array(place))
+
+
+def _words(key: int, names: Sequence[str]) -> str:
+    mask, rule = key >> 8, Rule(key & 0xFF)
+    found = [_WORDS[rule], *(name for i, name in enumerate(names) if mask >> i & 1)]
+    return ",".join(word for word in found if word) or _RANKED
+
+
+def rerank(lists: RankedLists, rules: Rerank, k: int, ds: str) -> Reranked:
+    """At most k items for each user: a function of the user's own items, its key, the day and the rules.
+
+    Args:
+        lists: the ranked items. What the rules look at must be there.
+        rules: the section `score.rerank`.
+        k: `score.top_k`.
+        ds: the day, YYYY-MM-DD: others are drawn on another.
+    """
+    grid = Rectangle.of(lists.offsets)
+    asked = rules.explore
+    draw = None if asked is None or asked.temperature is None else Softmax.of(asked, ds, lists.users, grid, k)
+    selected, caps = select(lists, grid, rules, k, draw)
+    shown, rule, propensity = selected.chosen, selected.rule, selected.propensity
+    if rules.explore is not None and rules.explore.epsilon is not None:
+        pool = pool_of(selected, grid, caps, rules.explore.pool)
+        kept = protected(selected, shares_of(lists, grid, rules, k))
+        shown, propensity, rule = explore(selected, pool, kept, rules.explore, ds, lists.users)
+    unmet = unmet_rules(shown, grid, caps, shares_of(lists, grid, rules, k), k)
+    there = shown >= 0
+    offsets = np.zeros(len(lists.offsets), np.int64)
+    np.cumsum(there.sum(1), out=offsets[1:])
+    rows = np.take_along_axis(grid.rows, np.maximum(shown, 0), 1)[there]
+    return Reranked(offsets, rows, propensity[there], rule[there], unmet)
+
+
+@dataclass(frozen=True)
+class ModelItemVectors:
+    """Picklable; the model is the one that the worker has loaded to rank, and items' features are mapped."""
+
+    model: Location
+    threads: int
+    output: str | None
+    maps: HostPlace | None
+    item_features: ItemFeatures
+    #: See TaskInputs.
+    gpu: bool = False
+    joined: frozenset[str] = frozenset()
+
+    def __call__(self, item_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32 [n, D] of rows [n].
+
+        Raises:
+            UserError: the model is in no retrieval form.
+        """
+        predictor, _ = loaded_model(self.model, self.threads, self.output, self.maps, self.gpu, self.joined)
+        columns = gather({}, self.item_features.open(), item_rows, item_rows)
+        return _vectors(predictor, columns, len(item_rows))
+
+
+def _vectors(predictor: Predictor, columns: Columns, n: int) -> NDArray[np.float32]:
+    of = getattr(predictor, "vectors", None)
+    if of is None:
+        raise UserError(
+            f"score.rerank.diversity.by is 'vectors', and a model of kind '{predictor.kind}' has none: name columns of "
+            f"score.item"
+        )
+    for f in predictor.schema.features:
+        if f.name not in columns:  # the user's: an item's vector does not look at them
+            nothing = np.zeros(n, f.dtype)
+            columns[f.name] = JaggedArray(np.zeros(n + 1, np.int64), nothing[:0]) if f.is_list else nothing
+    found: NDArray[np.float32] = of(columns, "item")
+    return found
+
 
 #: Columns of items: how many events they have in the training rows (none: null), and when the first was.
 EVENTS, FIRST_EVENT = "events", "first_event"

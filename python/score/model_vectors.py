@@ -1,22 +1,26 @@
-"""What a Spark task asks a saved model for: the vectors of users, or of items, of their columns in the lake."""
+"""Vectors of users or items from a saved model in retrieval form, by Spark tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jagged import JaggedArray
 from headrace.models.predictor import NetworkPredictor, Predictor
 from headrace.schema import Kind
-from headrace.score.rank.loaded import loaded_model
-from headrace.score.rank.pair_features import Columns, PairFeatures
+from headrace.score.joined_tables import Parts
+from headrace.score.loaded_model import loaded_model
+from headrace.score.pair_features import Columns, PairFeatures
 from headrace.storage import Location
 from headrace.storage.host_scratch import HostPlace
 
@@ -39,7 +43,7 @@ class ModelVectors:
     context: dict[str, pa.Scalar]
     #: Where workers of a host map the model's tables (Workspace.mapped); None: each has them in its memory.
     maps: HostPlace | None = None
-    #: Tables that are not mapped: a task is given their rows before (headrace.score.joined).
+    #: Tables that are not mapped: a task is given their rows before (headrace.score.joined_rows).
     joined: frozenset[str] = frozenset()
 
     def of(self, batch: pa.RecordBatch) -> NDArray[np.float32]:
@@ -115,3 +119,37 @@ def _met_by_none(codes: NDArray[Any] | JaggedArray) -> NDArray[Any]:
     """Null's code 0 becomes 1, that of values out of the vocabulary."""
     assert isinstance(codes, np.ndarray)
     return np.where(codes == 0, np.ones_like(codes), codes)
+
+
+def map_vectors(
+    spark: SparkSession,
+    vectors: ModelVectors,
+    frame: DataFrame,
+    names: Sequence[str],
+    parts: Callable[[], Parts],
+    work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: StructType | str,
+) -> DataFrame:
+    """`frame.mapInArrow(work, schema)`, where rows of the model's tables are joined in with those of each part.
+
+    Args:
+        spark: the session.
+        vectors: the model, of which `work` asks the vectors of its rows.
+        frame: users or items, with columns c0, c1, ...
+        names: what these are called, to `work`.
+        parts: says how the frame is cut; asked where rows are joined in. Else it is left as it is.
+        work: what a task does.
+        schema: of what that makes.
+    """
+    called = tuple(names)
+    if vectors.joined:
+        # And torch, which no other driver needs.
+        from headrace.score.joined_rows import CodesOfVectors, map_with_table_rows
+
+        needed = partial(CodesOfVectors, vectors)
+        return map_with_table_rows(spark, vectors, needed, frame, called, parts(), work, schema)
+
+    def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from work(pa.RecordBatch.from_arrays(batch.columns, list(called)) for batch in batches)
+
+    return frame.mapInArrow(named, schema)

@@ -1,22 +1,44 @@
-"""Each user's items of the greatest dot products, among all items: exact, in blocks of users and of items.
+"""Exact search for each user's items of the greatest dot products, in blocks of users and of items.
 
-At no time is there a score for each user and item: the best so far are kept, and a score below the last of them goes no
-further. In C++ it goes no further than a register; NumPy makes the scores of a block of users and a block of items.
+There is never a score for each user and item at once. The best so far are kept, and a lower score is dropped. The loop
+is in C++ (native/cpp/top_k.cpp), which drops such scores in a register, where `make native` has built it. Elsewhere
+NumPy computes the scores of a block of users and a block of items.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import native
 from headrace.errors import UserError
 from headrace.jagged import JaggedArray
-from headrace.score.candidates.vectors.native import library
-from headrace.score.rank.top_k import top_k
+from headrace.score.ranking import top_k
+
+#: Raise it with that of native/cpp/top_k.cpp when a function's name, arguments or meaning change.
+_VERSION = 1
+_I64, _I32, _P = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
+RETRIEVAL = native.Interface(
+    "libheadrace_retrieval.so",
+    "headrace_retrieval_version",
+    {
+        "headrace_top_k_add": (None, (_P, _I64, _I64, _P, _I64, _I64, _I64, _I64, *(_P,) * 5, _I32)),
+        "headrace_top_k_take": (None, (_I64, _I64, _I64, *(_P,) * 4, _I32)),
+    },
+)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None where it was not built (or from other sources, which is logged)."""
+    return RETRIEVAL.load(RETRIEVAL.path(), _VERSION)
+
 
 #: Bytes that a thread's best items so far may take.
 BLOCK_BYTES = 32 << 20

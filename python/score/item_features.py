@@ -28,8 +28,8 @@ from headrace.features.functions.arrays import one_batch
 from headrace.jagged import JaggedArray
 from headrace.lake.spark.tasks import run_tasks
 from headrace.score.items import ItemTable
-from headrace.score.rank.loaded import loaded_workflow
-from headrace.score.rank.pair_features import Columns, PairFeatures
+from headrace.score.loaded_model import loaded_workflow
+from headrace.score.pair_features import Columns, PairFeatures
 from headrace.storage import Location, release_copy
 from headrace.storage.host_scratch import HostPlace, RunFolder
 from headrace.storage.once import made_once

@@ -17,12 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headrace.config import Score, Spec
 from headrace.dataset import lists
-from headrace.errors import UserError
 from headrace.features.functions.arrays import one_batch
-from headrace.features.table_ops.preparation import Preparation, prepared_columns
-from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jagged import JaggedArray
 from headrace.schema import Feature
@@ -130,68 +126,6 @@ class PairFeatures:
         features = [f for f in self.fitted.features if f.name in wanted]
         made = zip(features, self.fitted.transform_lists(whole, frozenset(wanted)), strict=True)
         return {f.name: JaggedArray(*lists.to_numpy(x)) if f.is_list else x.to_numpy(False) for f, x in made}
-
-
-def check_columns(spec: Spec, score: Score) -> None:
-    """See that every column that the features read comes from exactly one place; cheap, needs no data.
-
-    Raises:
-        UserError: a column comes from nowhere or from two places, a key is a list, or a constant has the wrong type.
-    """
-    types = {c.name: declared(c) for c in prepared_columns(spec)}
-    places: dict[str, list[str]] = {}
-    for side_name, side in (("user", score.user), ("item", score.item)):
-        if types[side.key].is_list:
-            raise UserError(f"score.{side_name}.key: column '{side.key}' is {types[side.key]}; a key is a single value")
-        for column in dict.fromkeys((side.key, *side.columns)):
-            places.setdefault(column, []).append(f"score.{side_name}")
-    for column in score.context:
-        places.setdefault(column, []).append("score.context")
-    for column, found in places.items():
-        if len(found) > 1:
-            raise UserError(f"column '{column}' is in {' and in '.join(found)}; a pair can have it from one only")
-    read = [c for chain in spec.features.workflow for c in chain.columns]
-    missing = [c for c in read if c not in places]
-    if missing:
-        raise UserError(
-            f"score: the features read {', '.join(repr(c) for c in missing)}, which a pair has from nowhere; add to "
-            f"score.user.columns, to score.item.columns, or a constant to score.context"
-        )
-    context_scalars(spec, score)
-    _check_keys(spec, score)
-
-
-def _check_keys(spec: Spec, score: Score) -> None:
-    """What was before a key is asked for once a user and once an item, not once a pair: the key must be that side's."""
-    if not spec.features.prepare:
-        return
-    preparation = Preparation.from_spec(spec)
-    for side_name, side in (("user", score.user), ("item", score.item)):
-        for column in side.columns:
-            keys = preparation.keys_behind(column)
-            others = [k for k in keys if k not in (side.key, *side.columns)]
-            if others:
-                raise UserError(
-                    f"score.{side_name}.columns: '{column}' is made by keys {', '.join(keys)}, of which "
-                    f"{', '.join(others)} is not the {side_name}'s: what was before a pair is not asked for when all "
-                    f"pairs are scored. Leave the operator out, or give it keys of one side"
-                )
-
-
-def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
-    """The constants in their declared types.
-
-    Raises:
-        UserError: a constant is not of its column's type.
-    """
-    types = {c.name: declared(c) for c in prepared_columns(spec)}
-    found = {}
-    for name, value in score.context.items():
-        try:
-            found[name] = pa.scalar(value, types[name].arrow)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise UserError(f"score.context.{name}: {value!r} is no {types[name]}, the column's type") from None
-    return found
 
 
 def gather(users: Columns, items: Columns, user_rows: NDArray[np.int32], item_rows: NDArray[np.int32]) -> Columns:

@@ -27,13 +27,10 @@ from headrace.lake.landing.reader import FileDamaged, LandingBatch, damaged_file
 from headrace.lake.landing.spellings import spellings_of
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.models.predictor import Predictor
+from headrace.score.columns import context_scalars
 from headrace.score.entities import Active
-from headrace.score.joined.choice import joined_tables
-from headrace.score.joined.held import HeldRows
-from headrace.score.joined.parts import Parts, parts_of
-from headrace.score.rank.loaded import loaded_model, loaded_workflow
-from headrace.score.rank.pair_features import context_scalars
-from headrace.score.rank.rows import predict_rows
+from headrace.score.joined_tables import HeldRows, Parts, joined_tables, parts_of
+from headrace.score.loaded_model import loaded_model, loaded_workflow, predict_rows
 from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.storage import Location
@@ -206,8 +203,7 @@ def _scored(
     frame = whole.toDF(*[f"c{i}" for i in range(len(whole.columns))])
     if task.joined:
         # And torch, which no other driver needs.
-        from headrace.score.joined.frames import map_with_table_rows
-        from headrace.score.joined.needed import CodesOfRows
+        from headrace.score.joined_rows import CodesOfRows, map_with_table_rows
 
         key = F.xxhash64(*[F.col(f"c{task.names.index(c)}") for c in read if c in task.names])
         parts, needed = Parts.by_hash(key, parts_of(spark, rows)), partial(CodesOfRows, task, task.context)

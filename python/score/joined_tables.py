@@ -1,12 +1,20 @@
-"""Which tables of a model are mapped on each host, and of which the rows are joined in."""
+"""Embedding tables whose rows Spark joins in: the choice of tables, the partition of frames, and the totals."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import Accumulator, SparkContext
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 
 from headrace.config.score import ScoreEmbeddings
 from headrace.errors import UserError
+from headrace.lake.spark.tasks import ByPartition, this_partition
 from headrace.models.predictor import maps_of, network_folder, saved_rows_bytes
 from headrace.storage import Location
 
@@ -98,3 +106,64 @@ def _tell(sizes: dict[str, int], names: frozenset[str], settings: ScoreEmbedding
 
 def _mib(size: float) -> str:
     return f"{size / 2**20:,.1f}"
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """What tasks were brought, for the manifest."""
+
+    tables: tuple[str, ...]
+    #: By partition: rows, their bytes, and the most rows at a time.
+    counts: Accumulator[dict[int, tuple[int, int, int]]]
+
+    @staticmethod
+    def of(context: SparkContext, tables: Iterable[str]) -> HeldRows:
+        """Nothing brought yet."""
+        empty: dict[int, tuple[int, int, int]] = {}
+        return HeldRows(tuple(sorted(tables)), context.accumulator(empty, ByPartition()))
+
+    def add(self, rows: int, size: int, most: int) -> None:
+        """Call at the end of a task: the rows that it was brought, their bytes, and the most at a time."""
+        self.counts.add({this_partition(): (rows, size, most)})
+
+    def facts(self) -> dict[str, Any]:
+        """The tables; rows and bytes of all tasks, and the most rows of one."""
+        found = list(self.counts.value.values())
+        return {
+            "tables": list(self.tables),
+            "rows": sum(rows for rows, _, _ in found),
+            "bytes": sum(size for _, size, _ in found),
+            "most_rows_of_a_task": max((most for _, _, most in found), default=0),
+        }
+
+
+#: Parts for each core, so that cores finish together; and the most rows of a part, in the mean.
+_PARTS_A_CORE = 4
+_PART_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Its own columns alone say which part a row is in."""
+
+    #: Of a row: int, from 0.
+    number: Column
+    count: int
+    #: The order of a part's rows.
+    order: Column
+
+    @staticmethod
+    def by_hash(key: Column, count: int) -> Parts:
+        """By a hash of a key, in its order."""
+        return Parts(F.pmod(F.hash(key), F.lit(count)), count, key)
+
+    @staticmethod
+    def by_range(number: Column, end: int, count: int) -> Parts:
+        """Rows that have numbers from 0 to below `end`, in their order: those of a part are below those of the next."""
+        first = F.floor(number.cast("bigint") * F.lit(count) / F.lit(end))
+        return Parts(F.least(first, F.lit(count - 1)).cast("int"), count, number)
+
+
+def parts_of(spark: SparkSession, rows: int) -> int:
+    """How many parts a frame of so many rows has, at least one."""
+    return max(1, min(rows, max(_PARTS_A_CORE * spark.sparkContext.defaultParallelism, -(-rows // _PART_ROWS))))

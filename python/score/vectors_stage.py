@@ -23,14 +23,12 @@ from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
+from headrace.score.columns import check_columns, context_scalars
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active
-from headrace.score.joined.choice import joined_tables
-from headrace.score.joined.parts import Parts, parts_of
-from headrace.score.rank.pair_features import check_columns, context_scalars
-from headrace.score.vectors.map_vectors import map_vectors
-from headrace.score.vectors.model_vectors import ModelVectors, Side
+from headrace.score.joined_tables import Parts, joined_tables, parts_of
+from headrace.score.model_vectors import ModelVectors, Side, map_vectors
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 

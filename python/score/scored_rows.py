@@ -1,7 +1,10 @@
-"""The rows of the scores: users go to tasks, which rank their items."""
+"""The rows of the scores: users are partitioned to tasks, which rank their items and report progress."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,6 +15,7 @@ from pyspark import Accumulator
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace import progress as listeners
 from headrace.config import Score
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
@@ -19,13 +23,51 @@ from headrace.features.types import declared
 from headrace.lake.spark.exchange import bounded_batches
 from headrace.lake.spark.gpus import gpu_profile
 from headrace.lake.spark.tasks import report_peak_memory
+from headrace.progress import Progress
 from headrace.score.incremental import UsersToScore
-from headrace.score.joined.held import HeldRows
-from headrace.score.joined.parts import Parts
-from headrace.score.progress import progress
-from headrace.score.rank.blocks import TaskInputs, score_batches
-from headrace.score.rerank.unmet_by_task import UnmetByTask
+from headrace.score.joined_tables import HeldRows, Parts
+from headrace.score.ranking import TaskInputs, score_batches
+from headrace.score.rerank.reranker import UnmetByTask
 from headrace.stage import Context
+
+log = logging.getLogger("headrace.score")
+
+_SECONDS = 2.0
+
+
+@contextmanager
+def progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
+    """A line every few seconds about the tasks that have finished."""
+    done, tick = threading.Event(), time.perf_counter()
+
+    def tell() -> None:
+        first: tuple[int, float] | None = None
+        shown = 0
+        while not done.wait(_SECONDS):
+            # A task that is run twice counts twice.
+            scored, now = min(counter.value, pairs), time.perf_counter()
+            if scored == shown:
+                continue
+            shown = scored
+            line = f"{scored:,}/{pairs:,} pairs ({100 * scored // pairs} %), {scored / (now - tick):,.0f} pairs/s"
+            left = None
+            # The first tasks pay for the start of the workers and the load of the model; the pace is that of the rest.
+            if first is None:
+                first = (scored, now)
+            else:
+                left = (pairs - scored) * (now - first[1]) / (scored - first[0])
+                line += f", {left:.0f} s left"
+            log.info("score: %s", line)
+            listeners.tell(Progress(scored, pairs, "pairs", scored / (now - tick), left))
+
+    thread = threading.Thread(target=tell, name="score-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
 
 #: Tasks for each core, so that cores finish together and progress is seen; and the most pairs of a task.
 _TASKS_A_CORE = 4
@@ -56,7 +98,7 @@ def scored_rows(
     """The rows of the table, to be computed within the block: of the users to be scored, and those that are kept.
 
     Users are partitioned to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
-    Where rows of tables are joined in, they come to the tasks by two more (headrace.score.joined).
+    Where rows of tables are joined in, they come to the tasks by two more (headrace.score.joined_rows).
 
     Args:
         ctx: the run.
@@ -98,8 +140,7 @@ def scored_rows(
     schema = ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists])
     if task.joined:
         # And torch, which no other driver needs.
-        from headrace.score.joined.frames import map_with_table_rows
-        from headrace.score.joined.needed import CodesOfUsers
+        from headrace.score.joined_rows import CodesOfUsers, map_with_table_rows
 
         needed, parts = partial(CodesOfUsers, task), Parts.by_hash(key, tasks)
         best = map_with_table_rows(spark, task, needed, numbered, names, parts, work, schema, held)

@@ -1,0 +1,395 @@
+"""The source `vectors`: each user's items of the greatest dot products, exact or by an index of measured recall."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
+
+from headrace.config import Score, VectorSource
+from headrace.errors import UserError
+from headrace.features.functions.spark_expressions import col
+from headrace.jagged import JaggedArray
+from headrace.score.candidates.exact import best_items, check_products, longest
+from headrace.score.candidates.item_vectors import (
+    ItemVectors,
+    IvfIndex,
+    build_index,
+    fewest_probes,
+    recall_share,
+    search_index,
+)
+from headrace.score.candidates.source import BLOCKED, FETCH, SourceContext
+from headrace.score.columns import context_scalars
+from headrace.score.items import ITEM_ROW
+from headrace.score.joined_tables import Parts, joined_tables, parts_of
+from headrace.score.model_vectors import ModelVectors, Side, map_vectors
+from headrace.score.ranking import ITEMS
+from headrace.storage import Location
+
+#: Users, and items that they ask for together, that are in memory at a time.
+_ROWS, _ITEMS = 4_096, 1 << 22
+#: Users by whom recall is measured, and fewer than say nothing of it.
+_RECALL_USERS, _LEAST_RECALL_USERS = 256, 32
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What is searched, and how."""
+
+    items: ItemVectors
+    threads: int
+    #: None: all items are compared.
+    index: IvfIndex | None = None
+    #: Cells of the index that are looked at.
+    probes: int = 0
+
+    def best(self, queries: NDArray[np.float32], k: int, excluded: JaggedArray | None = None) -> NDArray[np.int32]:
+        """The items' numbers: int32 [U, k], -1 behind the last one.
+
+        Args:
+            queries: users' vectors, float32 [U, D].
+            k: of each user.
+            excluded: for each user, numbers of items that are not wanted; an index gives them, too.
+        """
+        if self.index is not None:
+            return search_index(self.index, queries, k, self.probes, self.threads).items
+        return best_items(queries, self.items.blocks(), k, excluded=excluded, threads=self.threads).items
+
+
+@dataclass(frozen=True)
+class FindItems:
+    """Users to the same rows, columns c0, c1, ..., with their items' rows behind them, int32 lists, best first."""
+
+    #: The column that says how many items are wanted.
+    fetch: str
+    users: ModelVectors
+    searched: Searched
+    #: The one with the items' rows that are not wanted, int32 lists; None: there is none. An index does not look at it.
+    blocked: str | None = None
+    #: The most items that the users of a batch that is made ask for together; one user may ask for more.
+    items_at_once: int = _ITEMS
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            fetch = batch.column(self.fetch).to_numpy(zero_copy_only=False).astype(np.int64)
+            start, asked = 0, np.append(0, fetch.cumsum())
+            while start < batch.num_rows:
+                most = int(np.searchsorted(asked, asked[start] + self.items_at_once, "right")) - 1
+                stop = min(max(start + 1, most), start + _ROWS)
+                part, lists = batch.slice(start, stop - start), self._lists(batch, fetch, start, stop)
+                numbered = [f"c{i}" for i in range(part.num_columns)]
+                yield pa.RecordBatch.from_arrays([*part.columns, lists], [*numbered, "items"])
+                start = stop
+
+    def _lists(self, batch: pa.RecordBatch, fetch: NDArray[np.int64], start: int, stop: int) -> pa.ListArray:
+        """The items' rows of the users from start to stop."""
+        lengths, parts = np.zeros(stop - start, np.int64), []
+        asked = np.flatnonzero(fetch[start:stop] > 0)
+        if len(asked):
+            for users, found in self._found(batch.take(pa.array(start + asked)), fetch[start + asked]):
+                kept = found >= 0
+                lengths[asked[users]] = kept.sum(axis=1)
+                parts.append((asked[users], self.searched.items.item_rows(found[kept])))
+        offsets = np.append(0, lengths.cumsum())
+        values = np.empty(offsets[-1], np.int32)
+        for users, rows in parts:
+            n = lengths[users]
+            # The place of each within its user's list, behind the user's offset.
+            values[np.repeat(offsets[users] - n.cumsum() + n, n) + np.arange(len(rows))] = rows
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+    def _found(
+        self, batch: pa.RecordBatch, fetch: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+        """(rows of some users, their items' numbers: int32 [users, most], -1 behind the last one that is wanted)."""
+        queries, known = self.users.of_known(batch)
+        check_products(longest(queries), self.searched.items.longest)
+        # A few users of whom much is blocked are asked for more: the others are not searched for as much, nor have they
+        # as much room.
+        doublings = np.ceil(np.log2(fetch))
+        for doubling in np.unique(doublings[known]):
+            users = np.flatnonzero(known & (doublings == doubling))
+            most = int(fetch[users].max())
+            found = self.searched.best(np.ascontiguousarray(queries[users]), most, self._excluded(batch, users))
+            found[np.arange(most) >= fetch[users, None]] = -1
+            yield users, found
+
+    def _excluded(self, batch: pa.RecordBatch, users: NDArray[np.int64]) -> JaggedArray | None:
+        """The numbers of the items that are blocked for some of the users; -1 of those that have no vector."""
+        if self.blocked is None or self.searched.index is not None:
+            return None
+        lists = batch.column(self.blocked).take(pa.array(users))
+        offsets = np.append(0, pc.list_value_length(lists).to_numpy().cumsum()).astype(np.int64)
+        return JaggedArray(offsets, self.searched.items.numbers(lists.flatten().to_numpy()))
+
+
+@dataclass(frozen=True)
+class BuildIndex:
+    """In one task: the index of all items, in a file of its own for each attempt."""
+
+    items: ItemVectors
+    threads: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            tick = time.perf_counter()
+            folder = self.items.folder
+            file = folder.parent / f"{folder.name}-{uuid.uuid4()}.faiss"
+            built = build_index(self.items, file, self.threads)
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "file": [file.name],
+                    "cells": pa.array([built.cells], pa.int32()),
+                    "bytes": pa.array([file.size()], pa.int64()),
+                    "seconds": [time.perf_counter() - tick],
+                }
+            )
+
+
+@dataclass(frozen=True)
+class MeasureRecall:
+    """In one task: of some users, by how many probes the index finds the wanted share of their best items.
+
+    The users are the first ones, up to 256, of whom the model knows something; of fewer than 32 nothing is measured:
+    `probes` and `recall` are null.
+    """
+
+    users: ModelVectors
+    #: With an index.
+    searched: Searched
+    k: int
+    #: The share.
+    enough: float
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        index = self.searched.index
+        assert index is not None
+        queries = np.empty((0, self.searched.items.width), np.float32)
+        for batch in batches:
+            for start in range(0, batch.num_rows, _ROWS):
+                if len(queries) < _RECALL_USERS:
+                    vectors, known = self.users.of_known(batch.slice(start, _ROWS))
+                    queries = np.concatenate([queries, vectors[known]])[:_RECALL_USERS]
+        if len(queries) < _LEAST_RECALL_USERS:
+            yield _measured(len(queries), None, None, 0.0, 0.0)
+            return
+        check_products(longest(queries), self.searched.items.longest)
+        tick = time.perf_counter()
+        best = best_items(queries, self.searched.items.blocks(), self.k, threads=self.searched.threads).items
+        exact_seconds = time.perf_counter() - tick
+        tried: dict[int, tuple[float, float]] = {}
+
+        def recall_of(probes: int) -> float:
+            tick = time.perf_counter()
+            found = search_index(index, queries, self.k, probes, self.searched.threads).items
+            seconds = time.perf_counter() - tick
+            tried[probes] = recall_share(found, best), seconds
+            return tried[probes][0]
+
+        probes = fewest_probes(recall_of, self.enough, index.cells)
+        recall, seconds = tried[probes or index.cells]
+        yield _measured(len(queries), probes, recall, seconds, exact_seconds)
+
+
+def _measured(
+    users: int, probes: int | None, recall: float | None, seconds: float, exact_seconds: float
+) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "users": pa.array([users], pa.int32()),
+            "probes": pa.array([probes], pa.int32()),
+            "recall": pa.array([recall], pa.float64()),
+            "seconds": [seconds],
+            "exact_seconds": [exact_seconds],
+        }
+    )
+
+
+log = logging.getLogger("headrace.score")
+
+#: `index: auto`: from so many items on there is an index: it takes 0.6 of the time of a comparison of all, or less.
+_AUTO_ITEMS = 1_000_000
+#: Users among whom those are looked for by whom recall is measured: of many that a table lists no model knows anything.
+_SAMPLE_USERS = 16_384
+
+
+class VectorItems:
+    """See the module, and headrace.score.candidates.source.ItemRanking."""
+
+    def __init__(self, context: SourceContext, source: VectorSource, where: str) -> None:
+        self._context, self._source, self._where = context, source, where
+        #: How it was searched, for the manifest.
+        self.facts: dict[str, Any] = {}
+
+    @property
+    def leaves_out_blocked(self) -> bool:
+        """See ItemRanking. A comparison of all items does; of an index some more are asked for instead."""
+        return self._searched.index is None
+
+    def first(self, users: DataFrame, most: int) -> DataFrame:
+        """See ItemRanking."""
+        if not self._searched.items.rows:
+            return users.withColumn(ITEMS, F.array().cast("array<int>"))
+        # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task knows the names.
+        numbered = users.toDF(*[f"c{i}" for i in range(len(users.columns))])
+        schema = StructType([*numbered.schema.fields, StructField("items", ArrayType(IntegerType()))])
+        blocked = BLOCKED if BLOCKED in users.columns else None
+        vectors = self._vectors("user")
+        work = FindItems(FETCH, vectors, self._searched, blocked)
+        cut = partial(self._parts, numbered, users)
+        found = map_vectors(self._context.spark, vectors, numbered, users.columns, cut, work, schema)
+        return found.toDF(*users.columns, ITEMS)
+
+    def _parts(self, numbered: DataFrame, users: DataFrame) -> Parts:
+        """Users are cut by their keys, in as many parts as all of them have."""
+        key = F.col(numbered.columns[users.columns.index(self._score.user.key)])
+        return Parts.by_hash(key, parts_of(self._context.spark, self._users))
+
+    @cached_property
+    def _users(self) -> int:
+        return self._context.users.count()
+
+    @cached_property
+    def _searched(self) -> Searched:
+        items = self._items
+        self.facts |= {"items": items.rows, "unknown_items": items.unknown, "dimensions": items.width, "index": "exact"}
+        if items.unknown:
+            log.info("%s: %s items of which the model learned nothing are left out", self._where, f"{items.unknown:,}")
+        exact = Searched(items, self._threads)
+        wanted = self._source.index == "ivf" or (self._source.index == "auto" and items.rows >= _AUTO_ITEMS)
+        return self._with_index(exact) if wanted and items.rows else exact
+
+    @cached_property
+    def _items(self) -> ItemVectors:
+        score = self._score
+        return ItemVectors.write(
+            self._context.spark,
+            self._context.items,
+            ITEM_ROW,
+            (score.item.key, *score.item.columns),
+            self._vectors("item"),
+            self._context.run_folder / f"vectors-{self._where}",
+        )
+
+    def _with_index(self, exact: Searched) -> Searched:
+        """The index, with as many probes as its recall needs."""
+        spark, items = self._context.spark, exact.items
+        # The task is alone: it has what all tasks of its executor would have.
+        cores = int(spark.sparkContext.getConf().get("spark.executor.cores") or spark.sparkContext.defaultParallelism)
+        (built,) = (
+            spark.range(0, 1, 1, 1)
+            .mapInArrow(BuildIndex(items, cores), "file string, cells int, bytes long, seconds double")
+            .collect()
+        )
+        file = items.folder.parent / built["file"]
+        index = IvfIndex(items, file, built["cells"])
+        log.info(
+            "%s: an index of %s items in %s cells, %.0f MiB, in %.1f s",
+            self._where,
+            f"{items.rows:,}",
+            f"{index.cells:,}",
+            built["bytes"] / 2**20,
+            built["seconds"],
+        )
+        key = col(self._score.user.key)
+        sample = self._context.users.orderBy(F.xxhash64(key), key).limit(_SAMPLE_USERS)
+        numbered = sample.toDF(*[f"c{i}" for i in range(len(sample.columns))])
+        vectors = self._vectors("user")
+        measured = MeasureRecall(
+            vectors, Searched(items, self._threads, index), min(self._source.k, items.rows), self._source.min_recall
+        )
+        schema = "users int, probes int, recall double, seconds double, exact_seconds double"
+        alone = Parts(F.lit(0), 1, F.xxhash64(numbered.columns[sample.columns.index(self._score.user.key)]))
+        made = map_vectors(spark, vectors, numbered.coalesce(1), sample.columns, lambda: alone, measured, schema)
+        (found,) = made.collect()
+        if found["recall"] is None:
+            # So few users are known that few will be searched for.
+            log.info(
+                "%s: all items are compared: the model knows %d of %d users, too few to measure an index by",
+                self._where,
+                found["users"],
+                _SAMPLE_USERS,
+            )
+            file.remove_quietly()
+            self.facts["recall_users"] = found["users"]
+            return exact
+        reached, users = round(found["recall"], 4), found["users"]
+        self.facts |= {
+            "index": "ivf",
+            "cells": index.cells,
+            "probes": found["probes"],
+            "bytes": built["bytes"],
+            "build_seconds": round(built["seconds"], 2),
+            "recall": reached,
+            "recall_at": measured.k,
+            "recall_users": found["users"],
+            "users_per_second": {
+                "index": round(users / found["seconds"], 1),
+                "exact": round(users / found["exact_seconds"], 1),
+            },
+        }
+        if found["probes"] is None:
+            raise UserError(
+                f"{self._where}: the index finds {reached} of the best {measured.k} items even when it looks at all "
+                f"of its cells, less than min_recall {self._source.min_recall}: set index: exact"
+            )
+        log.info(
+            "%s: recall at %d of %d users is %.4f, with %d of %d cells; %.0f users/s, all items compared: %.0f users/s",
+            self._where,
+            measured.k,
+            found["users"],
+            reached,
+            found["probes"],
+            index.cells,
+            users / found["seconds"],
+            users / found["exact_seconds"],
+        )
+        return Searched(items, self._threads, index, found["probes"])
+
+    @property
+    def _score(self) -> Score:
+        assert self._context.ctx.spec.score is not None
+        return self._context.ctx.spec.score
+
+    @property
+    def _threads(self) -> int:
+        return int(self._context.spark.sparkContext.getConf().get("spark.task.cpus") or 1)
+
+    @property
+    def _model(self) -> Location:
+        """The saved model's folder."""
+        ctx, chosen = self._context.ctx, self._context.model
+        # Trees have no vectors: the day's network behind or beside them has.
+        trees = chosen.stage in ("baseline", "second_stage")
+        return ctx.ws.locate((ctx.upstream["train"].output("model") if trees else chosen.output).name)
+
+    @cached_property
+    def _joined(self) -> frozenset[str]:
+        ctx = self._context.ctx
+        return joined_tables(self._score.embeddings, self._model, ctx.ws.mapped(ctx.spec.pipeline), gpu=False)
+
+    def _vectors(self, side: Side) -> ModelVectors:
+        ctx, score = self._context.ctx, self._score
+        return ModelVectors(
+            model=self._model,
+            threads=self._threads,
+            side=side,
+            user_columns=(score.user.key, *score.user.columns),
+            item_columns=(score.item.key, *score.item.columns),
+            context=context_scalars(ctx.spec, score),
+            maps=self._context.maps,
+            joined=self._joined,
+        )

@@ -1,1 +1,0 @@
-"""Candidates by the dot product of vectors: all items, or those that an index of them finds."""

@@ -1,1 +1,0 @@
-"""Rows of embedding tables that Spark joins in by id, where no host has the whole table."""
