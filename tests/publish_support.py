@@ -19,7 +19,7 @@ from psycopg import sql
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from headrace.publish.files.staging import StagedFiles
+from headrace.publish.files import StagedFiles
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.target import Check

@@ -345,8 +345,8 @@ def gpu() -> Iterator[Finding]:
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
     """The embedded server's programs, or an answer from the pipeline's own warehouse."""
     from headrace.publish.embedded import processes, server
+    from headrace.publish.opening import open_target
     from headrace.publish.postgres.server import connect
-    from headrace.publish.warehouses import open_target
 
     spec = load_spec(pipeline) if pipeline else None
     ws = ws if spec is None else ws.of(spec)

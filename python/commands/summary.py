@@ -92,7 +92,7 @@ def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> l
 
 
 def _show_sample(publish: Manifest) -> None:
-    from headrace.publish.psql_text import psql_table
+    from headrace.commands.psql_text import psql_table
     from headrace.publish.unfit_keys import described
 
     if left_out := publish.rows.get("left_out"):

@@ -58,8 +58,8 @@ def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
     Raises:
         UserError: the pipeline publishes nothing, nothing is published, or the warehouse cannot be reached.
     """
-    from headrace.publish.psql_text import psql_table
-    from headrace.publish.warehouses import open_target
+    from headrace.commands.psql_text import psql_table
+    from headrace.publish.opening import open_target
 
     spec = load_spec(pipeline)
     ws = ws.of(spec)
@@ -84,7 +84,7 @@ def drop_kept(ws: Workspace, pipeline: str) -> None:
     Raises:
         UserError: the pipeline publishes nothing, or the warehouse cannot be reached.
     """
-    from headrace.publish.warehouses import open_target
+    from headrace.publish.opening import open_target
 
     spec = load_spec(pipeline)
     ws = ws.of(spec)

@@ -15,8 +15,8 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.retention import days_before, remove_days_before, unnamed_files, unused_files, unused_log_files
 from headrace.lake.delta.transaction import Transaction, UnsupportedTable, claim
 from headrace.manifest import Input, Manifest, Output
+from headrace.publish.opening import open_target
 from headrace.publish.target import Target, beyond_retention
-from headrace.publish.warehouses import open_target
 from headrace.storage import Location
 from headrace.workspace import Workspace
 

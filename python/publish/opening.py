@@ -1,13 +1,23 @@
-"""What all warehouses say in the same words when they are opened: a library that is missing, and a failure."""
+"""Opening of warehouses: the pipeline's target, client libraries, passwords and failures.
+
+Passwords and access tokens are read just before connecting and are never part of a spec.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import cast
 
-from headrace.config import Warehouse
+from headrace.config import Online, Spec, Warehouse
 from headrace.errors import UserError
-from headrace.redaction import redact
+from headrace.plugins import resolve
+from headrace.publish.target import Target
+from headrace.redaction import hide, redact
+from headrace.stage import RunLock
+from headrace.workspace import Workspace
 
 
 @contextmanager
@@ -68,3 +78,51 @@ def failures(
         left = f"; {label} holds what it held before. Run" if transactions else f". Each day of {label} is whole; run"
         reason = (str(e).splitlines() or [type(e).__name__])[0]
         raise UserError(f"{of} failed: {reason}{left} the same command again once that is mended") from None
+
+
+def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse") -> str | None:
+    """From the variable or the file that the spec names; None where it names neither (trust, ~/.pgpass, ...).
+
+    Raises:
+        UserError: it is not there.
+    """
+    if warehouse.password_env and warehouse.password_file:
+        raise UserError(f"{section}: give password_env or password_file, not both")
+    if warehouse.password_env:
+        # The spec names the variable, so the spec is still what says where the password comes from.
+        found = os.environ.get(warehouse.password_env)
+        if not found:
+            raise UserError(
+                f"{section}.password_env names the variable {warehouse.password_env}, which is "
+                f"{'empty' if found == '' else 'not set'}: export it, or use password_file"
+            )
+        hide(found)
+        return found
+    if warehouse.password_file:
+        path = Path(warehouse.password_file).expanduser()
+        try:
+            found = path.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as e:
+            reason = e.strerror if isinstance(e, OSError) else "not a text file"
+            raise UserError(f"{section}.password_file: cannot read {path}: {reason}") from None
+        if not found:
+            raise UserError(f"{section}.password_file: {path} is empty")
+        hide(found)
+        return found
+    return None
+
+
+def open_target(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> AbstractContextManager[Target]:
+    """Open the warehouse of a pipeline that publishes, for a `with` block.
+
+    Args:
+        spec: the pipeline.
+        ws: the workspace.
+        lock: that this process is at work on the pipeline; None: the block changes nothing.
+
+    Raises:
+        UserError: it cannot be reached, or fails in the block: the day's rows are as they were.
+    """
+    assert spec.publish is not None, "asked for pipelines that publish"
+    opens = resolve(spec.publish.warehouse.known.opens, "publish.warehouse.kind", "warehouse")
+    return cast(AbstractContextManager[Target], opens(spec, ws, lock))

@@ -12,18 +12,17 @@ from headrace.errors import RefusedError, UserError
 from headrace.lake.delta.log import DeltaLog, damaged_file
 from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.publish.audit.day import day_checks
-from headrace.publish.audit.integrity import Limits
-from headrace.publish.audit.rules import own_checks, reference_checks
-from headrace.publish.online.store import export, open_store
-from headrace.publish.online.version import Version
+from headrace.publish.audit import Limits, day_checks
+from headrace.publish.audit_rules import own_checks, reference_checks
+from headrace.publish.online import Version, export, open_store
+from headrace.publish.opening import open_target
 from headrace.publish.target import Target, beyond_retention, table_name
 from headrace.publish.unfit_keys import without_unfit_keys
-from headrace.publish.warehouses import open_target
 from headrace.stage import Context, Result, Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 log = logging.getLogger("headrace.publish")
 

@@ -32,13 +32,14 @@ A package adds a warehouse by a `headrace.config.warehouse.WarehouseKind`, whose
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import Spec
+from headrace.errors import UserError
 from headrace.publish.unfit_keys import KeyLimits
 from headrace.storage import LeaseLost
 
@@ -152,7 +153,7 @@ class Target(Protocol):
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         """Make the table and its current view where there are none; add columns that the scores have gained.
 
-        The columns and their order are those of `headrace.publish.columns.published_columns`. The view `TABLE_current`
+        The columns and their order are those of `headrace.publish.target.published_columns`. The view `TABLE_current`
         has the rows of the newest published day.
 
         Args:
@@ -301,3 +302,38 @@ def table_name(spec: Spec) -> str:
     """Return the name of the table of a pipeline's scores."""
     assert spec.publish is not None, "asked for pipelines that publish"
     return spec.publish.table or f"{spec.pipeline}_scores"
+
+
+#: How many columns each scores table has; those after them are further ones of the scores, and may be null.
+SCORES = 6
+
+
+def published_columns(
+    user: str, item: str, spark_types: Sequence[tuple[str, str]], taken: Container[str]
+) -> list[tuple[str, str]]:
+    """(column, Spark's `simpleString`) of the table: ds, user, item, rank, score, model_version, then the rest.
+
+    Args:
+        user: name of the user key.
+        item: name of the item key.
+        spark_types: of the lake's scores.
+        taken: the types that the warehouse takes.
+
+    Raises:
+        UserError: a column is missing or has a type that the warehouse does not take.
+    """
+    types = dict(spark_types)
+    first = ("ds", user, item, "rank", "score", "model_version")
+    columns = []
+    for column in (*first, *(name for name in types if name not in first)):
+        found = types.get(column)
+        if found is None:
+            raise UserError(
+                f"the scores to publish have no column '{column}' (they have {', '.join(types)}): "
+                f"run stage 'score' again"
+            )
+        if found not in taken:
+            known = f"; it takes {', '.join(taken)}" if isinstance(taken, Iterable) else ""
+            raise UserError(f"the scores' column '{column}' has type {found}, which the warehouse does not take{known}")
+        columns.append((column, found))
+    return columns

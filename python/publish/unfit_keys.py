@@ -13,6 +13,7 @@ from headrace.identifiers import column
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+
 log = logging.getLogger("headrace.publish")
 
 #: Keys that are named.

@@ -15,11 +15,10 @@ from pyspark.sql import functions as F
 from headrace.config import load_spec
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.spark.session import spark_settings
+from headrace.publish.opening import open_target
 from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg import IcebergTarget
-from headrace.publish.tables.iceberg_expiry import load_table
-from headrace.publish.tables.iceberg_fencing import change, claim
-from headrace.publish.warehouses import open_target
+from headrace.publish.tables.iceberg_fencing import change, claim, load_table
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace

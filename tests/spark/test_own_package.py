@@ -19,11 +19,10 @@ from headrace.errors import RefusedError, UserError
 from headrace.lake.landing.arrow_rows import why_spark
 from headrace.manifest import Manifest, Output
 from headrace.publish import target as contract
-from headrace.publish.audit.day import day_checks
-from headrace.publish.audit.integrity import Limits
+from headrace.publish.audit import Limits, day_checks
+from headrace.publish.opening import open_target
 from headrace.publish.stage import Publish
 from headrace.publish.target import beyond_retention
-from headrace.publish.warehouses import open_target
 from headrace.stage import Outcome, run_stage
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace

@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.lake.spark.session import spark_settings
-from headrace.publish.files.staging import StagedFiles
+from headrace.publish.files import StagedFiles
+from headrace.publish.opening import open_target
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.iceberg import IcebergTarget
 from headrace.publish.tables.parquet import ParquetTarget
-from headrace.publish.tables.records import Records
-from headrace.publish.warehouses import open_target
+from headrace.publish.tables.spark_table import Records
 from headrace.stage import RunLock
 from headrace.storage import Lease, LeaseLost
 from headrace.storage.lease import Holder

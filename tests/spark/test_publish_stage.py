@@ -26,10 +26,10 @@ from headrace.lake.spark.session import spark_settings
 from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded
+from headrace.publish.opening import open_target
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.stage import Publish
-from headrace.publish.warehouses import open_target
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
 from tests.publish_support import redis_server, served

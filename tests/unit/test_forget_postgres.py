@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.config import Warehouse, load_spec
-from headrace.publish.embedded import erasure
+from headrace.publish.embedded import roles
 from headrace.publish.embedded import server as embedded
 from headrace.publish.postgres.target import PostgresTarget, open_postgres
 from headrace.workspace import Workspace
@@ -76,7 +76,7 @@ def test_no_file_has_a_byte_of_them(ws: Workspace, monkeypatch: pytest.MonkeyPat
             def killed(*_: object) -> None:
                 raise Killed
 
-            patch.setattr(erasure, "superuser_connection", killed)
+            patch.setattr(roles, "superuser_connection", killed)
             with pytest.raises(Killed):
                 target.erase("user_id", GONE)
         assert target.rows_with("user_id", GONE) == {}

@@ -21,13 +21,12 @@ from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction
 from headrace.manifest import Output
-from headrace.publish.files.staging import StagedFiles
-from headrace.publish.files.target import Record
+from headrace.publish.files import Record, StagedFiles
+from headrace.publish.opening import open_target
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import ParquetTarget
-from headrace.publish.tables.records import Records
+from headrace.publish.tables.spark_table import Records
 from headrace.publish.target import Publication
-from headrace.publish.warehouses import open_target
 from headrace.storage import LeaseLost, Location, local
 from headrace.workspace import Workspace
 from tests.forget_support import put_rows

@@ -15,7 +15,7 @@ from headrace.config import Table
 from headrace.identifiers import quoted
 from headrace.publish.sql.clickhouse import ClickHouseClient
 from headrace.publish.sql.duckdb import DuckDbClient
-from headrace.publish.sql.sqlalchemy_dialects import client_of
+from headrace.publish.sql.sqlalchemy import client_of
 from tests.identifier_support import HOSTILE, check_names, check_percent_signs, unquoted
 
 

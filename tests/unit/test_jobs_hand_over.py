@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace import redaction
 from headrace.config import load_spec
 from headrace.jobs.hand_over import property_line, take_secrets, with_secrets
-from headrace.publish.passwords import password_of
+from headrace.publish.opening import password_of
 from headrace.redaction import redact
 
 SECRET, KEY = "\t pass\rwort\\n=ä", "wJalrXUtnFEMI/K7MDENG"

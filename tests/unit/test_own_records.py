@@ -18,8 +18,8 @@ from headrace.lake.forgotten import ForgottenValues, listed_in
 from headrace.lake.landing import table_days
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.table_days import TakenDay, TakenDays
-from headrace.publish.files.target import Record
-from headrace.publish.tables.records import Records
+from headrace.publish.files import Record
+from headrace.publish.tables.spark_table import Records
 from headrace.storage import local
 from tests.unit.test_lake_log import commit
 

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from headrace.commands.psql_text import psql_table
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish.audit.day import day_checks
-from headrace.publish.audit.integrity import Limits
-from headrace.publish.postgres import grants, sample, staging, swap, tables
+from headrace.publish.audit import Limits, day_checks
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.psql_text import psql_table
+from headrace.publish.postgres import staging, swap, tables
+from headrace.publish.postgres.target import set_grants
 from headrace.publish.target import Check
 from headrace.workspace import Workspace
 from tests.publish_support import DS, TABLE, TYPES, Row, day, fill, good_rows, publish, staging_tables
@@ -246,9 +246,9 @@ def test_names_are_quoted(conn: warehouse.Connection) -> None:
         checks = day_checks(staged, held(odd, 1), None)
         assert [c for c in checks if not c.ok] == []
         swap.swap(conn, staged, odd, "s", checks)
-    grants.set_grants(conn, odd, {"select": ["pg_monitor"]})
+    set_grants(conn, odd, {"select": ["pg_monitor"]})
     assert tables.count_day(conn, 'odd "schema.v2', bad, DS) == 1
-    assert [row["rank"] for row in sample.sample(conn, 'odd "schema.v2', bad, DS)] == [1]
+    assert [row["rank"] for row in tables.sample(conn, 'odd "schema.v2', bad, DS)] == [1]
     assert tables.columns_of(conn, "public", "clicks_scores")
     conn.execute('DROP SCHEMA "odd ""schema.v2" CASCADE')
 
@@ -319,6 +319,6 @@ def test_the_sample_reads_as_psql_prints_it(
         command = f"{warehouse.psql_info(Warehouse(), server[1])} -X -c {shlex.quote(f'{query} {n}')}"
         shown = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
         assert "item_id" in shown
-        mine = psql_table(sample.sample(conn, "public", "clicks_scores", DS, n))
+        mine = psql_table(tables.sample(conn, "public", "clicks_scores", DS, n))
         assert [line.rstrip() for line in shown.rstrip().splitlines()] == mine.splitlines()
     assert psql_table([]) == "(0 rows)"

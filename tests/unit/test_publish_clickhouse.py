@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.config import load_spec
-from headrace.publish.files.target import Record
+from headrace.publish.files import Record
 from headrace.publish.sql.clickhouse import ClickHouseClient
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget

@@ -25,8 +25,7 @@ from sqlalchemy.schema import CreateTable
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
-from headrace.publish.sql.sqlalchemy_dialects import client_of
+from headrace.publish.sql.sqlalchemy import SqlAlchemyClient, client_of
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Check
 from headrace.workspace import Workspace

@@ -17,11 +17,8 @@ from hypothesis import strategies as st
 
 from headrace.config.publish import Audit, AuditRule
 from headrace.errors import UserError
-from headrace.publish.audit.counts import Expected, count_day
-from headrace.publish.audit.day import day_checks
-from headrace.publish.audit.integrity import Limits
-from headrace.publish.audit.limits import within
-from headrace.publish.audit.rules import own_checks
+from headrace.publish.audit import Expected, Limits, count_day, day_checks, within
+from headrace.publish.audit_rules import own_checks
 from headrace.publish.target import Check, PublishedDay
 
 

@@ -17,13 +17,13 @@ from psycopg import sql
 
 from headrace.config import Spec, Warehouse, load_spec
 from headrace.errors import BusyError, UserError
-from headrace.publish.files.target import Record
-from headrace.publish.postgres import erase, fencing, grants, partitions, staging, swap, tables
+from headrace.publish.files import Record
+from headrace.publish.opening import open_target
+from headrace.publish.postgres import fencing, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres.target import PostgresTarget
+from headrace.publish.postgres.target import PostgresTarget, erase_rows, set_grants
 from headrace.publish.tables.delta import DeltaTarget
 from headrace.publish.tables.parquet import MANIFEST, ParquetTarget
-from headrace.publish.warehouses import open_target
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost, flock
 from headrace.workspace import Workspace
@@ -90,8 +90,8 @@ def test_a_run_that_is_paused_between_staging_and_the_swap(
 CHANGES: dict[str, Callable[[warehouse.Connection], object]] = {
     "create": lambda conn: tables.create_tables(conn, TABLE, OLD),
     "drop days": lambda conn: swap.drop_days(conn, ("public", "clicks_scores"), [DS], OLD),
-    "erase": lambda conn: erase.erase(conn, "public", "clicks_scores", "user_id", [0], OLD),
-    "grant": lambda conn: grants.set_grants(conn, TABLE, {"select": ["pg_monitor"]}, OLD),
+    "erase": lambda conn: erase_rows(conn, "public", "clicks_scores", "user_id", [0], OLD),
+    "grant": lambda conn: set_grants(conn, TABLE, {"select": ["pg_monitor"]}, OLD),
 }
 
 
@@ -112,7 +112,7 @@ def test_whatever_changes_the_table_is_refused_after_a_later_run(conn: warehouse
 def test_a_table_of_before_there_were_tokens(conn: warehouse.Connection) -> None:
     publish(conn, good_rows(2), "k")
     conn.execute("DROP TABLE headrace_fences")
-    erase.erase(conn, "public", "clicks_scores", "user_id", [0], NEW)
+    erase_rows(conn, "public", "clicks_scores", "user_id", [0], NEW)
     assert len(day(conn)) == 3
     with pytest.raises(LeaseLost):
         CHANGES["drop days"](conn)
@@ -199,7 +199,7 @@ def test_a_change_stands_unless_a_later_holder_of_its_lease_has_made_one(
                 raise Boom
 
         try:
-            partitions.change_held(conn, "public", "clicks_scores", change, Fence(lease, token))
+            swap.change_held(conn, "public", "clicks_scores", change, Fence(lease, token))
         except LeaseLost:
             assert token < newest[lease]
         except Boom:

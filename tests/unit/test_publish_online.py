@@ -16,10 +16,7 @@ import redis
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.publish.online.lmdb_file import VERSION_DATABASE, VERSION_KEY
-from headrace.publish.online.redis_server import RedisStore
-from headrace.publish.online.store import open_store
-from headrace.publish.online.version import Version
+from headrace.publish.online import VERSION_DATABASE, VERSION_KEY, RedisStore, Version, open_store
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
 from tests.fence_support import holding

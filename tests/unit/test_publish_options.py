@@ -8,8 +8,8 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.publish.files.staging import files_folder
-from headrace.publish.warehouses import open_target
+from headrace.publish.files import files_folder
+from headrace.publish.opening import open_target
 from headrace.storage import Location, local
 from headrace.storage.objects import calls, copies
 from headrace.workspace import Workspace

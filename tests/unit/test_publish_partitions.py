@@ -14,8 +14,9 @@ from psycopg import sql
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish.postgres import erase, grants, partitions, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
+from headrace.publish.postgres import staging, swap, tables
+from headrace.publish.postgres.target import GRANTS, count_rows_with, erase_rows, set_grants
 from headrace.publish.target import Check, beyond_retention
 from headrace.workspace import Workspace
 from tests.publish_support import DS, TABLE, TYPES, day, fill, good_rows, publish, staging_tables
@@ -207,9 +208,9 @@ def test_a_swap_waits_for_a_reader_and_lets_others_in(
     conn: warehouse.Connection, server: warehouse.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(conn, good_rows(3, model="old"), "old")
-    monkeypatch.setattr(partitions, "_TURN_MILLISECONDS", 20)
+    monkeypatch.setattr(swap, "_TURN_MILLISECONDS", 20)
     turns = threading.Semaphore(0)
-    monkeypatch.setattr(partitions.random, "uniform", lambda *_: turns.release() or 0.01)
+    monkeypatch.setattr(swap.random, "uniform", lambda *_: turns.release() or 0.01)
     with server.connect() as slow, server.connect() as quick, server.connect() as writer:
         with slow.transaction():
             slow.execute("SELECT count(*) FROM clicks_scores")
@@ -221,7 +222,7 @@ def test_a_swap_waits_for_a_reader_and_lets_others_in(
             assert {r[5] for r in day(slow)} == {"old"}
         thread.join()
         assert {r[5] for r in day(quick)} == {"new"}
-        monkeypatch.setattr(partitions, "_PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(swap, "_PATIENCE_SECONDS", 0.0)
         with slow.transaction():
             slow.execute("SELECT count(*) FROM clicks_scores")
             with pytest.raises(UserError, match=r"queries have held public\.clicks_scores .* pg_stat_activity"):
@@ -304,7 +305,7 @@ def test_retention_drops_whole_days(conn: warehouse.Connection) -> None:
 
 def test_rights_reach_the_table_and_the_view_alone(conn: warehouse.Connection) -> None:
     publish(conn, good_rows(2))
-    grants.set_grants(conn, TABLE, {"select": ["pg_monitor"]})
+    set_grants(conn, TABLE, {"select": ["pg_monitor"]})
     for name, right, has in (
         ("clicks_scores", "SELECT", True),
         ("clicks_scores_current", "SELECT", True),
@@ -314,7 +315,7 @@ def test_rights_reach_the_table_and_the_view_alone(conn: warehouse.Connection) -
         found = conn.execute("SELECT has_table_privilege('pg_monitor', %s, %s)", [name, right]).fetchone()
         assert found == (has,), (name, right)
     with pytest.raises(psycopg.errors.UndefinedObject, match='role "no; body" does not exist'):
-        grants.set_grants(conn, TABLE, {"select": ["no; body"]})
+        set_grants(conn, TABLE, {"select": ["no; body"]})
 
 
 def test_rights_that_are_no_longer_named_are_taken_back(conn: warehouse.Connection) -> None:
@@ -332,24 +333,24 @@ def test_rights_that_are_no_longer_named_are_taken_back(conn: warehouse.Connecti
     def users_of_schema() -> set[str]:
         return having("has_schema_privilege(r, 'public', 'USAGE')")
 
-    grants.set_grants(conn, TABLE, {})
-    assert not tables.columns_of(conn, "public", grants.GRANTS)
-    grants.set_grants(conn, TABLE, {"select": [one, two]})
-    grants.set_grants(conn, other, {"select": [two]})
+    set_grants(conn, TABLE, {})
+    assert not tables.columns_of(conn, "public", GRANTS)
+    set_grants(conn, TABLE, {"select": [one, two]})
+    set_grants(conn, other, {"select": [two]})
     assert readers("clicks_scores_current") == {one, two}
     assert users_of_schema() == {one, two, by_hand}
-    grants.set_grants(conn, TABLE, {"select": [one, by_hand]})
-    grants.set_grants(conn, TABLE, {"select": [one, by_hand]})
+    set_grants(conn, TABLE, {"select": [one, by_hand]})
+    set_grants(conn, TABLE, {"select": [one, by_hand]})
     assert readers("clicks_scores") == readers("clicks_scores_current") == {one, by_hand}
     assert readers("other_scores") == {two}
     assert users_of_schema() == {one, two, by_hand}, "the other table needs it"
     # A role of the record that the server does not have any more.
     conn.execute("INSERT INTO headrace_grants VALUES ('clicks_scores', 'select', 'nobody')")
     with pytest.raises(psycopg.errors.UndefinedObject):
-        grants.set_grants(conn, TABLE, {"select": ["no; body"]})
+        set_grants(conn, TABLE, {"select": ["no; body"]})
     assert readers("clicks_scores") == {one, by_hand}, "a change that failed"
-    grants.set_grants(conn, TABLE, {})
-    grants.set_grants(conn, other, {})
+    set_grants(conn, TABLE, {})
+    set_grants(conn, other, {})
     assert readers("clicks_scores") | readers("clicks_scores_current") | readers("other_scores") == set()
     assert users_of_schema() == {by_hand}, "it had the use of the schema before"
     assert conn.execute("SELECT count(*) FROM headrace_grants").fetchone() == (0,)
@@ -387,9 +388,9 @@ def test_rows_of_some_users_go_from_all_days(conn: warehouse.Connection) -> None
     days = {ds: good_rows(users=5, k=2, ds=ds) for ds in (DS, "2026-01-11")}
     for ds, rows in days.items():
         publish(conn, rows, "k", ds)
-    assert erase.rows_with(conn, "public", "clicks_scores", "user_id", [0, 4, 77]) == dict.fromkeys(days, 4)
-    erase.erase(conn, "public", "clicks_scores", "user_id", [0, 4, 77])
-    assert erase.rows_with(conn, "public", "clicks_scores", "user_id", [0, 4, 77]) == {}
+    assert count_rows_with(conn, "public", "clicks_scores", "user_id", [0, 4, 77]) == dict.fromkeys(days, 4)
+    erase_rows(conn, "public", "clicks_scores", "user_id", [0, 4, 77])
+    assert count_rows_with(conn, "public", "clicks_scores", "user_id", [0, 4, 77]) == {}
     for ds, rows in days.items():
         left = [r for r in rows if r[1] not in (0, 4)]
         found_rows = [(str(r[0]), *r[1:4]) for r in day(conn, ds)]
@@ -399,4 +400,4 @@ def test_rows_of_some_users_go_from_all_days(conn: warehouse.Connection) -> None
         assert found.rows == tables.count_day(conn, "public", "clicks_scores", ds) == len(left)
     # A text that looks like SQL is one value.
     odd = ["x'); DROP TABLE clicks_scores; --", days[DS][2][2]]
-    assert erase.rows_with(conn, "public", "clicks_scores", "item_id", odd) == dict.fromkeys(days, 1)
+    assert count_rows_with(conn, "public", "clicks_scores", "item_id", odd) == dict.fromkeys(days, 1)

@@ -16,14 +16,14 @@ import pytest
 
 from headrace.config import Spec, Warehouse, load_spec
 from headrace.errors import UserError
-from headrace.publish.files.target import FilesTarget
+from headrace.publish.files import FilesTarget
+from headrace.publish.opening import open_target
 from headrace.publish.postgres.server import Server, serve
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.duckdb import DuckDbClient
-from headrace.publish.sql.sqlalchemy_client import SqlAlchemyClient
+from headrace.publish.sql.sqlalchemy import SqlAlchemyClient
 from headrace.publish.sql.target import STAGING_PREFIX, SqlTarget
 from headrace.publish.target import Check
-from headrace.publish.warehouses import open_target
 from headrace.stage import RunLock
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace

@@ -18,7 +18,7 @@ EXEMPT = ("python/storage/", "python/publish/embedded/")
 #: What is no file: methods of classes of ours that are called as pathlib's are, and the kernel's switches in /proc.
 NO_FILES = {
     ("python/embeddings/dynamic/rows_cpu.py", "self._map.replace"),
-    ("python/publish/online/redis_server.py", "self._client.unlink"),
+    ("python/publish/online.py", "self._client.unlink"),
     ("python/memory.py", "Path(f'/proc/{pid}/clear_refs').write_text"),
 }
 

@@ -32,7 +32,7 @@ from headrace.lake.tables import folder as table_folder
 from headrace.lake.tables import parquet as parquet_files
 from headrace.lake.tables.iceberg_metadata import read_metadata
 from headrace.models import mapped, predictor
-from headrace.publish.tables import iceberg_expiry
+from headrace.publish.tables import iceberg_erasure
 from headrace.storage import Location, StoreAway, StoreRefused, local
 from headrace.storage.objects import calls
 from headrace.train.loop import evaluation
@@ -167,9 +167,9 @@ def test_files_of_snapshots_that_went(monkeypatch: pytest.MonkeyPatch, tmp_path:
             return self.said
 
     table: Any = SimpleNamespace(currentSnapshot=lambda: None, io=lambda: None)
-    monkeypatch.setattr(iceberg_expiry, "load_table", lambda spark, name: table)
+    monkeypatch.setattr(iceberg_erasure, "load_table", lambda spark, name: table)
 
-    class Expiry(iceberg_expiry.SnapshotExpiry):
+    class Expiry(iceberg_erasure.SnapshotExpiry):
         def __init__(self, said: str) -> None:
             super().__init__(None, "t", local(tmp_path / "record"))  # type: ignore[arg-type]
             self.said = said

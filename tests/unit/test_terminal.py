@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.commands import screen
+from headrace.commands.psql_text import psql_table
 from headrace.config import load_spec, parse_ds
 from headrace.errors import UserError
 from headrace.jobs.output import copy_output
 from headrace.logs import TextFormatter, tell_error, visible
-from headrace.publish.psql_text import psql_table
 from headrace.storage.objects import copies
 from headrace.workspace import checkout, pipeline_file
 

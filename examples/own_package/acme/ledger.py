@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.publish.columns import published_columns
-from headrace.publish.target import Check, Key, Publication, PublishedDay, StagedDay, Target, lease_lost, table_name
+from headrace.publish.target import (
+    Check,
+    Key,
+    Publication,
+    PublishedDay,
+    StagedDay,
+    Target,
+    lease_lost,
+    published_columns,
+    table_name,
+)
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
@@ -218,7 +227,7 @@ def _quoted(name: str) -> str:
 
 @contextmanager
 def open_ledger(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """Open the warehouse of a pipeline; see `headrace.publish.warehouses.open_target`."""
+    """Open the warehouse of a pipeline; see `headrace.publish.opening.open_target`."""
     assert spec.publish is not None, "asked for pipelines that publish"
     path = spec.publish.warehouse.path
     try:

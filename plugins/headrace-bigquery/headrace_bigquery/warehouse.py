@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.publish.opening import client_library, connecting, failures
-from headrace.publish.sql.cleanup import cleaned_up
-from headrace.publish.sql.client import SqlClient, TokenOvertaken
-from headrace.publish.sql.staged_load import literal, load_folder
+from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
@@ -145,7 +143,7 @@ class BigQueryClient(SqlClient):
 
 @contextmanager
 def open_bigquery(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's; those
+    """See `headrace.publish.opening.open_target`. Credentials are the client library's own, the environment's; those
     for a bucket are headrace's for stores."""
     with client_library("bigquery", package="headrace-bigquery"):
         from google.api_core.exceptions import GoogleAPIError

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 
 from headrace.config import Warehouse, load_spec
 from headrace.errors import UserError
+from headrace.publish.opening import open_target
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
-from headrace.publish.warehouses import open_target
 from headrace.storage import LeaseLost, location_of
 from headrace.workspace import Workspace
 from headrace_bigquery.warehouse import BigQueryClient

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.publish.files.staging import files_folder
-from headrace.publish.opening import client_library, connecting, failures
-from headrace.publish.passwords import password_of
-from headrace.publish.sql.cleanup import cleaned_up
-from headrace.publish.sql.client import SqlClient
-from headrace.publish.sql.staged_load import literal, load_folder
+from headrace.publish.files import files_folder
+from headrace.publish.opening import client_library, connecting, failures, password_of
+from headrace.publish.sql.client import SqlClient, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
@@ -121,7 +118,7 @@ class DatabricksClient(SqlClient):
 
 @contextmanager
 def open_databricks(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     with client_library("databricks", package="headrace-databricks"):
         from databricks import sql
     assert spec.publish is not None

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 
 from headrace.config import Warehouse, load_spec
-from headrace.publish.warehouses import open_target
+from headrace.publish.opening import open_target
 from headrace.workspace import Workspace
 from headrace_databricks.warehouse import DatabricksClient
 from tests.cloud_support import (

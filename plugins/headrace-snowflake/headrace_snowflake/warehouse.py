@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.publish.opening import client_library, connecting, failures
-from headrace.publish.passwords import password_of
-from headrace.publish.sql.cleanup import cleaned_up
-from headrace.publish.sql.client import ANSI_TYPES, PARAMETER, SqlClient
-from headrace.publish.sql.staged_load import literal, load_folder
+from headrace.publish.opening import client_library, connecting, failures, password_of
+from headrace.publish.sql.client import ANSI_TYPES, PARAMETER, SqlClient, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.stage import RunLock
@@ -94,7 +91,7 @@ class SnowflakeClient(SqlClient):
 
 @contextmanager
 def open_snowflake(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     with client_library("snowflake", package="headrace-snowflake"):
         import snowflake.connector as snowflake
     assert spec.publish is not None

@@ -1,6 +1,11 @@
-"""The embedded server's passwords, roles and databases.
+"""The embedded server's passwords, roles and databases, and the erasure of rows from its files.
 
 The superuser's password is its own; all roles that publish share another, which `psql` reads, too.
+
+A DELETE leaves rows in the table's files until they are overwritten. Statistics of columns hold values, and the
+write-ahead log holds all rows. So the tables and the catalog of statistics are rewritten (VACUUM FULL), and a
+checkpoint removes the log's older segments, which are not reused. A killed erasure leaves a mark, by which the next one
+repeats it.
 """
 
 from __future__ import annotations
@@ -8,6 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +126,57 @@ def _read_password(folder: Path, name: str) -> str:
             f"{path}, a password of the embedded PostgreSQL, is gone: put it back, or move {folder / 'data'} away "
             f"and publish again (the scores are in the lake)"
         ) from None
+
+
+#: Below the server's folder: rows were erased, and may be in its files.
+_MARK = "erasing"
+#: The catalog of statistics; values of columns are in no other one.
+_STATISTICS = ("pg_catalog", "pg_statistic")
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether an erasure was killed before the server's files were without its rows."""
+    return (folder / _MARK).exists()
+
+
+@contextmanager
+def erased_from_files(folder: Path, port: int, database: str, schema: str, name: str) -> Iterator[None]:
+    """Take what the block deletes from a table, and drops, out of the server's files at its end.
+
+    Args:
+        folder: the server's (`Workspace.postgres`).
+        port: of the running server.
+        database: of the table.
+        schema: of the table.
+        name: of the table; its partitions and what is beside it in the schema are written anew, too.
+    """
+    (folder / _MARK).touch()
+    yield
+    with superuser_connection(folder, port, database) as conn:
+        tables = conn.execute(
+            "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relkind = 'r' AND (c.relname = %s OR starts_with(c.relname, %s))",
+            [schema, name, f"{name}_"],
+        ).fetchall()
+        for table in tables:
+            conn.execute(sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.Identifier(*table)))
+        _analyze(conn, schema, name)
+        conn.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(*_STATISTICS)))
+        # Else segments of the log are renamed for what is still to come, with all that is in them.
+        conn.execute("ALTER SYSTEM SET wal_recycle = off")
+        conn.execute("SELECT pg_reload_conf()")
+        try:
+            # The second one begins behind the first, in another segment: no crash needs what is before it.
+            for _ in range(2):
+                conn.execute("SELECT pg_switch_wal()")
+                conn.execute("CHECKPOINT")
+        finally:
+            conn.execute("ALTER SYSTEM RESET wal_recycle")
+            conn.execute("SELECT pg_reload_conf()")
+    (folder / _MARK).unlink()
+
+
+def _analyze(conn: psycopg.Connection[tuple[object, ...]], schema: str, name: str) -> None:
+    """Statistics of the whole table, whose partitions have been looked at."""
+    if conn.execute("SELECT to_regclass(%s)", [sql.Identifier(schema, name).as_string(conn)]).fetchone() != (None,):
+        conn.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(schema, name)))

@@ -22,7 +22,7 @@ from headrace.errors import UserError
 from headrace.publish.embedded import server as embedded
 from headrace.publish.embedded.processes import program
 from headrace.publish.embedded.roles import HOST, password
-from headrace.publish.passwords import password_of
+from headrace.publish.opening import password_of
 from headrace.workspace import Workspace
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+
 log = logging.getLogger("headrace.publish")
 
 #: Connections at once: enough to keep a server busy, few enough for anybody's limit.

@@ -1,4 +1,4 @@
-"""PostgreSQL as the target of a day's scores: staging, audit, and a swap in one transaction."""
+"""PostgreSQL as the target of a day's scores: staging, audit, a swap in one transaction, grants and erasure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import sql
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.publish.embedded.erasure import erased_from_files, is_unfinished
-from headrace.publish.postgres import erase, sample, staging, swap, tables
+from headrace.publish.embedded.roles import erased_from_files, is_unfinished
+from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.fencing import claim_in_time, make_fences
-from headrace.publish.postgres.grants import set_grants
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
+from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, columns_of
 from headrace.publish.target import Check, Key, Publication, StagedDay, Target, table_name
 from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
@@ -27,12 +29,126 @@ from headrace.workspace import Workspace
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+
+def count_rows_with(conn: Connection, schema: str, name: str, column: str, keys: Sequence[Key]) -> dict[str, int]:
+    """By day, the rows with one of these keys in a column."""
+    if column not in columns_of(conn, schema, name):
+        return {}
+    counted = sql.SQL("SELECT ds, count(*) FROM {} WHERE {} = ANY(%s) GROUP BY ds ORDER BY ds")
+    rows = conn.execute(counted.format(sql.Identifier(schema, name), sql.Identifier(column)), [list(keys)])
+    return {day.isoformat(): int(count) for day, count in rows.fetchall()}
+
+
+def erase_rows(
+    conn: Connection, schema: str, name: str, column: str, keys: Sequence[Key], fence: Fence | None = None
+) -> None:
+    """Remove them. Readers see all of them or none; then VACUUM frees their space.
+
+    What the server's write-ahead log, its backups and its replicas hold is theirs to let go.
+    """
+    table, of = sql.Identifier(schema, name), sql.Identifier(column)
+    make_fences(conn, schema, fence)
+    with conn.transaction():
+        claim_in_time(conn, schema, name, fence)
+        gone = sql.SQL(
+            "WITH gone AS (DELETE FROM {} WHERE {} = ANY(%s) RETURNING ds) SELECT ds, count(*) FROM gone GROUP BY ds"
+        )
+        days: list[tuple[date, int]] = conn.execute(gone.format(table, of), [list(keys)]).fetchall()
+        for day, count in days:
+            conn.execute(
+                sql.SQL("UPDATE {} SET rows = rows - %s WHERE table_name = %s AND ds = %s").format(
+                    sql.Identifier(schema, PUBLICATIONS)
+                ),
+                [count, name, day],
+            )
+    conn.execute(sql.SQL("VACUUM ANALYZE {}").format(table))
+
+
+#: One row for each (table, privilege, role) that was given; of the use of the schema, the table is ''.
+GRANTS = "headrace_grants"
+
+_USAGE = ("", "usage")
+
+
+def set_grants(
+    conn: Connection, table: ScoresTable, grants: Mapping[str, Sequence[str]], fence: Fence | None = None
+) -> None:
+    """Make these the rights that we have given on the table and its view, and to use the schema; all, or none of it.
+
+    Rights that others have given, or that were given before they were recorded, stay. A role's use of the schema is
+    taken back with the last of its rights there, if it did not have it before the first.
+
+    Args:
+        conn: the warehouse.
+        table: which; it is there, and its view.
+        grants: privilege -> roles, as `publish.grants`.
+        fence: of the holder of the lease under which the table is written.
+
+    Raises:
+        BusyError: a transaction of another run holds the table's row of `headrace_fences`.
+        LeaseLost: a later holder has been at work on the table; nothing was changed.
+    """
+    wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
+    record, schema = sql.Identifier(table.schema, GRANTS), sql.Identifier(table.schema)
+    make_fences(conn, table.schema, fence)
+    with conn.transaction():
+        claim_in_time(conn, table.schema, table.name, fence)
+        # One at a time: pipelines share the record and the schema. After the row: who waits for that hinders no other.
+        conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
+        if not columns_of(conn, table.schema, GRANTS):
+            if not wanted:
+                return
+            conn.execute(
+                sql.SQL(
+                    "CREATE TABLE {} (table_name text, privilege text, role text, "
+                    "PRIMARY KEY (table_name, privilege, role))"
+                ).format(record)
+            )
+        given = conn.execute(
+            sql.SQL("SELECT privilege, role FROM {} WHERE table_name = %s").format(record), [table.name]
+        )
+        ours = {(str(privilege), str(role)) for privilege, role in given.fetchall()}
+
+        def note(statement: str, name: str, privilege: str, role: str) -> None:
+            conn.execute(sql.SQL(statement).format(record), [name, privilege, role])
+
+        add = "INSERT INTO {} VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+        remove = "DELETE FROM {} WHERE table_name = %s AND privilege = %s AND role = %s"
+        for privilege, role in sorted(ours - wanted):
+            note(remove, table.name, privilege, role)
+            if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+                continue
+            conn.execute(
+                sql.SQL("REVOKE {} ON {}, {} FROM {}").format(
+                    sql.SQL(privilege.upper()), table.id, table.current_id, sql.Identifier(role)
+                )
+            )
+            left = conn.execute(
+                sql.SQL("SELECT array_agg(table_name) FROM {} WHERE role = %s").format(record), [role]
+            ).fetchone()
+            # The last one, and not wanted for another privilege.
+            if left == ([""],) and role not in {r for _, r in wanted}:
+                note(remove, *_USAGE, role)
+                conn.execute(sql.SQL("REVOKE USAGE ON SCHEMA {} FROM {}").format(schema, sql.Identifier(role)))
+        for privilege, role in sorted(wanted):
+            note(add, table.name, privilege, role)
+            uses = conn.execute("SELECT has_schema_privilege(%s, %s, 'USAGE')", [role, table.schema]).fetchone()
+            if uses != (True,):
+                note(add, *_USAGE, role)
+                conn.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, sql.Identifier(role)))
+            conn.execute(
+                sql.SQL("GRANT {} ON {}, {} TO {}").format(
+                    sql.SQL(privilege.upper()), table.id, table.current_id, sql.Identifier(role)
+                )
+            )
+
+
 log = logging.getLogger("headrace.publish")
 
 
 @contextmanager
 def open_postgres(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     assert spec.publish is not None
     assert spec.score is not None, "config refuses publish without score"
     conf = spec.publish.warehouse
@@ -126,7 +242,7 @@ class PostgresTarget(Target):
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
         if not tables.columns_of(self._conn, self._schema, self._name):
             raise UserError(f"there is no table {self.label} yet")
-        return sample.sample(self._conn, self._schema, self._name, ds, rows)
+        return tables.sample(self._conn, self._schema, self._name, ds, rows)
 
     def drop_days(self, days: Sequence[str]) -> None:
         if days:
@@ -142,7 +258,7 @@ class PostgresTarget(Target):
         return f"the write-ahead log, statistics, backups and replicas of the server {self._server} are not headrace's"
 
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
-        return erase.rows_with(self._conn, self._schema, self._name, column, keys)
+        return count_rows_with(self._conn, self._schema, self._name, column, keys)
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         files = (
@@ -151,7 +267,7 @@ class PostgresTarget(Target):
             else erased_from_files(self._folder, self._server.port, self._server.database, self._schema, self._name)
         )
         with files:
-            erase.erase(self._conn, self._schema, self._name, column, keys, self._fence)
+            erase_rows(self._conn, self._schema, self._name, column, keys, self._fence)
         return ""
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:

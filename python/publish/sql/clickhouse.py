@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.publish.opening import client_library, connecting, failures
-from headrace.publish.passwords import password_of
+from headrace.publish.opening import client_library, connecting, failures, password_of
 from headrace.publish.sql.client import PARAMETER, SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
@@ -119,7 +118,7 @@ class ClickHouseClient(SqlClient):
 
 @contextmanager
 def open_clickhouse(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     with client_library("clickhouse"):
         import clickhouse_connect
         from clickhouse_connect.driver.exceptions import Error

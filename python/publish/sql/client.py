@@ -1,16 +1,41 @@
-"""What a database's client library must do, and how SQL is written for it."""
+"""The contract of a database's client library, and the SQL that is written for it."""
 
 from __future__ import annotations
 
+import logging
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.identifiers import quoted
-from headrace.publish.sql.cleanup import cleaned_up
 from headrace.publish.unfit_keys import KeyLimits
+from headrace.redaction import redact
+
+log = logging.getLogger("headrace.publish")
+
+
+@contextmanager
+def cleaned_up(clean: Callable[[], object], left: str) -> Iterator[None]:
+    """Call `clean` when the block ends, well or not.
+
+    Where that fails the log says so, and the block ends as it would have: an error in it is the one that is seen, and
+    what was done in it is done.
+
+    Args:
+        clean: it raises an error of its client library where it fails.
+        left: what there is then, and who removes it, for people.
+    """
+    try:
+        yield
+    finally:
+        try:
+            clean()
+        except Exception as e:  # each client library has errors of its own
+            log.warning("%s (%s)", left, redact((str(e).splitlines() or [type(e).__name__])[0]))
+
 
 #: Spark's `simpleString` -> the type of databases that say it with the standard's words.
 ANSI_TYPES: Mapping[str, str] = {
@@ -205,3 +230,17 @@ class SqlClient(ABC):
     def has_role(self, role: str) -> bool | None:
         """Whether the database has the role; None where its catalog does not tell everybody."""
         return None
+
+
+def load_folder(stage: str) -> str:
+    """A new folder below the place that a spec names, for one load."""
+    return f"{stage.rstrip('/')}/headrace_{uuid.uuid4().hex[:12]}"
+
+
+def literal(text: str) -> str:
+    """A text as a literal of the SQL of Snowflake, BigQuery, Databricks and Redshift.
+
+    A quotation mark has a backslash before it, as all of them read it: two of them end one literal and begin another in
+    Databricks, and are none in BigQuery.
+    """
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

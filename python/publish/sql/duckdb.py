@@ -70,7 +70,7 @@ class DuckDbClient(SqlClient):
 
 @contextmanager
 def open_duckdb(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     with client_library("duckdb"):
         import duckdb
     assert spec.publish is not None

@@ -13,12 +13,9 @@ from typing import Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.publish.columns import SCORES
-from headrace.publish.files.staging import StagedFiles
-from headrace.publish.files.target import FilesTarget, Record
-from headrace.publish.sql.cleanup import cleaned_up
-from headrace.publish.sql.client import SqlClient, TokenOvertaken
-from headrace.publish.target import Key, Publication, lease_lost
+from headrace.publish.files import FilesTarget, Record, StagedFiles
+from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleaned_up
+from headrace.publish.target import SCORES, Key, Publication, lease_lost
 from headrace.publish.unfit_keys import KeyLimits
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost

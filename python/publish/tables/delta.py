@@ -18,10 +18,8 @@ from headrace.lake.delta.log import DeltaLog, file_path
 from headrace.lake.delta.redact import Values, exactly, redact_log
 from headrace.lake.delta.transaction import Transaction, claim, create_table
 from headrace.lake.delta.with_spark import save_delta
-from headrace.publish.columns import SCORES
-from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
-from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget
-from headrace.publish.target import Key, Target, table_name
+from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget, first_rows, rows_having, without_keys
+from headrace.publish.target import SCORES, Key, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
@@ -135,7 +133,7 @@ class DeltaTarget(SparkTableTarget):
 
 @contextmanager
 def open_delta(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     assert spec.publish is not None
     path = spec.publish.warehouse.path
     yield DeltaTarget(spec, ws, local(path) if path else ws.lake / "warehouse", lock)

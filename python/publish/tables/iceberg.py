@@ -11,11 +11,10 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.identifiers import quoted
 from headrace.lake.spark.session import session
-from headrace.publish.columns import SCORES
 from headrace.publish.tables import iceberg_fencing
 from headrace.publish.tables.iceberg_erasure import IcebergErasure
 from headrace.publish.tables.spark_table import CLAIMED, SparkTableTarget
-from headrace.publish.target import Key, Target, table_name
+from headrace.publish.target import SCORES, Key, Target, table_name
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
@@ -176,7 +175,7 @@ class IcebergTarget(SparkTableTarget):
 
 @contextmanager
 def open_iceberg(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     assert spec.publish is not None
     conf = spec.publish.warehouse
     assert conf.catalog is not None, "config refuses the kind without it"

@@ -24,12 +24,12 @@ from py4j.protocol import Py4JJavaError
 from headrace.errors import IncompleteError
 from headrace.identifiers import quoted
 from headrace.lake.delta.fence import application_of
-from headrace.publish.tables.iceberg_expiry import load_table
 from headrace.publish.target import lease_lost
 from headrace.storage import Fence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 log = logging.getLogger("headrace.publish")
 
@@ -81,6 +81,14 @@ def claim(
     """
     if fence is not None and _token(load_table(spark, name).properties(), fence) != fence.token:
         change(spark, name, label, fence, lambda branch: None, check_lease)
+
+
+def load_table(spark: SparkSession, name: str) -> Any:
+    """Iceberg's `Table` as its catalog has it now, by its quoted name."""
+    jvm: Any = spark._jvm
+    table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
+    table.refresh()
+    return table
 
 
 class _Change:

@@ -19,10 +19,8 @@ from typing import Any
 
 from headrace.config import Spec
 from headrace.errors import BusyError, UserError
-from headrace.publish.files.staging import StagedFiles
-from headrace.publish.files.target import FilesTarget, Record
-from headrace.publish.tables.parquet_rows import first_rows, rows_having, without_keys
-from headrace.publish.tables.spark_table import TYPES
+from headrace.publish.files import FilesTarget, Record, StagedFiles
+from headrace.publish.tables.spark_table import TYPES, first_rows, rows_having, without_keys
 from headrace.publish.target import Key, Publication, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Location, local
@@ -173,7 +171,7 @@ def _may_have(file: Path, column: str, keys: Sequence[Key]) -> bool:
 
 @contextmanager
 def open_parquet(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> Iterator[Target]:
-    """See `headrace.publish.warehouses.open_target`."""
+    """See `headrace.publish.opening.open_target`."""
     assert spec.publish is not None
     path = spec.publish.warehouse.path
     yield ParquetTarget(spec, ws, local(path) if path else ws.lake / "warehouse", lock)

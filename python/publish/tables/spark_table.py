@@ -1,24 +1,137 @@
-"""What Delta and Iceberg tables have in common: Spark writes a day as one commit, and a copy of the newest day."""
+"""Tables of files: records of publications, rows of Parquet files, and days that Spark writes as one commit."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.publish.files.staging import StagedFiles
-from headrace.publish.files.target import FilesTarget, Record
-from headrace.publish.tables.records import Records
+from headrace.own_records import known_keys
+from headrace.publish.files import FilesTarget, Record, StagedFiles
 from headrace.publish.target import Key, Publication
 from headrace.stage import RunLock
-from headrace.storage import Location
+from headrace.storage import Fence, Location
+from headrace.storage.fenced_file import put_fenced
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
+
+
+#: In a record, beside it: by lease, the token of who wrote it.
+_FENCES = "fences"
+#: In a record: that its day's rows change just now, and `rows` is of before.
+_CHANGES = "changes"
+_KEYS = frozenset(f.name for f in fields(Record))
+
+
+class Records:
+    """A folder of `DAY.json`. A day's file is written after its rows: until then the day counts as the run before's.
+
+    With a fence, LeaseLost is raised where a later holder of the lease has written a day's file.
+    """
+
+    def __init__(self, folder: Location, fence: Fence | None = None) -> None:
+        self._folder, self._fence = folder, fence
+
+    def save(self, ds: str, record: Record) -> None:
+        """Record a day."""
+        self._put(ds, asdict(record))
+
+    def published(self, ds: str) -> Publication | None:
+        """The record of a day; None where there is none. Raises UserError where a newer release has written it."""
+        file = self._folder / f"{ds}.json"
+        if not file.is_file():
+            return None
+        found = Record(**known_keys(self._said(ds), _KEYS, str(file)))
+        return Publication(found.key, found.rows, found.audit)
+
+    def rows_by_day(self) -> dict[str, int]:
+        """Day -> rows."""
+        return {ds: found.rows for ds in self._days() if (found := self.published(ds)) is not None}
+
+    def begin_change(self, days: Iterable[str]) -> None:
+        """Note that days' rows change now: `changing` names them until `set_rows` does, also after a kill."""
+        for ds in days:
+            self._put(ds, {**self._said(ds), _CHANGES: True})
+
+    def changing(self) -> list[str]:
+        """The days of which nobody has said yet how many rows they have after their change."""
+        return [ds for ds in self._days() if self._text(ds).get(_CHANGES)]
+
+    def set_rows(self, rows: Mapping[str, int]) -> None:
+        """How many rows days have by now."""
+        for ds, count in rows.items():
+            self._put(ds, self._said(ds) | {"rows": count})
+
+    def forget(self, days: Sequence[str]) -> None:
+        """Remove the records of days."""
+        for ds in days:
+            (self._folder / f"{ds}.json").remove()
+
+    def _days(self) -> list[str]:
+        return sorted(f.stem for f in self._folder.entries() if f.suffix == ".json") if self._folder.is_dir() else []
+
+    def _text(self, ds: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._folder / f"{ds}.json").read_text())
+        return found
+
+    def _said(self, ds: str) -> dict[str, Any]:
+        """The record alone."""
+        return {name: value for name, value in self._text(ds).items() if name not in (_FENCES, _CHANGES)}
+
+    def _put(self, ds: str, said: Mapping[str, Any]) -> None:
+        fences = () if self._fence is None else (self._fence,)
+        whole = {**said, **({_FENCES: {f.lease: f.token for f in fences}} if fences else {})}
+        text = json.dumps(whole, indent=1) + "\n"
+        put_fenced(self._folder / f"{ds}.json", text, fences, lambda there: json.loads(there).get(_FENCES, {}))
+
+
+def first_rows(files: Sequence[Path], ds: str, user: str, rows: int) -> list[dict[str, Any]]:
+    """The first rows of the first file that has any, by key: column -> value, the day first.
+
+    Args:
+        files: of the day.
+        ds: the day, where the files have no column of it.
+        user: name of the user key.
+        rows: how many.
+    """
+    import pyarrow.parquet as pq
+
+    for file in files:
+        table = pq.ParquetFile(file).read()
+        if table.num_rows:
+            found = table.sort_by([(user, "ascending"), ("rank", "ascending")]).slice(0, rows).to_pylist()
+            return [{"ds": ds} | row for row in found]
+    return []
+
+
+def rows_having(files: Sequence[Path], column: str, keys: Sequence[Key]) -> int:
+    """How many rows of some files have one of these keys in a column."""
+    import pyarrow.parquet as pq
+
+    return sum(without_keys(column, keys, pq.ParquetFile(file).read([column]))[1] for file in files)
+
+
+def without_keys(column: str, keys: Sequence[Key], rows: pa.Table) -> tuple[pa.Table, int]:
+    """Rows without those that have one of these keys in a column; and how many these were."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = rows.column(column)
+    numbers = pa.types.is_integer(values.type)
+    known = pa.array(keys, pa.int64() if numbers else pa.string())
+    gone = pc.fill_null(pc.is_in(values.cast(known.type), value_set=known), False)
+    count = int(pc.sum(gone).as_py() or 0)
+    return (rows.filter(pc.invert(gone)), count) if count else (rows, 0)
+
 
 #: The columns of a table that a run has claimed before its first day.
 CLAIMED = ["ds"]

@@ -25,7 +25,7 @@ from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import midnight
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import declared
-from headrace.lake.landing import following
+from headrace.lake.calendar import following
 from headrace.score.entities import Active
 from headrace.score.items import ITEM_ROW
 from headrace.score.scoring_model import ScoringModel

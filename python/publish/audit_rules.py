@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.publish import AuditRule, Reference
 from headrace.errors import UserError, nearest
-from headrace.publish.audit.limits import within
+from headrace.publish.audit import within
 from headrace.publish.target import Check, StagedDay
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 _SHOWN = 3
 

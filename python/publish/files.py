@@ -1,22 +1,29 @@
-"""A day's scores as Parquet files in the lake's staging folder: written by executors, audited by Spark's SQL."""
+"""Warehouses that load Parquet files: staging in the lake's staging folder, which executors write and Spark audits."""
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.config import Spec
 from headrace.identifiers import quoted
 from headrace.lake.delta.log import DeltaLog
-from headrace.publish.target import PublishedDay
-from headrace.storage import Location, copies_folder
+from headrace.publish.target import Check, PublishedDay, StagedDay, Target, published_columns, table_name
+from headrace.stage import RunLock
+from headrace.storage import Fence, Location, copies_folder
+from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 #: Rows of a file, at most: enough for a load to be quick, few enough for one to be held by a client.
 _FILE_ROWS = 5_000_000
@@ -120,21 +127,21 @@ def files_folder(folder: Location) -> Path:
     return folder.local_path() if folder.scheme == "file" else copies_folder()
 
 
-def keep(staged: StagedFiles) -> None:
+def keep_folder(staged: StagedFiles) -> None:
     """Leave the folder for a look."""
     (staged.folder / _KEPT).put_text("its audit failed\n")
     staged.kept = True
 
 
-def kept(folder: Location, days: Sequence[str] | None = None) -> list[Location]:
+def kept_folders(folder: Location, days: Sequence[str] | None = None) -> list[Location]:
     """The folders (of these days) that were kept."""
     found = [entry for entry in folder.entries() if (entry / _KEPT).is_file()]
     return [entry for entry in found if days is None or entry.name.startswith(tuple(f"{day}_" for day in days))]
 
 
-def drop_kept(folder: Location, days: Sequence[str] | None = None) -> list[str]:
+def drop_kept_folders(folder: Location, days: Sequence[str] | None = None) -> list[str]:
     """Remove them. Returns their places."""
-    found = kept(folder, days)
+    found = kept_folders(folder, days)
     for entry in found:
         entry.remove()
     return [str(entry) for entry in found]
@@ -149,3 +156,104 @@ def _previous(spark: SparkSession, view: str, ds: str, table: Location, days: Ma
         return None
     spark.read.format("delta").load(table.uri).where(f"ds = '{before[-1]}'").createOrReplaceTempView(view)
     return PublishedDay(before[-1], days[before[-1]], f"`{view}`")
+
+
+log = logging.getLogger("headrace.publish")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is recorded of a publication."""
+
+    key: str
+    rows: int
+    model: str
+    source: str
+    audit: list[dict[str, Any]]
+
+
+class FilesTarget(Target):
+    """A warehouse that takes a day as Parquet files."""
+
+    def __init__(
+        self, spec: Spec, ws: Workspace, kind: str, label: str, address: str, lock: RunLock | None = None
+    ) -> None:
+        assert spec.score is not None, "config refuses publish without score"
+        self.kind, self.label, self.address = kind, label, address
+        self.spec, self.ws, self.lock = spec, ws, lock
+        self.name = table_name(spec)
+        self.user, self.item = spec.score.user.key, spec.score.item.key
+        #: (column, Spark's `simpleString`), set by `create`.
+        self.columns: list[tuple[str, str]] = []
+
+    @property
+    def fence(self) -> Fence | None:
+        """What its commits carry; None: there is no lease."""
+        return self.lock.fence if self.lock is not None else None
+
+    def check_lease(self) -> None:
+        """Right before what carries no token. Raises LeaseLost where another process is at work."""
+        if self.lock is not None:
+            self.lock.check()
+
+    @property
+    @abstractmethod
+    def types(self) -> Mapping[str, str]:
+        """Spark's `simpleString` of the types that the warehouse takes -> its own."""
+
+    @property
+    def staging(self) -> Location:
+        """The folder of the pipeline's staged days, which executors write to: below the lake."""
+        return self.ws.staging(self.spec.pipeline)
+
+    def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
+        self.columns = published_columns(self.user, self.item, spark_types, self.types)
+        self.create_table()
+
+    @contextmanager
+    def stage(self, df: DataFrame, ds: str, key: str) -> Iterator[StagedDay]:
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        tick = time.perf_counter()
+        # What others have staged is removed.
+        self.check_lease()
+        published = self.ws.table(self.spec.pipeline, "published"), self.rows_by_day()
+        try:
+            with staged_files(df, [c for c, _ in self.columns], self.staging, ds, key, published) as staged:
+                log.info("staged %s rows in %.1f s", f"{staged.rows:,}", time.perf_counter() - tick)
+                yield staged
+        except (Py4JJavaError, PySparkException, OSError):
+            # A later run has removed the files, maybe.
+            self.check_lease()
+            raise
+
+    def swap(self, staged: StagedDay, source: str, checks: Sequence[Check]) -> None:
+        assert isinstance(staged, StagedFiles), "of stage()"
+        record = Record(staged.key, staged.rows, staged.model(), source, [asdict(check) for check in checks])
+        self.publish_files(staged, record)
+
+    def keep(self, staged: StagedDay) -> None:
+        assert isinstance(staged, StagedFiles), "of stage()"
+        keep_folder(staged)
+
+    def kept(self, days: Sequence[str] | None = None) -> list[str]:
+        return [str(folder) for folder in kept_folders(self.staging, days)]
+
+    def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
+        return drop_kept_folders(self.staging, days)
+
+    def days(self) -> list[str]:
+        return sorted(self.rows_by_day())
+
+    @abstractmethod
+    def create_table(self) -> None:
+        """Make the table of `columns`, and its current view; add columns that it lacks."""
+
+    @abstractmethod
+    def publish_files(self, staged: StagedFiles, record: Record) -> None:
+        """Make the files' rows the day's rows, and record it."""
+
+    @abstractmethod
+    def rows_by_day(self) -> dict[str, int]:
+        """Published day -> rows that were published; empty where there is no table."""

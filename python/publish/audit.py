@@ -1,0 +1,387 @@
+"""The audit of a staged day by the warehouse that has it: counts, what must always hold, and drift from the day before.
+
+The warehouse reads the day's rows once by users, and once more by items where `publish.audit` asks for it. `Limits`
+always hold; `publish.audit` asks for the comparisons with the newest published day.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from headrace.config.publish import Audit
+from headrace.psi import psi
+from headrace.publish.target import Check, StagedDay
+
+
+def within(name: str, value: float | None, low: float | None, high: float | None, detail: str = "") -> Check:
+    """The check that `low <= value <= high`; None and NaN are outside.
+
+    Args:
+        low: None: no such limit.
+        high: likewise.
+        detail: said about the figure.
+    """
+    limits = [f"at least {low:g}"] if low is not None else []
+    limits += [f"at most {high:g}"] if high is not None else []
+    limit = " and ".join(limits)
+    if value is None or math.isnan(value):
+        return Check(name, math.nan, limit, False, detail or "no number")
+    ok = (low is None or value >= low) and (high is None or value <= high)
+    return Check(name, _short(value, low, high), limit, ok, detail)
+
+
+def _short(value: float, low: float | None, high: float | None) -> float:
+    """Four decimals, unless that would hide on which side of a limit it is."""
+    shown = round(value, 4)
+    return value if shown in (low, high) and shown != value else shown
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the columns of a day's rows are called, and what is expected of each row and list."""
+
+    #: Names of the keys' columns.
+    user: str
+    item: str
+    #: Columns that must not be null.
+    required: tuple[str, ...]
+    top_k: int
+
+
+@dataclass(frozen=True)
+class DayCounts:
+    """Of the staged rows, in a single pass over them."""
+
+    rows: int
+    #: With a list; null is none.
+    users: int
+    #: Rows that lack a required column; that are of another day; whose score is outside [0, 1].
+    nulls: int
+    other_days: int
+    outside: int
+    #: Pairs (user, rank) and (user, item) of several rows.
+    repeated_ranks: int
+    repeated_items: int
+    #: Rows whose score is above that of the rank before.
+    above_better: int
+    #: Users whose ranks are not 1, 2, ...; and those with more than `Expected.top_k` rows.
+    broken_ranks: int
+    too_long: int
+    #: By score: rows below the first edge, from each edge to the next, from the last on.
+    by_score: tuple[int, ...]
+
+
+def count_day(staged: StagedDay, expected: Expected, edges: Sequence[float] = ()) -> DayCounts:
+    """Count the staged rows, by one statement that reads them once.
+
+    Args:
+        staged: the day.
+        expected: see there.
+        edges: scores, ascending, for `DayCounts.by_score`.
+    """
+    q = staged.quote
+    user, item, rank, score = q(expected.user), q(expected.item), q("rank"), q("score")
+    nulls = _one(" OR ".join(f"{q(name)} IS NULL" for name in expected.required))
+    other_day = _one(f"{q('ds')} <> {staged.day}")
+    by_rank = f"OVER (PARTITION BY {user} ORDER BY {rank})"
+    by_item = f"OVER (PARTITION BY {user} ORDER BY {item})"
+    # row_number() - rank() tells equal ones apart: 0 is the first of them, 1 the second.
+    rows = (
+        f"SELECT {user} AS of_user, {rank} AS place, {score} AS given, {nulls} AS is_null, "
+        f"{other_day} AS other_day, lag({score}) {by_rank} AS better, "
+        f"row_number() {by_rank} - rank() {by_rank} AS same_rank, "
+        f"row_number() {by_item} - rank() {by_item} AS same_item FROM {staged.relation}"
+    )
+    of_rows = [
+        "d.is_null",
+        "d.other_day",
+        # NaN is above all numbers, or fails both comparisons: it is outside too.
+        _one("NOT (d.given >= 0 AND d.given <= 1)"),
+        _one("d.same_rank = 1"),
+        _one("d.same_item = 1"),
+        _one("d.given > d.better"),
+        *(_one(f"d.given < {edge!r}") for edge in edges),
+    ]
+    ranks = f"sum({_one('d.same_rank = 0 AND d.place IS NOT NULL')})"
+    of_users = [
+        _one(f"min(d.place) <> 1 OR max(d.place) <> {ranks}"),
+        _one(f"count(*) > {int(expected.top_k)}"),
+        "count(*)",
+        *(f"sum({flag})" for flag in of_rows),
+    ]
+    users = (
+        f"SELECT d.of_user, {', '.join(f'{count} AS n{i}' for i, count in enumerate(of_users))} "
+        f"FROM ({rows}) AS d GROUP BY d.of_user"
+    )
+    sums = ", ".join(f"sum(g.n{i})" for i in range(len(of_users)))
+    ((n_users, *counted),) = staged.query(f"SELECT count(g.of_user), {sums} FROM ({users}) AS g")
+    broken, long, n, null, other, outside, repeated, items, above, *below = (int(x or 0) for x in counted)
+    cuts = [0, *below, n]
+    return DayCounts(
+        rows=n,
+        users=int(n_users),
+        nulls=null,
+        other_days=other,
+        outside=outside,
+        repeated_ranks=repeated,
+        repeated_items=items,
+        above_better=above,
+        broken_ranks=broken,
+        too_long=long,
+        by_score=tuple(b - a for a, b in pairwise(cuts)),
+    )
+
+
+@dataclass(frozen=True)
+class ItemCounts:
+    """Of the items of the staged day and of the one before."""
+
+    #: Rows of the day before, and of the staged day: of each item that was most frequent before, then of all others.
+    by_item: tuple[list[int], list[int]]
+    #: Distinct items of the staged day.
+    given: int
+    #: Rows of the staged day whose item the day before lacks.
+    new_rows: int
+
+
+def count_items(staged: StagedDay, item: str, top: int) -> ItemCounts:
+    """Count rows by items, by one statement that reads each of both days once.
+
+    Args:
+        staged: the day.
+        item: name of the items' column.
+        top: how many of the most frequent items of the day before are told apart.
+    """
+    name = staged.quote(item)
+    days = f"SELECT {name} AS item, 0 AS past, 1 AS now FROM {staged.relation}"
+    if staged.previous is not None:
+        days += f" UNION ALL SELECT {name} AS item, 1 AS past, 0 AS now FROM {staged.previous.relation}"
+    items = f"SELECT d.item, sum(d.past) AS past, sum(d.now) AS now FROM ({days}) AS d GROUP BY d.item"
+    ordered = f"SELECT c.*, row_number() OVER (ORDER BY c.past DESC, c.item) AS place FROM ({items}) AS c"
+    frequent = f"CASE WHEN o.past > 0 AND o.place <= {int(top)} THEN o.place ELSE 0 END"
+    places = f"SELECT o.*, {frequent} AS frequent FROM ({ordered}) AS o"
+    found: list[tuple[Any, ...]] = staged.query(
+        f"SELECT t.frequent, sum(t.past), sum(t.now), sum({_one('t.now > 0 AND t.item IS NOT NULL')}), "
+        f"sum(CASE WHEN t.past = 0 THEN t.now ELSE 0 END) FROM ({places}) AS t GROUP BY t.frequent ORDER BY t.frequent"
+    )
+    # Place 0, all others, comes last, and is a bin without rows, too.
+    ordered_bins = [row for row in found if row[0]] + ([row for row in found if not row[0]] or [(0, 0, 0, 0, 0)])
+    past, now = ([int(row[i]) for row in ordered_bins] for i in (1, 2))
+    return ItemCounts((past, now), sum(int(row[3]) for row in found), sum(int(row[4]) for row in found))
+
+
+def _one(condition: str) -> str:
+    """1 where it is true, else 0."""
+    return f"CASE WHEN {condition} THEN 1 ELSE 0 END"
+
+
+@dataclass(frozen=True)
+class Limits(Expected):
+    """What to hold the day's scores against."""
+
+    #: Rows that the scores' manifest states.
+    expected_rows: int
+    min_rows: int
+    #: Largest relative difference from the last published day's rows; None: not checked.
+    max_row_change: float | None
+    #: Whether lists are in the order of their scores: not where `score.rerank` makes them.
+    by_score: bool = True
+
+
+def integrity_checks(staged: StagedDay, limits: Limits, counts: DayCounts) -> list[Check]:
+    """All checks on a staged day, failed ones included; the warehouse is asked for examples of what failed.
+
+    Args:
+        staged: the day.
+        limits: see there.
+        counts: of the day, by these limits.
+    """
+    q, source = staged.quote, staged.relation
+    user, item, rank, score = q(limits.user), q(limits.item), q("rank"), q("score")
+    nulls = " OR ".join(f"{q(name)} IS NULL" for name in limits.required)
+
+    def none_of(name: str, count: int, *words: str, offenders: str) -> Check:
+        """A check that there are none; of a query of offenders, `words` stand before each column, to name them."""
+        if not count:
+            return Check(name, 0, "0", True)
+        shown = [
+            " ".join(f"{word} {value}".strip() for word, value in zip(words, row, strict=True) if value is not None)
+            for row in staged.query(f"{offenders} LIMIT 3")
+        ]
+        return Check(name, count, "0", False, "for example " + ", ".join(shown))
+
+    rows = counts.rows
+    checks = [
+        Check("rows as the scores' manifest states", rows, str(limits.expected_rows), rows == limits.expected_rows),
+        Check("rows", rows, f"at least {limits.min_rows}", rows >= limits.min_rows),
+        none_of(
+            "rows with a null",
+            counts.nulls,
+            "user",
+            "rank",
+            offenders=f"SELECT {user}, {rank} FROM {source} WHERE {nulls}",
+        ),
+        none_of(
+            "rows of another day",
+            counts.other_days,
+            "",
+            offenders=f"SELECT {q('ds')} FROM {source} WHERE {q('ds')} <> {staged.day}",
+        ),
+        none_of(
+            "keys (user, rank) given twice",
+            counts.repeated_ranks,
+            "user",
+            "rank",
+            offenders=f"SELECT {user}, {rank} FROM {source} GROUP BY {user}, {rank} HAVING count(*) > 1",
+        ),
+        none_of(
+            "items given twice to a user",
+            counts.repeated_items,
+            "user",
+            "item",
+            offenders=f"SELECT {user}, {item} FROM {source} GROUP BY {user}, {item} HAVING count(*) > 1",
+        ),
+        none_of(
+            "users whose ranks are not 1, 2, ...",
+            counts.broken_ranks,
+            "user",
+            offenders=f"SELECT {user} FROM {source} GROUP BY {user} "
+            f"HAVING min({rank}) <> 1 OR max({rank}) <> count(DISTINCT {rank})",
+        ),
+        none_of(
+            f"users with more than {limits.top_k} items",
+            counts.too_long,
+            "user",
+            offenders=f"SELECT {user} FROM {source} GROUP BY {user} HAVING count(*) > {int(limits.top_k)}",
+        ),
+        none_of(
+            "scores outside [0, 1]",
+            counts.outside,
+            "",
+            offenders=f"SELECT {score} FROM {source} WHERE NOT ({score} >= 0 AND {score} <= 1)",
+        ),
+    ]
+    if limits.by_score:
+        checks.append(
+            none_of(
+                "scores above that of a better rank",
+                counts.above_better,
+                "user",
+                "rank",
+                offenders=f"SELECT {user}, {rank} FROM (SELECT {user}, {rank}, {score}, lag({score}) OVER "
+                f"(PARTITION BY {user} ORDER BY {rank}) AS better FROM {source}) AS s WHERE {score} > better",
+            )
+        )
+    if limits.max_row_change is not None:
+        checks.append(_row_change(staged, rows, limits.max_row_change))
+    return checks
+
+
+def _row_change(staged: StagedDay, rows: int, limit: float) -> Check:
+    last, name = staged.previous, "change of the number of rows"
+    if last is None or not last.rows:
+        return Check(name, 0.0, f"at most {limit:g}", True, "no earlier day")
+    change = abs(rows - last.rows) / last.rows
+    return Check(name, round(change, 4), f"at most {limit:g}", change <= limit, f"{last.rows:,} rows on {last.ds}")
+
+
+#: Bins of the scores.
+_TENTHS = 10
+
+
+def score_edges(staged: StagedDay, asked: Audit) -> list[float]:
+    """The scores that part the tenths of the day before; none where `asked` does not compare scores."""
+    before = staged.previous
+    if asked.max_score_psi is None or before is None:
+        return []
+    score = staged.quote("score")
+    tenths = staged.query(
+        f"SELECT min(t.x) AS low FROM (SELECT {score} AS x, ntile({_TENTHS}) OVER (ORDER BY {score}) AS tenth "
+        f"FROM {before.relation}) AS t GROUP BY t.tenth ORDER BY low"
+    )
+    # Equal scores at a cut belong to the bin above it, on both days.
+    edges = sorted({float(low) for (low,) in tenths})
+    return edges[1:] or edges
+
+
+def distribution_checks(
+    staged: StagedDay,
+    asked: Audit,
+    item: str,
+    counts: DayCounts,
+    edges: Sequence[float],
+    candidates: int | None,
+    users: int | None,
+) -> Iterator[Check]:
+    """The checks that `asked` is for.
+
+    Args:
+        staged: the day.
+        asked: see there.
+        item: the items' column.
+        counts: of the day.
+        edges: of `score_edges`, by which they were counted.
+        candidates: items that could be given; None: unknown, and coverage is not checked.
+        users: users that were scored; None likewise.
+    """
+    before = staged.previous
+    compares_items = before is not None and (asked.max_item_psi is not None or asked.max_new_items is not None)
+    covers = asked.min_coverage is not None and bool(candidates)
+    items = count_items(staged, item, asked.top_items) if compares_items or covers else ItemCounts(([], []), 0, 0)
+    compares_scores = before is not None and asked.max_score_psi is not None
+    score_psi = psi(_previous_counts(staged, edges), counts.by_score) if compares_scores else None
+    compared: list[tuple[str, float | None, float | None]] = [
+        ("PSI of the scores", asked.max_score_psi, score_psi),
+        ("PSI of the items", asked.max_item_psi, psi(*items.by_item)),
+        ("share of rows with a new item", asked.max_new_items, items.new_rows / counts.rows if counts.rows else None),
+    ]
+    for name, limit, value in compared:
+        if limit is not None and before is None:
+            yield Check(name, 0.0, "compared with an earlier day", True, "no earlier day")
+        elif limit is not None and before is not None:
+            yield within(name, value, None, limit, f"against {before.ds}")
+    if asked.min_coverage is not None and candidates:
+        yield _share(items.given, candidates, "share of the candidate items given", asked.min_coverage)
+    if asked.min_users is not None and users:
+        yield _share(counts.users, users, "share of the scored users with a list", asked.min_users)
+
+
+def _previous_counts(staged: StagedDay, edges: Sequence[float]) -> list[int]:
+    """Rows of the day before by bin: below the first edge, from each edge to the next, from the last on."""
+    assert staged.previous is not None, "asked where there is one"
+    score = staged.quote("score")
+    whens = " ".join(f"WHEN {score} < {edge!r} THEN {i}" for i, edge in enumerate(edges))
+    found = staged.query(
+        f"SELECT b.bin, count(*) FROM (SELECT CASE {whens} ELSE {len(edges)} END AS bin "
+        f"FROM {staged.previous.relation}) AS b GROUP BY b.bin"
+    )
+    by_bin = {int(bin_): int(n) for bin_, n in found}
+    return [by_bin.get(i, 0) for i in range(len(edges) + 1)]
+
+
+def _share(found: int, of: int, name: str, limit: float) -> Check:
+    return within(name, found / of, limit, None, f"{found:,} of {of:,}")
+
+
+def day_checks(
+    staged: StagedDay, limits: Limits, asked: Audit | None, candidates: int | None = None, users: int | None = None
+) -> list[Check]:
+    """What must always hold, and what `publish.audit` asks for about the day beside the one before it.
+
+    Args:
+        staged: the day.
+        limits: what must always hold.
+        asked: None: nothing.
+        candidates: items that could be given; None: unknown.
+        users: users that were scored; None: unknown.
+    """
+    edges = [] if asked is None else score_edges(staged, asked)
+    counts = count_day(staged, limits, edges)
+    checks = integrity_checks(staged, limits, counts)
+    if asked is not None:
+        checks += distribution_checks(staged, asked, limits.item, counts, edges, candidates, users)
+    return checks

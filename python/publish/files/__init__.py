@@ -1,1 +1,0 @@
-"""Staging in Parquet files that Spark audits, for warehouses that load files."""

@@ -1,1 +1,0 @@
-"""The newest day's scores in stores of keys and values, for services that read one user's items."""
