@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.logs import tell_error
 from headrace.stages import ORDER
 
@@ -25,7 +25,7 @@ class Group(TyperGroup):
             typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)
             raise typer.Exit(128 + getattr(e, "signum", 2)) from None
         except Exception as e:
-            if (message := told(e)) is None:
+            if (message := exit_message(e)) is None:
                 raise
             tell_error(message[0])
             raise typer.Exit(message[1]) from None

@@ -23,7 +23,7 @@ from headrace.housekeeping.workspace_state import (
     remove_all,
     size_of,
 )
-from headrace.lake.spark.scratch import HANDING, STAGE_FOLDERS
+from headrace.lake.scratch import HANDING, STAGE_FOLDERS
 from headrace.models.predictor import maps_of, needed_models
 from headrace.publish.target import table_name
 from headrace.registry.promotion import IN_USE, age

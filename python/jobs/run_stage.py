@@ -26,7 +26,7 @@ from headrace.jobs.events import Kind, StageEvent
 from headrace.jobs.hand_over import take_secrets
 from headrace.jobs.import_ahead import import_ahead
 from headrace.jobs.parent_watch import when_parent_ends
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.observe.application import Observation
 from headrace.redaction import hide
 from headrace.stage import RunPlan, check_lock, run_stage
@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace) -> int:
                 _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin, observation)
                 before = name
     except Exception as e:  # the process's last line of defence: what cannot be told is a failure with its trace
-        if (message := told(e, written)) is not None:
+        if (message := exit_message(e, written)) is not None:
             logs.tell_error(message[0])
             return message[1]
         logs.print_trace(e, log.name)

@@ -49,12 +49,12 @@ class ForgottenValues:
 
     @staticmethod
     def new() -> ForgottenValues:
-        """An empty list with a salt of its own."""
+        """Return an empty list with a salt of its own."""
         return ForgottenValues(secrets.token_hex(16), {})
 
     @staticmethod
     def load(file: Location) -> ForgottenValues | None:
-        """The list in a file; None where there is none.
+        """Return the list in a file; None where there is none.
 
         Raises:
             UserError: the file is damaged, or of a newer release: nothing may be loaded then.
@@ -67,14 +67,14 @@ class ForgottenValues:
 
     @staticmethod
     def parsed(text: str, file: Location) -> ForgottenValues:
-        """The list in a file's text. Raises UserError as `load`."""
+        """Return the list in a file's text. Raises UserError as `load`."""
         try:
-            found = known_keys(json.loads(text), ("salt", "columns", "words"), str(file))
+            content = known_keys(json.loads(text), ("salt", "columns", "words"), str(file))
             columns, words = (
-                {column: tuple(of) for column, of in said.items()}
-                for said in (found["columns"], found.get("words", {}))
+                {column: tuple(values) for column, values in hashes.items()}
+                for hashes in (content["columns"], content.get("words", {}))
             )
-            return ForgottenValues(str(found["salt"]), columns, words)
+            return ForgottenValues(str(content["salt"]), columns, words)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UserError(
                 f"{file} is damaged: it says whose rows must not be loaded again (headrace forget). Restore it from a "
@@ -82,25 +82,25 @@ class ForgottenValues:
             ) from e
 
     def to_text(self) -> str:
-        """What `parsed` reads."""
-        said = {"salt": self.salt, "columns": self.columns} | ({"words": self.words} if self.words else {})
-        return json.dumps(said, indent=1) + "\n"
+        """Return the text that `parsed` reads."""
+        content = {"salt": self.salt, "columns": self.columns} | ({"words": self.words} if self.words else {})
+        return json.dumps(content, indent=1) + "\n"
 
     def hashes(self, column: str, texts: Collection[str]) -> list[str]:
-        """Of values by their texts."""
+        """Return the hashes of values, given as text."""
         return self._hashes(self._head(column), texts)
 
     @staticmethod
-    def _hashes(before: str, texts: Collection[str]) -> list[str]:
-        head, found = hashlib.sha256(before.encode()), []
+    def _hashes(prefix: str, texts: Collection[str]) -> list[str]:
+        head, hashes = hashlib.sha256(prefix.encode()), []
         for text in texts:
-            one = head.copy()
-            one.update(text.encode())
-            found.append(one.hexdigest())
-        return found
+            digest = head.copy()
+            digest.update(text.encode())
+            hashes.append(digest.hexdigest())
+        return hashes
 
     def having(self, column: str, texts: Collection[str]) -> ForgottenValues:
-        """The same with further values of a column, by their texts."""
+        """Return the same with further values of a column, by their texts."""
         of_words = {text: [w for w in words_of(text) if w] for text in texts if words_of(text) != [text]}
         of_words = {text: words for text, words in of_words.items() if words}
         joined = self._hashes(self._words_head(column), [_JOINT.join(words) for words in of_words.values()])
@@ -109,54 +109,56 @@ class ForgottenValues:
         words = {**self.words, **({column: counts} if counts else {})}
         return ForgottenValues(self.salt, {**self.columns, column: both}, words)
 
-    def of(self, columns: Collection[str]) -> ForgottenValues | None:
-        """What of it is of some columns; None where nothing is."""
-        mine = {c: h for c, h in self.columns.items() if c in columns and h}
-        words = {c: counts for c, counts in self.words.items() if c in mine}
-        return ForgottenValues(self.salt, mine, words) if mine else None
+    def restricted_to(self, columns: Collection[str]) -> ForgottenValues | None:
+        """Return the list for some columns alone, None where it has no value of them."""
+        listed = {c: h for c, h in self.columns.items() if c in columns and h}
+        words = {c: counts for c, counts in self.words.items() if c in listed}
+        return ForgottenValues(self.salt, listed, words) if listed else None
 
     def mask(self, column: str, values: pa.Array) -> Mask:
-        """Which values are forgotten. Texts or integers, also null. bool [n]."""
+        """Return which values are forgotten, bool [n], of texts or integers, which may be null."""
         distinct = values.dictionary_encode()
         texts = distinct.dictionary.cast(pa.string()).to_pylist()
-        wanted = self._sets.get(column, frozenset())
-        hit = np.array([h in wanted for h in self.hashes(column, texts)] + [False], np.bool_)
-        found: Mask = hit[pc.fill_null(distinct.indices, len(texts)).to_numpy(zero_copy_only=False)]
-        return found
+        listed = self._sets.get(column, frozenset())
+        hit = np.array([h in listed for h in self.hashes(column, texts)] + [False], np.bool_)
+        is_listed: Mask = hit[pc.fill_null(distinct.indices, len(texts)).to_numpy(zero_copy_only=False)]
+        return is_listed
 
     def any_of(self, names: Sequence[str], columns: Sequence[pa.Array]) -> Mask:
-        """Which rows have a forgotten value in one of these columns, by their names. bool [rows]."""
-        found = np.zeros(len(columns[0]), np.bool_)
+        """Return which rows have a forgotten value in one of these columns, found by name: bool [rows]."""
+        is_listed = np.zeros(len(columns[0]), np.bool_)
         for name in self.columns:
-            found |= self.mask(name, columns[names.index(name)])
-        return found
+            is_listed |= self.mask(name, columns[names.index(name)])
+        return is_listed
 
     def spark(self, column: str, value: Column) -> Column:
-        """Whether a value of the column is forgotten, as Spark computes it; never null."""
+        """Return Spark's column of whether a value of `column` is forgotten; it is never null."""
         from pyspark.sql import functions as F
 
         hashed = F.sha2(F.concat(F.lit(self._head(column)), value.cast("string")), 256)
         return F.coalesce(hashed.isin(list(self.columns.get(column, ()))), F.lit(False))
 
     def spark_line(self, column: str, text: Column) -> Column:
-        """Whether a line that could not be read has a forgotten value of the column somewhere; never null."""
+        """Return Spark's column of whether an unreadable line has a forgotten value of `column` anywhere; it is never
+        null.
+        """
         from pyspark.sql import functions as F
 
         words, listed = F.split(text, BETWEEN), list(self.columns.get(column, ()))
-        found = F.coalesce(F.exists(words, lambda word: self.spark(column, word)), F.lit(False))
-        whole, head = F.filter(words, lambda word: word != ""), F.lit(self._words_head(column))
+        is_match = F.coalesce(F.exists(words, lambda word: self.spark(column, word)), F.lit(False))
+        all_words, head = F.filter(words, lambda word: word != ""), F.lit(self._words_head(column))
 
         def some(count: int) -> Column:
             def is_listed(start: Column) -> Column:
-                joined = F.array_join(F.slice(whole, start, F.lit(count)), _JOINT)
+                joined = F.array_join(F.slice(all_words, start, F.lit(count)), _JOINT)
                 return F.sha2(F.concat(head, joined), 256).isin(listed)
 
-            starts = F.sequence(F.lit(1), F.size(whole) - count + 1)
-            return F.when(F.size(whole) >= count, F.exists(starts, is_listed)).otherwise(F.lit(False))
+            starts = F.sequence(F.lit(1), F.size(all_words) - count + 1)
+            return F.when(F.size(all_words) >= count, F.exists(starts, is_listed)).otherwise(F.lit(False))
 
         for count in self.words.get(column, ()):
-            found = found | some(count)
-        return F.coalesce(found, F.lit(False))
+            is_match = is_match | some(count)
+        return F.coalesce(is_match, F.lit(False))
 
     @cached_property
     def _sets(self) -> dict[str, frozenset[str]]:
@@ -186,5 +188,5 @@ def listed_in(file: Location, column: str, texts: Sequence[str]) -> ForgottenVal
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a line that could not be read, as `ForgottenValues.spark_line` sees them."""
+    """Return the words of a line that could not be read, as `ForgottenValues.spark_line` sees them."""
     return re.split(BETWEEN, text)

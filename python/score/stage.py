@@ -23,7 +23,7 @@ from headrace.features.build.rows import pinned_table
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import pin
 from headrace.lake.delta.with_spark import read_version
-from headrace.lake.spark.scratch import handed_on
+from headrace.lake.scratch import task_folder
 from headrace.lake.spark.session import session
 from headrace.lake.spark.tasks import worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
@@ -112,7 +112,7 @@ def _run(ctx: Context, models: Sequence[ModelOfRun], experiments: Sequence[Live]
     assert score is not None
     maps = maps_of_tasks(ctx.ws, spec, [ctx.ws.locate(m.chosen.output.name) for m in models])
     active = Active.of(ctx, spark)
-    with _users_and_items(active, score) as (users, found), handed_on(ctx, "score") as folder:
+    with _users_and_items(active, score) as (users, found), task_folder(ctx, "score") as folder:
         # Workers keep what they have mapped: the files of another run have other names.
         items = ItemTable.write(ctx, spark, found, folder / ctx.key / "items")
         n_users = users.count()

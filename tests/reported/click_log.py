@@ -73,6 +73,6 @@ def kept_rows(spark: SparkSession, spec: Spec, ws: Workspace, ds: str) -> pd.Dat
     assert isinstance(spec.source, TableSource)
     table, bad = manifest.outputs
     quarantine = (ws.quarantine(spec.pipeline), int(bad.version))
-    pinned = PinnedTable.of(spec.source, spec.table, ds, manifest.facts, table.version, quarantine)
+    pinned = PinnedTable.from_manifest(spec.source, spec.table, ds, manifest.facts, table.version, quarantine)
     rows = pinned.rows(spark, pinned.days).toPandas()
     return rows.sort_values("event_id", kind="stable").reset_index(drop=True)

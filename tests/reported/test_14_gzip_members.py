@@ -54,7 +54,7 @@ def read_by_arrow(home: Path, *files: Path) -> pa.Table:
     )
     (found,) = task(0)
     assert found["left"] is None
-    return pq.read_table(home / "table" / found["data"]["path"], partitioning=None)
+    return pq.read_table(home / "table" / found["data"]["add"]["path"], partitioning=None)
 
 
 @pytest.mark.parametrize("form", ["a member a line", "members of 777 bytes", "members of 100,000 bytes"])

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.workspace import Workspace
 from tests.source_table_support import D1, D2, D3, arrow_rows, ingest, make_rows, make_spec
 
@@ -40,7 +40,7 @@ def refusal(run: Callable[[], Any]) -> str:
     """The one line that a run ends with, its exit code being 2."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 (what it is told as is tested)
         run()
-    message = told(caught.value)
+    message = exit_message(caught.value)
     assert message is not None, repr(caught.value)[:500]
     assert message[1] == 2
     assert "\n" not in message[0]

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spark
 from headrace.errors import EXIT_INCOMPLETE, UserError
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.lake.spark.session import session
 from headrace.storage import LeaseLost, StoreAway, StoreError
 from headrace.workspace import Workspace
@@ -24,7 +24,7 @@ def test_a_namenode_that_is_away(spark: SparkSession) -> None:
     once = {"ipc.client.connect.max.retries": "0", "fs.hdfs.impl.disable.cache": "true"}
     with pytest.raises(Exception, match="ConnectException") as raised:
         spark.read.options(**once).parquet("hdfs://127.0.0.1:1/a")
-    message, code = told(raised.value) or ("", 0)
+    message, code = exit_message(raised.value) or ("", 0)
     assert code == EXIT_INCOMPLETE
     assert message.endswith(":1 does not answer Spark (Connection refused). Run this again later")
 
@@ -35,7 +35,7 @@ def test_a_task_of_any_job(spark: SparkSession) -> None:
 
     with pytest.raises(Exception, match="Job aborted") as raised:
         spark.sparkContext.parallelize([0], 1).map(away).collect()
-    assert told(raised.value) == ("s3://bucket/a: the store is away", EXIT_INCOMPLETE)
+    assert exit_message(raised.value) == ("s3://bucket/a: the store is away", EXIT_INCOMPLETE)
 
 
 def of_rows(spark: SparkSession, error: Exception) -> DataFrame:
@@ -83,4 +83,4 @@ def test_a_task_of_a_stage(
 def test_a_fault_of_a_task(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="of ours") as raised, session(Spark(), Workspace(tmp_path), "test") as stage:
         of_rows(stage, TypeError("of ours")).collect()
-    assert told(raised.value) is None
+    assert exit_message(raised.value) is None

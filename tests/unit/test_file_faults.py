@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from headrace.errors import EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.lake.delta import data_files as data_file
 from headrace.lake.delta.data_files import DataFileWriter
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.storage import file_faults, local
 
 
@@ -46,7 +46,7 @@ def of(number: int, name: str | None = "/mnt/a") -> OSError:
     ],
 )
 def test_what_is_told_of_a_file(error: Exception, said: str, code: int) -> None:
-    message, found = told(error) or ("", 0)
+    message, found = exit_message(error) or ("", 0)
     assert (message[: len(said)], found) == (said, code)
     assert "\n" not in message
 
@@ -106,7 +106,7 @@ def test_a_full_disk_is_one_line_with_the_folder_and_what_is_free(
         error = PySparkException(str(error).replace("{folder}", str(tmp_path)))
     where = f"{tmp_path}/a: " if has_name else ""
     expected = f"{where}{said}: 12,288 bytes are free in {tmp_path}. Make room there, then run this again"
-    assert told(error, [Path("/"), tmp_path / "not made yet"]) == (expected, EXIT_INCOMPLETE)
+    assert exit_message(error, [Path("/"), tmp_path / "not made yet"]) == (expected, EXIT_INCOMPLETE)
 
 
 def test_a_full_disk_is_told_whatever_an_error_says_that_comes_of_it(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_whatever_an_error_says_that_comes_of_it(tmp_path: P
         except OSError as e:
             raise UserError("a is damaged: make it anew") from e
     except UserError as e:
-        message, code = told(e) or ("", 0)
+        message, code = exit_message(e) or ("", 0)
     assert message.startswith(f"{tmp_path}/a: {FULL}: ")
     assert code == EXIT_INCOMPLETE
 
@@ -128,7 +128,7 @@ def test_a_full_disk_is_told_where_its_handling_fails_in_other_words(tmp_path: P
         finally:
             raise RuntimeError("file metadata is only available after writer close")
     except RuntimeError as e:
-        message, code = told(e) or ("", 0)
+        message, code = exit_message(e) or ("", 0)
     assert message.startswith(f"{tmp_path}/a: {FULL}: ")
     assert code == EXIT_INCOMPLETE
 
@@ -166,7 +166,7 @@ def test_a_full_device_as_python_and_arrow_meet_it(write: Callable[[Path], objec
     file.symlink_to("/dev/full")  # Arrow removes what it could not write
     with pytest.raises(OSError, match=FULL) as raised:
         write(file)
-    message, code = told(raised.value, [tmp_path]) or ("", 0)
+    message, code = exit_message(raised.value, [tmp_path]) or ("", 0)
     assert code == EXIT_INCOMPLETE
     assert FULL in message
     assert " bytes are free in /" in message
@@ -195,7 +195,7 @@ def test_a_data_file_that_finds_no_room_ends_by_that(tmp_path: Path, monkeypatch
             write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+    assert (exit_message(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
     assert list((tmp_path / "ds=2026-03-01").iterdir()) == []
 
 
@@ -212,10 +212,10 @@ def test_of_python_and_of_arrow(tmp_path: Path, read: Callable[[Path], object]) 
         read(other)
     found = raised.value
     assert found.errno == errno.ELOOP
-    assert told(found) is None
+    assert exit_message(found) is None
     # The same error, with the number that another file system would have given.
     found.errno = errno.ESTALE
-    assert told(found) == (
+    assert exit_message(found) == (
         f"{other}: Stale file handle. Its file system is away. Run this again later",
         EXIT_INCOMPLETE,
     )
@@ -230,7 +230,7 @@ def test_what_cannot_be_read_while_its_file_system_is_away_is_told_as_that(is_na
         except OSError as e:
             raise UserError("a is damaged: make it anew") from e if is_named else None
     except UserError as e:
-        found = told(e)
+        found = exit_message(e)
     assert found == ("/mnt/a: Stale file handle. Its file system is away. Run this again later", EXIT_INCOMPLETE)
 
 
@@ -241,7 +241,7 @@ def test_what_is_damaged_on_a_disk_is_the_users_to_mend() -> None:
         except OSError as e:
             raise UserError("a is damaged: make it anew") from e
     except UserError as e:
-        found = told(e)
+        found = exit_message(e)
     assert found == ("a is damaged: make it anew", EXIT_USER_ERROR)
 
 
@@ -260,4 +260,4 @@ def test_what_is_damaged_on_a_disk_is_the_users_to_mend() -> None:
     ],
 )
 def test_what_is_shown_with_its_trace(error: Exception) -> None:
-    assert told(error) is None
+    assert exit_message(error) is None

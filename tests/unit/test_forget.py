@@ -333,7 +333,7 @@ def test_the_proof_names_no_value_and_the_list_hides_them(ws: Workspace) -> None
     assert "0 have some" in (folder / "proof.txt").read_text()
     listed = ForgottenValues.load(ws.forgotten_values("clicks"))
     assert listed is not None
-    assert listed.of(["item_id"]) is None
+    assert listed.restricted_to(["item_id"]) is None
     mask = listed.mask("user_id", pa.array([*USERS, None]))
     assert [u for u, m in zip(USERS, mask, strict=False) if m] == GONE
     assert not mask[-1]

@@ -95,10 +95,10 @@ def test_changes_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_ranges_of_versions() -> None:
     for text, first, last in (("..4", None, 4), ("5..9", 5, 9)):
-        assert VersionRange.of(text) == VersionRange(first, last)
+        assert VersionRange.parse(text) == VersionRange(first, last)
         assert str(VersionRange(first, last)) == text
     with pytest.raises(UserError, match="by a partition or a time column before"):
-        VersionRange.of("sha256")
+        VersionRange.parse("sha256")
 
 
 @pytest.mark.parametrize(("feature", "known"), [("mystery", False), ("catalogManaged", False), ("typeWidening", True)])

@@ -80,6 +80,6 @@ def test_a_task_leaves_their_rows_out(tmp_path: Path) -> None:
     counts = PartCounts(**found["parts"][0])
     gone = np.isin(users, [-3, 5])
     assert (counts.lines, counts.forgotten, counts.good, counts.left) == (500, gone.sum(), (~gone).sum(), 0)
-    rows = pq.read_table(tmp_path / "table" / found["data"]["path"], partitioning=None)
+    rows = pq.read_table(tmp_path / "table" / found["data"]["add"]["path"], partitioning=None)
     assert rows["user"].to_pylist() == users[~gone].tolist()
     assert rows["_source_line"].to_pylist() == (np.flatnonzero(~gone) + 1).tolist()

@@ -24,7 +24,7 @@ from headrace.lake.landing.formats import header_of
 from headrace.lake.landing.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing.plan import covered_days, day_files
 from headrace.lake.landing.source_context import SourceContext, source_contexts
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.stage import Context
 from headrace.storage import Location, StoreAway, location, location_of
 from headrace.storage.objects import calls
@@ -289,7 +289,7 @@ def test_a_store_that_is_away_is_no_users_mistake(
         monkeypatch.setattr(calls, name, away)
         with pytest.raises((UserError, StoreAway)) as raised:
             covered_days(ctx, LoadHistory(DeltaLog(ctx.events)))
-        assert told(raised.value) == ("s3://bucket/drops: the store is away", EXIT_INCOMPLETE)
+        assert exit_message(raised.value) == ("s3://bucket/drops: the store is away", EXIT_INCOMPLETE)
 
 
 def test_credentials_for_a_part_of_a_bucket(drops: Location, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

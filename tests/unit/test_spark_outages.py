@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.errors import EXIT_INCOMPLETE
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 
 _CLIENT = "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: "
 _STACK = "\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:208)"
@@ -114,7 +114,7 @@ def service(code: int) -> str:
     ],
 )
 def test_a_store_that_is_away(text: str, said: str) -> None:
-    assert told(PySparkException(text)) == (said, EXIT_INCOMPLETE)
+    assert exit_message(PySparkException(text)) == (said, EXIT_INCOMPLETE)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_store_that_is_away(text: str, said: str) -> None:
     ],
 )
 def test_what_is_another_error(text: str) -> None:
-    assert told(PySparkException(text)) is None
+    assert exit_message(PySparkException(text)) is None
 
 
 def test_what_is_no_error_of_spark_is_not_read_for_it() -> None:
-    assert told(ValueError("java.net.ConnectException: getFileStatus on s3a://b/a: refused")) is None
+    assert exit_message(ValueError("java.net.ConnectException: getFileStatus on s3a://b/a: refused")) is None

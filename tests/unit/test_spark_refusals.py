@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.errors import EXIT_FAILURE, EXIT_USER_ERROR
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 
 _CALLING = "An error occurred while calling o1.parquet.\n: "
 _STACK = "\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:265)\n"
@@ -86,7 +86,7 @@ _NO_CREDENTIALS = (
     ],
 )
 def test_what_the_user_mends(text: str, said: str) -> None:
-    assert told(PySparkException(text)) == (said, EXIT_USER_ERROR)
+    assert exit_message(PySparkException(text)) == (said, EXIT_USER_ERROR)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_bucket_of_another_region(region: str, said: str, monkeypatch: pytest.
         f"This likely indicates that the S3 region configured in fs.s3a.endpoint.region does not match the AWS region "
         f"containing the bucket.: null (Service: S3, Status Code: 301, Request ID: null)"
     )
-    message, code = told(PySparkException(f"{_CALLING}{text}{_STACK}")) or ("", 0)
+    message, code = exit_message(PySparkException(f"{_CALLING}{text}{_STACK}")) or ("", 0)
     assert message.startswith(said)
     assert "spark.hadoop.fs.s3a.endpoint.region of spark.properties" in message
     assert code == EXIT_USER_ERROR
@@ -133,6 +133,6 @@ _UNTRUSTED = (
     ],
 )
 def test_what_no_later_try_changes(text: str, said: str) -> None:
-    message, code = told(PySparkException(f"{_CALLING}org.apache.hadoop.fs.s3a.{text}{_STACK}")) or ("", 0)
+    message, code = exit_message(PySparkException(f"{_CALLING}org.apache.hadoop.fs.s3a.{text}{_STACK}")) or ("", 0)
     assert message.partition(". Run this again")[0] == said
     assert code == EXIT_FAILURE

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import EXIT_USER_ERROR
 from headrace.lake.landing.files import LandingFile
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.storage import Location, local, location, not_as_written, system
 from headrace.storage.objects import calls
 from headrace.storage.objects.calls import ChangedInPlace
@@ -375,7 +375,7 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for read in (Location.local_path, Location.read_bytes):
         with pytest.raises(ChangedInPlace, match="changed in place") as raised:
             read(home / "p" / "a")
-        message, code = told(raised.value) or ("", 0)
+        message, code = exit_message(raised.value) or ("", 0)
         assert code == EXIT_USER_ERROR
         assert physical.below(home) in message
         assert "delete the folder that the file is in, and run the stage again" in message

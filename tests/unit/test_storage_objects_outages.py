@@ -24,7 +24,7 @@ from headrace.lake.landing.blocks import Part, blocks
 from headrace.lake.landing.bzip2 import UnpackTask
 from headrace.lake.landing.compression import open_plain
 from headrace.lake.landing.files import find_files
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.storage import StoreAway, StoreRefused, local, location
 from headrace.storage.objects import calls, clients
 from headrace.storage.objects.store import ObjectStore
@@ -212,7 +212,7 @@ def test_a_bucket_of_another_region(
     for ask in (calls.get, calls.list_below):
         with pytest.raises(StoreRefused) as raised:
             ask(bucket, "a/Received redirect without LOCATION")
-        assert told(raised.value) == (said, EXIT_USER_ERROR)
+        assert exit_message(raised.value) == (said, EXIT_USER_ERROR)
 
 
 def test_where_no_region_is_set(gone: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,8 +361,8 @@ def test_a_file_that_cannot_be_read_since_its_store_is_away_is_not_damaged() -> 
         except UserError as e:
             return e
 
-    assert told(read(StoreAway("s3://x: the store is away"))) == ("s3://x: the store is away", EXIT_INCOMPLETE)
-    assert told(read(OSError("torn"))) == ("x is not a whole Parquet file (torn): make it again", 2)
+    assert exit_message(read(StoreAway("s3://x: the store is away"))) == ("s3://x: the store is away", EXIT_INCOMPLETE)
+    assert exit_message(read(OSError("torn"))) == ("x is not a whole Parquet file (torn): make it again", 2)
 
 
 def test_a_landing_file_whose_store_is_away_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +383,6 @@ def test_a_landing_file_whose_store_is_away_is_not_damaged(tmp_path: Path, monke
 
 
 def test_an_error_of_a_store_is_told_without_a_trace() -> None:
-    message, code = told(calls.StoreError("s3://bucket/key: 400 Bad Request")) or ("", 0)
+    message, code = exit_message(calls.StoreError("s3://bucket/key: 400 Bad Request")) or ("", 0)
     assert (message.startswith("s3://bucket/key: 400 Bad Request. Run this again"), code) == (True, EXIT_FAILURE)
-    assert told(ValueError("of ours")) is None
+    assert exit_message(ValueError("of ours")) is None

@@ -27,7 +27,7 @@ from headrace.lake.landing.files import LandingFile
 from headrace.lake.landing.formats import header_of
 from headrace.lake.landing.table_rows import net_change
 from headrace.lake.landing.text_lines import DAMAGED, UNREADABLE
-from headrace.lake.spark.errors import told
+from headrace.lake.spark.errors import exit_message
 from headrace.lake.tables import folder as table_folder
 from headrace.lake.tables import parquet as parquet_files
 from headrace.lake.tables.iceberg_metadata import read_metadata
@@ -152,7 +152,7 @@ def test_an_older_version_of_a_table_that_is_compared(monkeypatch: pytest.Monkey
     ):
         with pytest.raises((PySparkException, StoreRefused)) as raised:
             compare(error)
-        message, found = told(raised.value) or ("", 0)
+        message, found = exit_message(raised.value) or ("", 0)
         assert (message[: len(said)], found) == (said, code)
 
 
@@ -180,7 +180,7 @@ def test_files_of_snapshots_that_went(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "t cannot be deleted (no permission): see that this host may" in Expiry("no permission").run()
     with pytest.raises(Failed) as raised:
         Expiry(S3A).run()
-    assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+    assert (exit_message(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
 
 
 def test_a_landing_file_that_may_not_be_looked_at_any_more() -> None:
@@ -228,7 +228,7 @@ def test_a_landing_file_that_a_task_reads(monkeypatch: pytest.MonkeyPatch) -> No
     text = "PythonException: Traceback (most recent call last):\n  File x\n"
     with pytest.raises(PySparkException) as raised, reader.damaged_file_named(batch):
         raise PySparkException(f"{text}headrace.storage.objects.calls.StoreAway: s3://b/a.csv.gz: timed out\n")
-    assert (told(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
+    assert (exit_message(raised.value) or ("", 0))[1] == EXIT_INCOMPLETE
     for token, is_of_content in ((DAMAGED, True), (UNREADABLE, False)):
         with pytest.raises(reader.FileDamaged, match="truncated") as damaged, reader.damaged_file_named(batch):
             raise PySparkException(f"{text}RuntimeError: {token} 0 it ends in the middle (truncated)\n")
@@ -245,6 +245,6 @@ def test_a_fault_of_the_program_while_a_store_is_away_is_shown_with_its_trace() 
         except Exception as e:
             return e
 
-    assert told(while_away(TypeError("of ours"))) is None
+    assert exit_message(while_away(TypeError("of ours"))) is None
     for error in (UserError("damaged"), OSError("torn"), PySparkException("wrapped")):
-        assert (told(while_away(error)) or ("", 0))[1] == EXIT_INCOMPLETE
+        assert (exit_message(while_away(error)) or ("", 0))[1] == EXIT_INCOMPLETE

@@ -21,7 +21,7 @@ from headrace.errors import (
 )
 from headrace.features.vocabulary.delta_table import CodesOvertaken
 from headrace.jobs import run_stage
-from headrace.lake.spark.errors import own_error, own_errors, told
+from headrace.lake.spark.errors import exit_message, own_error, own_errors
 from headrace.storage import LeaseLost, StoreAway, StoreError
 from headrace.storage.objects.calls import ChangedInPlace
 from headrace.train.result import Diverged
@@ -73,30 +73,33 @@ def test_an_error_of_a_task_is_itself(error: UserError | StoreAway, code: int) -
     trace = of_task(raising(error))
     found = own_error(job(trace))
     assert type(found) is type(error)
-    assert told(job(trace)) == (str(error), code)
+    assert exit_message(job(trace)) == (str(error), code)
     # As Spark SQL has it, without Java's part.
-    assert told(PySparkException(f"\n  An exception was thrown from the Python worker.\n{trace}")) == (str(error), code)
+    assert exit_message(PySparkException(f"\n  An exception was thrown from the Python worker.\n{trace}")) == (
+        str(error),
+        code,
+    )
     # With spark.sql.execution.pyspark.udf.hideTraceback.enabled.
     alone = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
-    assert told(job(alone)) == (str(error), code)
+    assert exit_message(job(alone)) == (str(error), code)
 
 
 def test_a_store_that_does_not_do_as_asked() -> None:
-    message, code = told(job(of_task(raising(StoreError("s3://b/a: 400 Bad Request"))))) or ("", 0)
+    message, code = exit_message(job(of_task(raising(StoreError("s3://b/a: 400 Bad Request"))))) or ("", 0)
     assert message.startswith("s3://b/a: 400 Bad Request. Run this again;")
     assert code == EXIT_FAILURE
 
 
 def test_a_file_that_was_changed_in_place() -> None:
     error = job(of_task(raising(ChangedInPlace("s3://b/a was changed in place"))))
-    message, code = told(error) or ("", 0)
+    message, code = exit_message(error) or ("", 0)
     assert (message.partition(". ")[0], code) == ("s3://b/a was changed in place", EXIT_USER_ERROR)
     with pytest.raises(UserError, match=r"^s3://b/a was changed in place\. Run this again"), own_errors():
         raise error
 
 
 def test_one_that_is_made_of_more_than_its_message() -> None:
-    assert told(job(of_task(raising(Diverged("the loss is nan", 5))))) == ("the loss is nan", EXIT_USER_ERROR)
+    assert exit_message(job(of_task(raising(Diverged("the loss is nan", 5))))) == ("the loss is nan", EXIT_USER_ERROR)
 
 
 def test_that_a_store_is_away_is_told_whatever_became_of_it() -> None:
@@ -113,7 +116,7 @@ def test_that_a_store_is_away_is_told_whatever_became_of_it() -> None:
             raise OSError("torn")  # noqa: B904
 
     for work in (damaged, torn):
-        assert told(job(of_task(work))) == ("s3://b/a: the store is away", EXIT_INCOMPLETE)
+        assert exit_message(job(of_task(work))) == ("s3://b/a: the store is away", EXIT_INCOMPLETE)
 
 
 def test_a_fault_of_a_task_is_shown_with_its_trace() -> None:
@@ -133,9 +136,9 @@ def test_a_fault_of_a_task_is_shown_with_its_trace() -> None:
         raise ValueError("headrace.errors.UserError: not raised\nheadrace.errors.UserError: nor this")
 
     for work in (while_handled, while_away, quoting, raising(KeyError("x"))):
-        assert told(job(of_task(work))) is None
-    assert told(PySparkException("headrace.errors.UserError: of a text that is no trace")) is None
-    assert told(job("Traceback (most recent call last):\nheadrace.errors.NoSuch: x\n")) is None
+        assert exit_message(job(of_task(work))) is None
+    assert exit_message(PySparkException("headrace.errors.UserError: of a text that is no trace")) is None
+    assert exit_message(job("Traceback (most recent call last):\nheadrace.errors.NoSuch: x\n")) is None
 
 
 def test_a_block_raises_it_as_itself() -> None:

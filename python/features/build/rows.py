@@ -185,9 +185,9 @@ def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
     name = ctx.ws.name_of(bad_rows)
     at = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)
     listed = ForgottenValues.load(ctx.ws.forgotten_values(spec.pipeline))
-    forgotten = None if listed is None else listed.of([c.name for c in table.columns])
+    forgotten = None if listed is None else listed.restricted_to([c.name for c in table.columns])
     version = pinned_table(ctx, source).version
-    return PinnedTable.of(given, table, ctx.ds, facts, version, (bad_rows, int(at)), forgotten)
+    return PinnedTable.from_manifest(given, table, ctx.ds, facts, version, (bad_rows, int(at)), forgotten)
 
 
 def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:

@@ -42,7 +42,7 @@ from headrace.features.vocabulary.restoration import SavedCopies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.saved import whole_vocabularies
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.spark.scratch import KEYED_TABLES, VOCABULARIES, handed_on
+from headrace.lake.scratch import KEYED_TABLES, VOCABULARIES, task_folder
 from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Context, Result
@@ -150,7 +150,7 @@ def build(
     spec, f = ctx.spec, ctx.spec.features
     vocabularies = vocabularies_of(ctx, spark)
     with (
-        handed_on(ctx, "features") as handed,
+        task_folder(ctx, "features") as handed,
         day_files(ctx, workflow, rows, spark) as files,
         vocabularies.in_background(),
     ):
@@ -207,7 +207,7 @@ def append_day(
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
     vocabularies = vocabularies_of(ctx, spark)
     with (
-        handed_on(ctx, "features") as handed,
+        task_folder(ctx, "features") as handed,
         day_files(ctx, workflow, rows, spark) as files,
         vocabularies.in_background(),
     ):

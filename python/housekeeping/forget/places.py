@@ -23,7 +23,7 @@ from headrace.housekeeping.workspace_state import WorkspaceState, is_at_work, re
 from headrace.lake.delta.erase import Change, erase
 from headrace.lake.delta.redact import Values, exactly, redact_log
 from headrace.lake.delta.transaction import claim
-from headrace.lake.spark.scratch import STAGE_FOLDERS
+from headrace.lake.scratch import STAGE_FOLDERS
 from headrace.manifest import Manifest
 from headrace.publish.online import open_store
 from headrace.publish.opening import open_target

@@ -30,7 +30,7 @@ from headrace.housekeeping.folders import REGISTERED_SUFFIXES
 from headrace.housekeeping.forget.persons import Persons, Place
 from headrace.housekeeping.workspace_state import WorkspaceState
 from headrace.lake.forgotten import ForgottenValues, listed_in
-from headrace.lake.spark.scratch import STAGE_FOLDERS
+from headrace.lake.scratch import STAGE_FOLDERS
 from headrace.own_records import newer_release
 from headrace.publish.target import table_name
 from headrace.registry.artifact import staging

@@ -80,8 +80,8 @@ def _alike(table: Location, adds: Sequence[Mapping[str, Any]]) -> Iterator[list[
     for add in sorted(adds, key=lambda add: (add["modificationTime"], str(add["path"]))):
         partition, schema = dict(add["partitionValues"] or {}), _joined_schema(_opened(table, add))
         for values, columns, files in groups:
-            whole = sum(file["size"] for file in files) + add["size"]
-            if values == partition and columns.equals(schema) and whole <= _FILE_BYTES:
+            joined_size = sum(file["size"] for file in files) + add["size"]
+            if values == partition and columns.equals(schema) and joined_size <= _FILE_BYTES:
                 files.append(add)
                 break
         else:
@@ -131,7 +131,8 @@ def _day(add: Mapping[str, Any]) -> str | None:
 
 
 def crowded(table: Location, files: int, size: float) -> tuple[list[str | None], int]:
-    """The partitions `ds` with at least so many files that are smaller than a size; and the bytes of these files.
+    """Return the partitions `ds` with at least so many files that are smaller than a size; and the bytes of these
+    files.
 
     Args:
         table: its folder.
@@ -147,9 +148,9 @@ def crowded(table: Location, files: int, size: float) -> tuple[list[str | None],
     partitioned = list((state.metadata.get("partitionColumns") if state else None) or [])
     if state is None or partitioned not in ([], ["ds"]):
         return [], 0
-    found: dict[str | None, list[int]] = {}
+    sizes_of_day: dict[str | None, list[int]] = {}
     for add in state.adds:
         if add["size"] < size:
-            found.setdefault(_day(add), []).append(add["size"])
-    many = {ds: sizes for ds, sizes in found.items() if len(sizes) >= files}
+            sizes_of_day.setdefault(_day(add), []).append(add["size"])
+    many = {ds: sizes for ds, sizes in sizes_of_day.items() if len(sizes) >= files}
     return sorted(many, key=str), sum(sum(sizes) for sizes in many.values())

@@ -38,16 +38,16 @@ _PARQUET_CODECS = {"uncompressed": "none"}
 
 
 def data_schema(columns: str) -> pa.Schema:
-    """The columns of a data file of the events' table: those of a Spark DDL string, and the row's landing line."""
+    """Return the columns of a data file of an events table: those of a Spark DDL string, and the row's landing line."""
     fields = [pa.field(f.name, _arrow_type(f.dataType)) for f in ddl_fields(columns)]
     return pa.schema([*fields, pa.field(SOURCE_FILE, pa.string()), pa.field(SOURCE_LINE, pa.int64())])
 
 
 def ddl_fields(columns: str) -> list[StructField]:
-    """The columns of a Spark DDL string."""
-    found = StructType.fromDDL(columns)
-    assert isinstance(found, StructType)
-    return found.fields
+    """Return the columns of a Spark DDL string."""
+    struct = StructType.fromDDL(columns)
+    assert isinstance(struct, StructType)
+    return struct.fields
 
 
 def _arrow_type(type_: DataType) -> pa.DataType:
@@ -81,6 +81,11 @@ class WrittenFile:
         """Return the file's bytes."""
         return int(self.add["size"])
 
+    @property
+    def stats(self) -> str:
+        """Return Delta's statistics of the file, as JSON text."""
+        return str(self.add["stats"])
+
     def add_action(self) -> dict[str, Any]:
         """Return the `add` action of Delta's log."""
         return self.add
@@ -93,23 +98,24 @@ def remove_files(table: Location, files: Sequence[WrittenFile]) -> None:
 
 
 def dictionary_columns(table: pa.Table) -> list[str]:
-    """The columns (as Parquet names them) whose values repeat, judged by the first rows: a dictionary makes them small.
+    """Return the columns (as Parquet names them) whose values repeat, judged by the first rows: a dictionary makes them
+    small.
 
     Of others it is made for nothing: the writer gives it up once it is large, and has hashed each value until then.
     """
-    found = []
+    repeating = []
     for field in table.schema:
         column, name = table.column(field.name), field.name
         sample = pa.concat_arrays(column.slice(0, _DICTIONARY_SAMPLE).chunks or [pa.nulls(0, field.type)])
         if pa.types.is_list(field.type):
             sample, name = sample.flatten(), f"{name}.list.element"
         if len(pc.unique(sample)) <= len(sample) * _MOST_DISTINCT:
-            found.append(name)
-    return found
+            repeating.append(name)
+    return repeating
 
 
 def footer(file: Location) -> pq.FileMetaData:
-    """What a Parquet file says of itself; of a store, the rest is not fetched."""
+    """Return the footer of a Parquet file; of a store, the rest is not fetched."""
     with file.open() as stream:
         return pq.read_metadata(stream)
 
@@ -288,18 +294,18 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, nulls: Mapping[str,
         name = metadata.schema.column(k).path
         if name not in names:  # of a list: its elements have none
             continue
-        found = [metadata.row_group(g).column(k).statistics for g in range(metadata.num_row_groups)]
-        ranges = [(s.min, s.max) for s in found if s is not None and s.has_min_max]
+        group_statistics = [metadata.row_group(g).column(k).statistics for g in range(metadata.num_row_groups)]
+        ranges = [(s.min, s.max) for s in group_statistics if s is not None and s.has_min_max]
         # A row group without a range has nulls alone, or values that have no order.
-        if len(ranges) < sum(1 for s in found if s is None or s.num_values):
+        if len(ranges) < sum(1 for s in group_statistics if s is None or s.num_values):
             continue
         if ranges:
             low, high = _lower(min(r[0] for r in ranges)), _upper(max(r[1] for r in ranges))
             if low is not None and high is not None:
                 least[name], most[name] = low, high
     counts = {name: nulls[name] for name in names}
-    whole = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": counts}
-    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False)
+    file_statistics = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": counts}
+    return json.dumps(file_statistics, separators=(",", ":"), ensure_ascii=False)
 
 
 def _lower(value: Any) -> Any:
@@ -320,7 +326,7 @@ def _upper(value: Any) -> Any:
 
 
 def _spelled(value: Any) -> Any:
-    """A value in Delta's statistics; None for one that has no place there."""
+    """Return a value in Delta's statistics; None for one that has no place there."""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1_000:03d}Z"
     if isinstance(value, date):
@@ -337,7 +343,7 @@ def row_groups(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Ite
 
 
 def schema_of(parquet: pq.ParquetFile) -> pa.Schema:
-    """As the file has it; times of 96 bits, which are Spark's instants, as those of 64."""
+    """Return a file's Arrow schema. Times of 96 bits, which are Spark's instants, have the type of those of 64 bits."""
     schema = parquet.schema_arrow
     wide = {
         c.name for c in (parquet.schema.column(i) for i in range(len(parquet.schema))) if c.physical_type == "INT96"

@@ -91,7 +91,9 @@ def vector_file(name: str) -> str:
 
 
 def _vector_bytes(table: Location, vector: Mapping[str, Any]) -> bytes:
-    """The serialized bitmaps, from the log itself or from a file (version, then size, data and checksum of each)."""
+    """Return the serialized bitmaps, from the log itself or from a file (version, then size, data and checksum of
+    each).
+    """
     kind, name = vector["storageType"], str(vector["pathOrInlineDv"])
     if kind == "i":
         return _decoded(name)
@@ -112,16 +114,16 @@ def _positions(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     magic, count = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
         raise ValueError(f"it begins with {magic}")
-    found, offset = [np.empty(0, np.int64)], 12
+    parts, offset = [np.empty(0, np.int64)], 12
     for _ in range(count):
         (upper,) = struct.unpack_from("<I", data, offset)
         values, offset = _bitmap(data, offset + 4)
-        found.append(values.astype(np.int64) + (upper << 32))
-    return np.concatenate(found)
+        parts.append(values.astype(np.int64) + (upper << 32))
+    return np.concatenate(parts)
 
 
 def _bitmap(data: bytes, offset: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], int]:
-    """The values of a 32-bit bitmap, and where it ends."""
+    """Return the values of a 32-bit bitmap, and where it ends."""
     (cookie,) = struct.unpack_from("<I", data, offset)
     offset += 4
     has_runs = np.zeros(0, np.bool_)
@@ -139,7 +141,7 @@ def _bitmap(data: bytes, offset: int) -> tuple[np.ndarray[tuple[int], np.dtype[n
     offset += 4 * containers
     if not len(has_runs) or containers >= _NO_OFFSETS:
         offset += 4 * containers
-    found = [np.empty(0, np.int64)]
+    parts = [np.empty(0, np.int64)]
     for i, (upper, below) in enumerate(header.tolist()):
         if len(has_runs) and has_runs[i]:
             (runs,) = struct.unpack_from("<H", data, offset)
@@ -153,16 +155,16 @@ def _bitmap(data: bytes, offset: int) -> tuple[np.ndarray[tuple[int], np.dtype[n
         else:
             values = np.frombuffer(data, "<u2", below + 1, offset).astype(np.int64)
             offset += 2 * (below + 1)
-        found.append(values + (upper << 16))
-    return np.concatenate(found), offset
+        parts.append(values + (upper << 16))
+    return np.concatenate(parts), offset
 
 
 def _decoded(text: str) -> bytes:
     """Bytes of a text in Z85, as the protocol has Base85."""
-    found = bytearray()
+    decoded = bytearray()
     for i in range(0, len(text), 5):
         value = 0
         for letter in text[i : i + 5]:
             value = value * 85 + _Z85.index(letter)
-        found += value.to_bytes(4, "big")
-    return bytes(found)
+        decoded += value.to_bytes(4, "big")
+    return bytes(decoded)

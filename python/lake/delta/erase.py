@@ -35,7 +35,7 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the rows of a table."""
+    """A function of the rows of a table that removes or changes some of them."""
 
     #: The columns that it looks at; a file that has none of them has nothing to go.
     columns: tuple[str, ...]
@@ -45,7 +45,7 @@ class Change:
 
 @dataclass
 class Erased:
-    """What went from a table."""
+    """Counts of the rows and files that were erased from a table."""
 
     #: Rows of the newest version that went or were changed.
     rows: int = 0
@@ -100,12 +100,14 @@ def _erase(
     fence: Fence | None,
     counts: dict[Location, tuple[int, int]],
 ) -> Erased:
-    """As `erase`, at one version. `counts`: rows to go of files that an earlier attempt has read (see `_touched`)."""
-    log, found = DeltaLog(table), Erased()
+    """Erase at one version, as `erase` does. `counts`: rows to remove of files that an earlier attempt has read (see
+    `_touched`).
+    """
+    log, result = DeltaLog(table), Erased()
     newest = log.version
     state = log.state(newest, current=False) if newest is not None else None
     if newest is None or state is None:
-        return found
+        return result
     log.check()
     instead = replacements(table)
     recorded = dict(instead)
@@ -113,18 +115,18 @@ def _erase(
     live = {str(add["path"]): add for add in state.adds}
     changed: list[str] = []
     old: list[Location] = []
-    at = {file_path(table, path): path for path in known}
+    path_of = {file_path(table, path): path for path in known}
     for file in table.files():
         if file.below(table).split("/", 1)[0] == _LOG or file.suffix != ".parquet":
             continue
-        path = at.get(file)
+        path = path_of.get(file)
         done = instead.get(path) if path is not None else None
         add = live.get(path) if path is not None else None
         try:
             if file not in counts or (add is not None and add.get("deletionVector")):
                 counts[file] = _touched(table, file, {} if add is None else add, change)
         except pa.ArrowInvalid:
-            found.left.append(f"{file} cannot be read: restore it, or remove it where no version of the table has it")
+            result.left.append(f"{file} cannot be read: restore it, or remove it where no version of the table has it")
             continue
         rows, live_rows = counts[file]
         if done is None and not rows:
@@ -132,11 +134,11 @@ def _erase(
         if delete and done is None and path is not None:
             done = instead[path] = _written(table, file, _without_vector(known[path]), change)
         old.append(file)
-        found.size += file.size()
-        found.removed += 1
+        result.size += file.size()
+        result.removed += 1
         if add is not None:
-            found.rewritten += 1
-            found.rows += live_rows
+            result.rewritten += 1
+            result.rows += live_rows
             assert path is not None
             changed.append(path)
     if delete and old:
@@ -148,7 +150,7 @@ def _erase(
         for file in old:
             remove_checksum(file)
             file.remove()
-    return found
+    return result
 
 
 def _commit(
@@ -167,13 +169,13 @@ def _commit(
     for versions before the vector, has rows that the vector hides: the newest version gets another one.
     """
     transaction = Transaction(table, version, fence)
-    own: dict[str, Mapping[str, Any]] = {}
+    newest_files: dict[str, Mapping[str, Any]] = {}
     try:
         for path in new:
             if live[path].get("deletionVector"):
-                own[path] = _written(table, file_path(table, path), live[path], change).add
+                newest_files[path] = _written(table, file_path(table, path), live[path], change).add
         by_day: dict[str, int] = {}
-        swaps = {path: own.get(path, add) for path, add in new.items()}
+        swaps = {path: newest_files.get(path, add) for path, add in new.items()}
         for path, add in swaps.items():
             day = str(dict(live[path]["partitionValues"] or {}).get("ds"))
             by_day[day] = by_day.get(day, 0) + _rows_of(live[path]) - _rows_of(add)
@@ -181,7 +183,7 @@ def _commit(
         transaction.rewrite(rows, erasure_text(request, by_day), old)
     except (TransactionOvertaken, LeaseLost):
         # No commit names them.
-        for add in own.values():
+        for add in newest_files.values():
             file_path(table, str(add["path"])).remove()
         raise
 
@@ -191,19 +193,19 @@ def _without_vector(add: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _known_adds(log: DeltaLog, newest: int) -> dict[str, Mapping[str, Any]]:
-    """By path: the `add` actions of all versions that the log tells of."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Return by path the `add` actions of all versions that the log has."""
+    adds: dict[str, Mapping[str, Any]] = {}
     versions = log.versions()
     if len(versions) != newest + 1:
         # Of commits that are gone a checkpoint tells, also of files that a later one has removed.
         for checkpoint in complete_checkpoints(log.folder / _LOG):
-            found |= {str(action["add"]["path"]): action["add"] for action in checkpoint.actions("add")}
+            adds |= {str(action["add"]["path"]): action["add"] for action in checkpoint.actions("add")}
     for version in sorted(versions):
         for action in log.actions(version):
             if "add" in action:
-                found[str(action["add"]["path"])] = action["add"]
+                adds[str(action["add"]["path"])] = action["add"]
     state = log.state(newest, current=False)
-    return {**found, **{str(add["path"]): add for add in (state.adds if state else ())}}
+    return {**adds, **{str(add["path"]): add for add in (state.adds if state else ())}}
 
 
 def _touched(table: Location, file: Location, add: Mapping[str, Any], change: Change) -> tuple[int, int]:
@@ -244,11 +246,11 @@ def _rows_of(add: Mapping[str, Any]) -> int:
     return int(stats["numRecords"]) - int((add.get("deletionVector") or {}).get("cardinality") or 0)
 
 
-def _flattened(found: Mapping[str, Replacement]) -> dict[str, Replacement]:
-    """What took the place of what took a file's place, is in the file's."""
-    whole = dict(found)
-    for path, one in found.items():
-        while (after := whole.get(str(one.add["path"]))) is not None:
-            one = Replacement(after.add, one.rows + after.rows)
-        whole[path] = one
-    return whole
+def _flattened(record: Mapping[str, Replacement]) -> dict[str, Replacement]:
+    """Return the record with chains shortened: a file that was replaced twice names its last replacement."""
+    flat = dict(record)
+    for path, replacement in record.items():
+        while (after := flat.get(str(replacement.add["path"]))) is not None:
+            replacement = Replacement(after.add, replacement.rows + after.rows)
+        flat[path] = replacement
+    return flat

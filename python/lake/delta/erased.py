@@ -23,7 +23,7 @@ ROWS = "headrace.erased"
 
 @dataclass(frozen=True)
 class Replacement:
-    """What took the place of a data file."""
+    """A data file that took the place of another one."""
 
     #: The `add` action of the new file, which may be without rows.
     add: dict[str, Any]
@@ -32,7 +32,7 @@ class Replacement:
 
 
 def replacements(table: Location) -> dict[str, Replacement]:
-    """By path in the log: of all files that were written again.
+    """Return the replacement of each file that was written again, by its path in the log.
 
     Raises:
         UserError: the record is damaged, or of a newer release.
@@ -43,8 +43,8 @@ def replacements(table: Location) -> dict[str, Replacement]:
         return {}
     try:
         return {
-            path: Replacement(**known_keys(found, ("add", "rows"), str(_file(table))))
-            for path, found in json.loads(text).items()
+            path: Replacement(**known_keys(replacement, ("add", "rows"), str(_file(table))))
+            for path, replacement in json.loads(text).items()
         }
     except (ValueError, TypeError, AttributeError) as e:
         raise UserError(
@@ -53,7 +53,7 @@ def replacements(table: Location) -> dict[str, Replacement]:
         ) from e
 
 
-def save_replacements(table: Location, found: Mapping[str, Replacement], before: Mapping[str, Replacement]) -> None:
+def save_replacements(table: Location, record: Mapping[str, Replacement], previous: Mapping[str, Replacement]) -> None:
     """Replace the record in one step, on the condition that it is the one that was read before.
 
     Raises:
@@ -61,37 +61,39 @@ def save_replacements(table: Location, found: Mapping[str, Replacement], before:
     """
     file = _file(table)
     tagged = file.read_tagged()
-    if replacements(table) != before or not file.put_if(_text(found).encode(), None if tagged is None else tagged[1]):
+    if replacements(table) != previous or not file.put_if(
+        _text(record).encode(), None if tagged is None else tagged[1]
+    ):
         raise LeaseLost(f"{file} was written by another run since this one read it; run again")
 
 
-def _text(found: Mapping[str, Replacement]) -> str:
-    return json.dumps({path: asdict(one) for path, one in found.items()}) + "\n"
+def _text(record: Mapping[str, Replacement]) -> str:
+    return json.dumps({path: asdict(replacement) for path, replacement in record.items()}) + "\n"
 
 
-def replaced(add: Mapping[str, Any], found: Mapping[str, Replacement]) -> Mapping[str, Any]:
-    """The `add` action in force for that of a version."""
-    one = found.get(add["path"])
+def replaced(add: Mapping[str, Any], record: Mapping[str, Replacement]) -> Mapping[str, Any]:
+    """Return the `add` action in force for that of a version."""
+    replacement = record.get(add["path"])
     # With a deletion vector a version has other rows of the file.
-    return add if one is None or add.get("deletionVector") else {**one.add, ROWS: one.rows}
+    return add if replacement is None or add.get("deletionVector") else {**replacement.add, ROWS: replacement.rows}
 
 
 def erasure_text(request: str, rows: Mapping[str, int]) -> str:
-    """The userMetadata of the commit by which rows of a request go; `rows`: how many, by partition `ds`."""
+    """Return the userMetadata of the commit by which rows of a request go; `rows`: how many, by partition `ds`."""
     return json.dumps({_MARK: {"request": request, "rows": dict(rows)}})
 
 
 def erased_rows(user_metadata: str | None) -> Mapping[str, int] | None:
-    """By day, the rows that a commit of ours has erased; None of another commit.
+    """Return the rows that a commit of `erase` has removed, by day; None of another commit.
 
     Raises:
         UserError: a newer release has made it.
     """
-    said = said_by(_MARK, user_metadata)
-    if said is None:
+    content = said_by(_MARK, user_metadata)
+    if content is None:
         return None
-    what = f"the record of the erasure {said.get('request')} in a table's log"
-    return dict(known_keys(said, ("request", "rows"), what)["rows"])
+    shown_record = f"the record of the erasure {content.get('request')} in a table's log"
+    return dict(known_keys(content, ("request", "rows"), shown_record)["rows"])
 
 
 def _file(table: Location) -> Location:
@@ -99,7 +101,7 @@ def _file(table: Location) -> Location:
 
 
 def said_by(mark: str, user_metadata: str | None) -> Mapping[str, Any] | None:
-    """What a commit's userMetadata holds below `mark`; None of a commit of something else."""
+    """Return what a commit's userMetadata holds below `mark`, None of another commit."""
     if user_metadata is None or mark not in user_metadata:
         return None
     try:

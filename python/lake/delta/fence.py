@@ -18,12 +18,12 @@ _BITS = 20
 
 
 def application_of(fence: Fence) -> str:
-    """The application that commits of a lease's holders are versions of."""
+    """Return the application that commits of a lease's holders are versions of."""
     return f"headrace.lease.{fence.lease}"
 
 
 def next_version(table: Location, fence: Fence, last: int | None) -> int:
-    """The application version of a holder's next commit to a table.
+    """Return the application version of a holder's next commit to a table.
 
     Args:
         table: its folder.
@@ -41,7 +41,7 @@ def next_version(table: Location, fence: Fence, last: int | None) -> int:
 
 
 def is_of(fence: Fence, last: int | None) -> bool:
-    """Whether an application version is of this holder."""
+    """Return whether an application version belongs to this holder."""
     return last is not None and last >> _BITS == fence.token
 
 
@@ -55,14 +55,16 @@ def check(table: Location, fence: Fence, last: int | None) -> None:
 
 
 def version_in(action: Mapping[str, Any], fence: Fence) -> int | None:
-    """The application version that an action of a log says; None: it says none of this lease."""
+    """Return the application version that an action of a log says; None: it says none of this lease."""
     txn = action.get("txn")
     return int(txn["version"]) if txn and txn["appId"] == application_of(fence) else None
 
 
 def committed(log: DeltaLog, fence: Fence, version: int, after: int) -> int | None:
-    """The version of the table, of those after `after`, that an application version was committed as; None: none."""
-    for at in sorted((v for v in log.versions() if v > after), reverse=True):
-        if any(version_in(action, fence) == version for action in log.actions(at)):
-            return at
+    """Return the version of the table, of those after `after`, that an application version was committed as; None:
+    none.
+    """
+    for table_version in sorted((v for v in log.versions() if v > after), reverse=True):
+        if any(version_in(action, fence) == version for action in log.actions(table_version)):
+            return table_version
     return None

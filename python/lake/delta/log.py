@@ -58,7 +58,7 @@ class TableState:
 
     @property
     def configuration(self) -> dict[str, str]:
-        """The table's properties."""
+        """Return the table's properties."""
         return dict(self.metadata.get("configuration") or {})
 
     @property
@@ -67,7 +67,7 @@ class TableState:
         return sorted(set(self.protocol.get("readerFeatures") or ()) - READER_FEATURES)
 
     def data_files(self, folder: Location) -> list[DataFile]:
-        """The live files, in the order of `adds`."""
+        """Return the live files, in the order of `adds`."""
         return [_data_file(folder, add) for add in self.adds]
 
 
@@ -139,29 +139,29 @@ class DeltaLog:
 
     @property
     def version(self) -> int | None:
-        """The newest version; None where there is no table."""
+        """Return the newest version; None where there is no table."""
         return max(self.versions(), default=None)
 
     def has(self, version: int) -> bool:
-        """Whether the commit of `version` is still in the log."""
+        """Return whether the commit of `version` is still in the log."""
         file = commit_file(self._log, version)
         return file.is_file() and not torn_commits(self._log, {version})
 
     def committed_ns(self, version: int) -> int:
-        """When the commit of `version` was written, nanoseconds since the epoch."""
+        """Return when the commit of `version` was written, in nanoseconds since the epoch."""
         return commit_file(self._log, version).info().modified_ns
 
     def commit_files(self) -> dict[int, int]:
-        """By version whose commit is in the log: `committed_ns`. One question, however many they are."""
-        found = self._log.infos().items()
-        return {int(m.group(1)): info.modified_ns for name, info in found if (m := COMMIT.fullmatch(name))}
+        """Return `committed_ns` of each version whose commit is in the log, by one listing of the log."""
+        infos = self._log.infos().items()
+        return {int(m.group(1)): info.modified_ns for name, info in infos if (m := COMMIT.fullmatch(name))}
 
     def check(self) -> None:
         """Raises UserError for a table that headrace does not read."""
         version = self.version
-        found = self._replay(version, "metaData", "protocol") if version is not None else None
-        if found is not None:
-            found.check(self.folder)
+        snapshot = self._replay(version, "metaData", "protocol") if version is not None else None
+        if snapshot is not None:
+            snapshot.check(self.folder)
 
     def user_metadata(self) -> Iterator[tuple[int, str]]:
         """(version, userMetadata) of the commits that have one, newest first."""
@@ -172,21 +172,22 @@ class DeltaLog:
                     yield version, str(text)
 
     def application_version(self, application: str, version: int) -> int | None:
-        """The last version that an application has written by its name (`txnAppId`), as of `version` of the table.
+        """Return the last version that an application has written by its name (`txnAppId`), as of `version` of the
+        table.
 
         None where it has written none, or so long ago that the log does not say.
         """
         checkpoint = newest_checkpoint(self._log, version)
         after = -1 if checkpoint is None else checkpoint.version
-        for at in sorted((v for v in self.versions() if after < v <= version), reverse=True):
-            for action in self.actions(at):
+        for commit_version in sorted((v for v in self.versions() if after < v <= version), reverse=True):
+            for action in self.actions(commit_version):
                 if (txn := action.get("txn")) and txn["appId"] == application:
                     return int(txn["version"])
-        found = (a["txn"] for a in checkpoint.actions("txn")) if checkpoint is not None else ()
-        return max((int(txn["version"]) for txn in found if txn["appId"] == application), default=None)
+        transactions = (a["txn"] for a in checkpoint.actions("txn")) if checkpoint is not None else ()
+        return max((int(txn["version"]) for txn in transactions if txn["appId"] == application), default=None)
 
     def commits(self, after: int = -1) -> Iterator[Commit]:
-        """The commits after a version that are still in the log, newest first."""
+        """Yield the commits after a version that are still in the log, newest first."""
         for version in sorted(self.versions(), reverse=True):
             if version <= after:
                 return
@@ -220,44 +221,49 @@ class DeltaLog:
 
     def _fields(self, version: int | None) -> list[dict[str, Any]]:
         """Return the columns as the schema's JSON has them; none where there is no table, or not that version."""
-        found = self._replay(version, "metaData", "protocol") if version is not None else None
-        if found is None or found.metadata is None:
+        snapshot = self._replay(version, "metaData", "protocol") if version is not None else None
+        if snapshot is None or snapshot.metadata is None:
             return []
-        found.check(self.folder)
-        fields: list[dict[str, Any]] = json.loads(found.metadata["schemaString"])["fields"]
+        snapshot.check(self.folder)
+        fields: list[dict[str, Any]] = json.loads(snapshot.metadata["schemaString"])["fields"]
         return fields
 
     def metadata(self, version: int) -> Mapping[str, Any] | None:
-        """The `metaData` action that is in force at `version`; None where the log no longer reaches back that far."""
-        found = self._replay(version, "metaData")
-        return None if found is None else found.metadata
+        """Return the `metaData` action that is in force at `version`; None where the log no longer reaches back that
+        far.
+        """
+        snapshot = self._replay(version, "metaData")
+        return None if snapshot is None else snapshot.metadata
 
     def state(self, version: int, current: bool = True) -> TableState | None:
-        """All of `version`, whatever features the table has; None where the log no longer reaches back that far.
+        """Return all of `version`, whatever features the table has; None where the log no longer reaches back that far.
 
         `current`: with the files that have taken the place of others since (headrace.lake.delta.erased).
         """
-        found = self._replay(version, "add", "metaData", "protocol", "txn", current=current)
-        if found is None or found.metadata is None:
+        snapshot = self._replay(version, "add", "metaData", "protocol", "txn", current=current)
+        if snapshot is None or snapshot.metadata is None:
             return None
-        return TableState(list(found.adds.values()), found.metadata, found.protocol or {}, found.applications)
+        return TableState(
+            list(snapshot.adds.values()), snapshot.metadata, snapshot.protocol or {}, snapshot.applications
+        )
 
     def files(self, version: int) -> list[DataFile] | None:
-        """The live data files at `version`; None where the log no longer reaches back that far.
+        """Return the live data files at `version`; None where the log no longer reaches back that far.
 
         To count and to look whether they are there. Whoever reads them asks for `plain_files`.
 
         Raises:
             UserError: a table that headrace does not read.
         """
-        found = self._replay(version, "add", "metaData", "protocol")
-        if found is None:
+        snapshot = self._replay(version, "add", "metaData", "protocol")
+        if snapshot is None:
             return None
-        found.check(self.folder)
-        return [_data_file(self.folder, add) for add in found.adds.values()]
+        snapshot.check(self.folder)
+        return [_data_file(self.folder, add) for add in snapshot.adds.values()]
 
     def plain_files(self, version: int) -> list[DataFile] | None:
-        """The live data files at `version`, every row of which is live: a reader of Parquet may take them as they are.
+        """Return the live data files at `version`, every row of which is live: a reader of Parquet may take them as
+        they are.
 
         Files all of whose rows were erased since (headrace.lake.delta.erased) are left out.
 
@@ -274,12 +280,12 @@ class DeltaLog:
         return [f for f in files if f.rows != 0 or not f.erased]
 
     def versions(self) -> set[int]:
-        """Those whose commits are in the log, without what a power cut has torn at its end."""
-        found = {int(m.group(1)) for p in self._log.entries() if (m := COMMIT.fullmatch(p.name))}
-        return found - torn_commits(self._log, found)
+        """Return the versions whose commits are in the log, without those that a power cut has torn at its end."""
+        committed = {int(m.group(1)) for p in self._log.entries() if (m := COMMIT.fullmatch(p.name))}
+        return committed - torn_commits(self._log, committed)
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
-        """The actions of one commit, in their order.
+        """Yield the actions of one commit, in their order.
 
         Raises:
             FileNotFoundError: it is not in the log.
@@ -288,24 +294,24 @@ class DeltaLog:
         yield from read_commit(commit_file(self._log, version))
 
     def _replay(self, version: int, *kinds: str, current: bool = True) -> _Snapshot | None:
-        """The state at `version`, of some kinds of actions; None where a commit is missing.
+        """Return the state at `version`, of some kinds of actions; None where a commit is missing.
 
         `current`: with the files that have taken the place of others since (headrace.lake.delta.erased).
         """
-        found = _Snapshot()
+        snapshot = _Snapshot()
         checkpoint = newest_checkpoint(self._log, version)
         if checkpoint is not None:
             for action in checkpoint.actions(*kinds):
-                found.apply(action)
+                snapshot.apply(action)
         versions = self.versions()
-        for at in range(0 if checkpoint is None else checkpoint.version + 1, version + 1):
-            if at not in versions:
+        for commit_version in range(0 if checkpoint is None else checkpoint.version + 1, version + 1):
+            if commit_version not in versions:
                 return None
-            for action in self.actions(at):
-                found.apply(action)
+            for action in self.actions(commit_version):
+                snapshot.apply(action)
         if "add" in kinds and current and (instead := erased_files.replacements(self.folder)):
-            found.adds = {key: erased_files.replaced(add, instead) for key, add in found.adds.items()}
-        return found
+            snapshot.adds = {key: erased_files.replaced(add, instead) for key, add in snapshot.adds.items()}
+        return snapshot
 
 
 def damaged_file(files: Iterable[DataFile]) -> str | None:
@@ -322,9 +328,9 @@ def check_files(table: Location, files: Iterable[DataFile]) -> None:
     Raises:
         UserError: one is gone or of another size; names it, with both sizes.
     """
-    if table.scheme == "file" and (why := damaged_file(files)) is not None:
+    if table.scheme == "file" and (reason := damaged_file(files)) is not None:
         raise UserError(
-            f"{why}: {table} is damaged. Run the day and the stage again that wrote the file, or put it back from a "
+            f"{reason}: {table} is damaged. Run the day and the stage again that wrote the file, or put it back from a "
             f"backup"
         )
 
@@ -366,7 +372,7 @@ def _file_action(folder: Location, action: Mapping[str, Any]) -> FileAction:
 
 
 def file_path(folder: Location, encoded: str) -> Location:
-    """A data file by its path in an action of the log of the table in `folder`.
+    """Return a data file by its path in an action of the log of the table in `folder`.
 
     Raises:
         UserError: it is in a store that is not known.
@@ -376,8 +382,8 @@ def file_path(folder: Location, encoded: str) -> Location:
     if scheme is None:
         return folder / path
     if scheme.group(1) != "file" and names_store(path):
-        found = location_named(path, f"{folder}: a data file")
-        return found.as_plain() if folder.plain else found
+        place = location_named(path, f"{folder}: a data file")
+        return place.as_plain() if folder.plain else place
     if scheme.group(1) != "file":
         raise UserError(
             f"{folder}: this Delta table has a data file at {path} (a shallow clone?), and headrace knows no such "
@@ -387,7 +393,8 @@ def file_path(folder: Location, encoded: str) -> Location:
 
 
 def commit_times(log: DeltaLog, first: int = 0) -> dict[int, int]:
-    """By version from `first` on that is still in the log: milliseconds since the epoch, ascending.
+    """Return the time of each version from `first` on that is still in the log: milliseconds since the epoch,
+    ascending.
 
     A commit says so itself where the table has in-commit timestamps; else its file's time does, and where that is not
     after the commit's before it, one millisecond later than that one.
@@ -395,24 +402,24 @@ def commit_times(log: DeltaLog, first: int = 0) -> dict[int, int]:
     newest = log.version
     metadata = None if newest is None else log.metadata(newest)
     inside = str(((metadata or {}).get("configuration") or {}).get(_IN_COMMIT_TIMESTAMPS)).lower() == "true"
-    found: dict[int, int] = {}
+    times: dict[int, int] = {}
     last: int | None = None
     for version, written_ns in sorted(log.commit_files().items()):
         if version < first:
             continue
-        said = _in_commit_timestamp(log, version) if inside else None
-        time = written_ns // 1_000_000 if said is None else said
-        found[version] = last = time if last is None else max(time, last + 1)
-    return found
+        own_time = _in_commit_timestamp(log, version) if inside else None
+        time = written_ns // 1_000_000 if own_time is None else own_time
+        times[version] = last = time if last is None else max(time, last + 1)
+    return times
 
 
 def newest_until(times: dict[int, int], until_ms: int) -> int | None:
-    """The newest version that was committed before or at a time; None: there is none."""
+    """Return the newest version that was committed before or at a time; None: there is none."""
     return max((version for version, time in times.items() if time <= until_ms), default=None)
 
 
 def _in_commit_timestamp(log: DeltaLog, version: int) -> int | None:
-    """The timestamp in a commit: by the protocol its first action has it."""
+    """Return the timestamp in a commit: by the protocol its first action has it."""
     action = next(log.actions(version), {})
-    said = (action.get("commitInfo") or {}).get("inCommitTimestamp")
-    return None if said is None else int(said)
+    timestamp = (action.get("commitInfo") or {}).get("inCommitTimestamp")
+    return None if timestamp is None else int(timestamp)

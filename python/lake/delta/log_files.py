@@ -76,14 +76,14 @@ def torn_commits(log: Location, versions: Collection[int]) -> set[int]:
         log: the folder `_delta_log`.
         versions: those whose commits are in it.
     """
-    found = set[int]()
+    torn = set[int]()
     if log.scheme != "file" or log.plain:
-        return found
+        return torn
     for version in sorted(versions, reverse=True):
         if _is_whole(commit_file(log, version), _commit_whole):
             break
-        found.add(version)
-    return found
+        torn.add(version)
+    return torn
 
 
 def whole_checkpoint(file: Location) -> bool:
@@ -136,15 +136,15 @@ def read_commit(file: Location) -> list[dict[str, Any]]:
     """
     data = file.read_bytes()
     try:
-        found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        actions = [json.loads(line) for line in data.splitlines() if line.strip()]
     except ValueError:
-        found = []
-    if not found or not all(isinstance(action, dict) for action in found):
+        actions = []
+    if not actions or not all(isinstance(action, dict) for action in actions):
         raise UserError(
             f"{file} is damaged: its {len(data):,} bytes are no commit of a Delta table. Put it back from a backup, or "
             f"RESTORE or load the table again from what it was made of"
         )
-    return found
+    return actions
 
 
 def _is_whole(file: Location, check: Callable[[Location], bool]) -> bool:
@@ -188,7 +188,7 @@ class Checkpoint:
     files: tuple[Location, ...]
 
     def actions(self, *kinds: str) -> Iterator[dict[str, Any]]:
-        """The actions of some kinds (`add`, `metaData`, `protocol`, `txn`), each as {kind: fields}."""
+        """Yield the actions of some kinds (`add`, `metaData`, `protocol`, `txn`), each as {kind: fields}."""
         for file in self.files:
             for action in _checkpoint_actions(file, (*kinds, "sidecar")):
                 sidecar = action.get("sidecar")
@@ -199,25 +199,25 @@ class Checkpoint:
 
 
 def complete_checkpoints(log: Location) -> list[Checkpoint]:
-    """All complete checkpoints of the log in this folder, oldest first."""
+    """Return all complete checkpoints of the log in this folder, oldest first."""
     # By version and number of parts: (0 for a checkpoint that is one file).
-    found: dict[tuple[int, int], list[Location]] = {}
+    files_of: dict[tuple[int, int], list[Location]] = {}
     for path in log.entries():
         match = _CHECKPOINT_NAME.fullmatch(path.name)
         if match is not None:
-            found.setdefault((int(match.group(1)), int(match.group(3) or 0)), []).append(path)
+            files_of.setdefault((int(match.group(1)), int(match.group(3) or 0)), []).append(path)
     # Several of one version that are one file each are alternatives, each of them whole.
     return [
         Checkpoint(version, tuple(files) if parts else (files[0],))
-        for (version, parts), files in sorted(found.items(), key=lambda of: of[0])
+        for (version, parts), files in sorted(files_of.items(), key=lambda item: item[0])
         if not parts or len(files) == parts
     ]
 
 
 def newest_checkpoint(log: Location, at_most: int) -> Checkpoint | None:
-    """The newest complete checkpoint of a version up to `at_most` that can be read, of the log in this folder."""
-    found = (c for c in reversed(complete_checkpoints(log)) if c.version <= at_most)
-    return next((c for c in found if all(map(whole_checkpoint, c.files))), None)
+    """Return the newest complete, readable checkpoint of a version up to `at_most`, of the log in this folder."""
+    candidates = (c for c in reversed(complete_checkpoints(log)) if c.version <= at_most)
+    return next((c for c in candidates if all(map(whole_checkpoint, c.files))), None)
 
 
 def _sidecar(log: Location, path: str) -> Location:
@@ -244,9 +244,9 @@ def _checkpoint_actions(path: Location, kinds: tuple[str, ...]) -> Iterator[dict
 def _has(schema: pa.Schema, kind: str, field: str) -> bool:
     if kind not in schema.names:
         return False
-    found = schema.field(kind).type
+    type_ = schema.field(kind).type
     for part in field.split("."):
-        if not pa.types.is_struct(found) or found.get_field_index(part) < 0:
+        if not pa.types.is_struct(type_) or type_.get_field_index(part) < 0:
             return False
-        found = found.field(part).type
+        type_ = type_.field(part).type
     return True

@@ -35,7 +35,7 @@ _STATS, _PARSED = "stats", "stats_parsed"
 #: UTF-16 units of a text that statistics keep. A largest value that was cut ends with a character above the one that
 #: came there: Unicode's last, or where that one was of ASCII, ASCII's last
 #: (org.apache.spark.sql.delta.stats.StatisticsCollection.truncateMaxStringAgg).
-_KEPT = 32
+_TEXT_UNITS = 32
 _TIES = ("\U0010ffff", "\x7f")
 #: By column: whether a smallest or largest value, or the beginning of a longer text, is or has one of the values.
 Values = Mapping[str, Callable[[Any, bool], bool]]
@@ -57,22 +57,22 @@ def redact_log(table: Location, values: Values, delete: bool, check: Callable[[]
     Returns:
         files of the log that have some.
     """
-    log, folder, found = DeltaLog(table), table / "_delta_log", 0
+    log, folder, count = DeltaLog(table), table / "_delta_log", 0
     seen: set[int] = set()
     # Others may commit meanwhile, from what they read before, and remove old commits.
     while versions := log.versions() - seen:
         seen |= versions
-        found += sum(_redact_commit(log, version, values, delete, check) for version in sorted(versions))
-    found += redact_checkpoints(folder, values, delete, check)
+        count += sum(_redact_commit(log, version, values, delete, check) for version in sorted(versions))
+    count += redact_checkpoints(folder, values, delete, check)
     for file in folder.entries():
         # What a power cut has torn is of no use to anybody (headrace.lake.delta.log_files).
         if file.suffix == DAMAGED or (_CHECKSUM.fullmatch(file.name) and _in_text(file, values)):
-            found += 1
+            count += 1
             if delete:
                 check()
                 remove_checksum(file)
                 file.remove()
-    return found
+    return count
 
 
 def _redact_commit(log: DeltaLog, version: int, values: Values, delete: bool, check: Callable[[], None]) -> bool:
@@ -82,7 +82,7 @@ def _redact_commit(log: DeltaLog, version: int, values: Values, delete: bool, ch
         actions = list(log.actions(version))
     except FileNotFoundError:
         return False
-    clean = [_without(action, values) for action in actions]
+    clean = [_redacted_action(action, values) for action in actions]
     if clean == actions:
         return False
     if delete:
@@ -94,7 +94,7 @@ def _redact_commit(log: DeltaLog, version: int, values: Values, delete: bool, ch
     return True
 
 
-def _without(action: dict[str, Any], values: Values) -> dict[str, Any]:
+def _redacted_action(action: dict[str, Any], values: Values) -> dict[str, Any]:
     for kind in ("add", "remove"):
         if action.get(kind, {}).get("stats"):
             return {kind: {**action[kind], "stats": without_values(action[kind]["stats"], values)}}
@@ -112,19 +112,19 @@ def _in_words(text: str, is_one: Callable[[Any, bool], bool]) -> bool:
 
 
 def _in_text(file: Location, values: Values) -> bool:
-    """Whether a checksum's file, which repeats statistics, may have a value."""
-    whole = file.read_text()
-    text = whole.replace("\\", " ")
+    """Return whether a checksum's file, which repeats statistics, may have a value."""
+    content = file.read_text()
+    text = content.replace("\\", " ")
     if any(column in text and _in_words(text, is_one) for column, is_one in values.items()):
         return True
     # Texts of several words: by the statistics themselves.
     try:
-        said = json.loads(whole)
+        checksum = json.loads(content)
     except ValueError:  # nobody can use it, and tables do without
         return True
-    files = said.get("allFiles") if isinstance(said, dict) else None
+    files = checksum.get("allFiles") if isinstance(checksum, dict) else None
     stats = [file["stats"] for file in files or [] if file.get("stats")]
-    return any(without_values(one, values) != one for one in stats)
+    return any(without_values(text_statistics, values) != text_statistics for text_statistics in stats)
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ def redact_checkpoints(log: Location, values: Values, delete: bool, check: Calla
     Returns:
         files that have some.
     """
-    found, instead, old = 0, dict[str, _Sidecar](), list[Location]()
+    count, instead, old = 0, dict[str, _Sidecar](), list[Location]()
     for file in (log / _SIDECARS).entries():
         groups = _cleaned(file, values, {}) if file.suffix == ".parquet" else None
         if groups is None:
             continue
-        found += 1
+        count += 1
         if delete:
             new = file.parent / f"{uuid.uuid4()}.parquet"
             _write(new, groups)
@@ -170,7 +170,7 @@ def redact_checkpoints(log: Location, values: Values, delete: bool, check: Calla
         groups = _cleaned(file, values, instead) if file.suffix == ".parquet" else None
         if text is None and groups is None:
             continue
-        found += 1
+        count += 1
         if delete:
             check()
             # It may repeat what is in a checkpoint; without it readers list the log.
@@ -184,7 +184,7 @@ def redact_checkpoints(log: Location, values: Values, delete: bool, check: Calla
     for file in old:
         remove_checksum(file)
         file.remove()
-    return found
+    return count
 
 
 def remove_checksum(file: Location) -> None:
@@ -199,7 +199,7 @@ def _write(file: Location, groups: Sequence[pa.Table]) -> None:
 
 
 def _cleaned_text(file: Location, values: Values, instead: Mapping[str, _Sidecar]) -> str | None:
-    """A checkpoint of JSON as it is to be; None: as it is."""
+    """Return a checkpoint of JSON as it is to be; None: as it is."""
     lines = file.read_text().splitlines()
     clean = []
     for line in lines:
@@ -214,28 +214,28 @@ def _cleaned_text(file: Location, values: Values, instead: Mapping[str, _Sidecar
 
 
 def _cleaned(file: Location, values: Values, instead: Mapping[str, _Sidecar]) -> list[pa.Table] | None:
-    """The row groups of a checkpoint's file as they are to be; None: as they are."""
+    """Return the row groups of a checkpoint's file as they are to be; None: as they are."""
     parquet = pq.ParquetFile(file.local_path(), coerce_int96_timestamp_unit="us")
     schema = _instants(parquet)
     groups, changed = [], False
     for number in range(parquet.num_row_groups):
-        rows = before = parquet.read_row_group(number, use_threads=False)
+        rows = original = parquet.read_row_group(number, use_threads=False)
         for kind in _ACTIONS:
             rows = _with(rows, kind, lambda actions: _without_values(actions, values))
         rows = _with(rows, _SIDECAR, lambda sidecars: _renamed(sidecars, instead))
-        changed |= rows is not before
+        changed |= rows is not original
         groups.append(rows.cast(schema))
     return groups if changed else None
 
 
 def _with(rows: pa.Table, name: str, change: Callable[[pa.StructArray], pa.StructArray]) -> pa.Table:
-    """The same table where the change of a column gives the same array."""
-    at = rows.schema.get_field_index(name)
-    if at < 0:
+    """Return the same table where the change of a column gives the same array."""
+    index = rows.schema.get_field_index(name)
+    if index < 0:
         return rows
-    array = rows.column(at).combine_chunks()
+    array = rows.column(index).combine_chunks()
     new = change(array)
-    return rows if new is array else rows.set_column(at, rows.schema.field(at), new)
+    return rows if new is array else rows.set_column(index, rows.schema.field(index), new)
 
 
 def _without_values(actions: pa.StructArray, values: Values) -> pa.StructArray:
@@ -246,14 +246,18 @@ def _without_values(actions: pa.StructArray, values: Values) -> pa.StructArray:
             actions = _set(actions, (_STATS,), pa.array(new, texts.type))
     for column, is_one in values.items():
         # As a struct, of the tables' types.
-        there = {side: of for side in SIDES if (of := _child(actions, _PARSED, side, column)) is not None}
-        gone = [False] * len(actions)
-        for of in there.values():
-            gone = [g or is_value(v, is_one) for g, v in zip(gone, of.to_pylist(), strict=True)]
-        if any(gone):
-            for side, of in there.items():
+        sides = {
+            side: side_values for side in SIDES if (side_values := _child(actions, _PARSED, side, column)) is not None
+        }
+        is_redacted = [False] * len(actions)
+        for side_values in sides.values():
+            is_redacted = [g or is_value(v, is_one) for g, v in zip(is_redacted, side_values.to_pylist(), strict=True)]
+        if any(is_redacted):
+            for side, side_values in sides.items():
                 actions = _set(
-                    actions, (_PARSED, side, column), pc.if_else(pa.array(gone), pa.scalar(None, of.type), of)
+                    actions,
+                    (_PARSED, side, column),
+                    pc.if_else(pa.array(is_redacted), pa.scalar(None, side_values.type), side_values),
                 )
     return actions
 
@@ -263,10 +267,13 @@ def _renamed(sidecars: pa.StructArray, instead: Mapping[str, _Sidecar]) -> pa.St
     if not any(new):
         return sidecars
     fields = {"path": "path", "sizeInBytes": "size", "modificationTime": "modified"}
-    for name, of in fields.items():
+    for name, attribute in fields.items():
         column = sidecars.field(name)
-        said = [was if one is None else getattr(one, of) for one, was in zip(new, column.to_pylist(), strict=True)]
-        sidecars = _set(sidecars, (name,), pa.array(said, column.type))
+        new_values = [
+            was if sidecar is None else getattr(sidecar, attribute)
+            for sidecar, was in zip(new, column.to_pylist(), strict=True)
+        ]
+        sidecars = _set(sidecars, (name,), pa.array(new_values, column.type))
     return sidecars
 
 
@@ -275,24 +282,24 @@ def _instead(path: str | None, instead: Mapping[str, _Sidecar]) -> _Sidecar | No
 
 
 def _child(array: pa.StructArray, *path: str) -> pa.Array | None:
-    found: pa.Array = array
+    child: pa.Array = array
     for name in path:
-        if not pa.types.is_struct(found.type) or found.type.get_field_index(name) < 0:
+        if not pa.types.is_struct(child.type) or child.type.get_field_index(name) < 0:
             return None
-        found = found.field(name)
-    return found
+        child = child.field(name)
+    return child
 
 
 def _set(array: pa.StructArray, path: tuple[str, ...], new: pa.Array) -> pa.StructArray:
-    """The struct with another array at a path in it."""
+    """Return the struct with another array at a path in it."""
     children = [array.field(i) for i in range(array.type.num_fields)]
-    at = array.type.get_field_index(path[0])
-    children[at] = _set(children[at], path[1:], new) if path[1:] else new
+    index = array.type.get_field_index(path[0])
+    children[index] = _set(children[index], path[1:], new) if path[1:] else new
     return pa.StructArray.from_arrays(children, fields=list(array.type), mask=array.is_null())
 
 
 def _instants(parquet: pq.ParquetFile) -> pa.Schema:
-    """The file's schema; times of 96 bits, which are Spark's instants, as those of 64."""
+    """Return the file's schema; times of 96 bits, which are Spark's instants, as those of 64."""
     leaves = (parquet.schema.column(i) for i in range(len(parquet.schema)))
     wide = {tuple(leaf.path.split(".")) for leaf in leaves if leaf.physical_type == "INT96"}
     schema = parquet.schema_arrow
@@ -322,24 +329,31 @@ def without_values(text: str, values: Values) -> str:
     """Statistics as JSON; a column of which the smallest or the largest value must go loses both."""
     stats = json.loads(text)
     sides = {side: stats[side] for side in SIDES if isinstance(stats.get(side), dict)}
-    gone = {c for of in sides.values() for c, is_one in values.items() if c in of and is_value(of[c], is_one)}
-    if not gone:
+    redacted = {
+        c
+        for side_values in sides.values()
+        for c, is_one in values.items()
+        if c in side_values and is_value(side_values[c], is_one)
+    }
+    if not redacted:
         return text
-    clean = stats | {side: {c: v for c, v in of.items() if c not in gone} for side, of in sides.items()}
+    clean = stats | {
+        side: {c: v for c, v in side_values.items() if c not in redacted} for side, side_values in sides.items()
+    }
     return json.dumps(clean, separators=(",", ":"), ensure_ascii=False)
 
 
 def is_value(value: Any, is_one: Callable[[Any, bool], bool]) -> bool:
-    """Whether a smallest or largest value, as statistics have it, must go."""
+    """Return whether a smallest or largest value, as statistics have it, must be removed."""
     if value is None:
         return False
     if not isinstance(value, str):
         return is_one(value, False)
     # One unit less, where the cut would have parted a pair of them.
-    if is_one(value, _units(value) >= _KEPT - 1):
+    if is_one(value, _units(value) >= _TEXT_UNITS - 1):
         return True
     begin = value[:-1]
-    return value.endswith(_TIES) and is_one(begin, _units(begin) >= _KEPT - 1)
+    return value.endswith(_TIES) and is_one(begin, _units(begin) >= _TEXT_UNITS - 1)
 
 
 def _units(text: str) -> int:

@@ -33,7 +33,7 @@ _NOT_DATA = (_LOG_FOLDER,)
 
 
 def days_before(table: Location, first: str) -> list[str]:
-    """The days (partitions `ds`) before `first` of which the newest version has data files, oldest first."""
+    """Return the days (partitions `ds`) before `first` of which the newest version has data files, oldest first."""
     log = DeltaLog(table)
     version = log.version
     files = log.files(version) if version is not None else None
@@ -55,19 +55,19 @@ def remove_days_before(table: Location, first: str, fence: Fence | None = None) 
 
 
 def first_kept(user_metadata: str | None) -> str | None:
-    """The first day that a commit of `remove_days_before` has left; None of another commit.
+    """Return the first day that a commit of `remove_days_before` has left; None of another commit.
 
     Raises:
         UserError: a newer release has made it.
     """
-    said = said_by(_MARK, user_metadata)
-    if said is None:
+    content = said_by(_MARK, user_metadata)
+    if content is None:
         return None
-    return str(known_keys(said, ("first",), "the record of days that were removed in a table's log")["first"])
+    return str(known_keys(content, ("first",), "the record of days that were removed in a table's log")["first"])
 
 
 def unused_log_files(table: Location, pinned: Collection[int], first_day: str | None, before_ns: int) -> list[Location]:
-    """The files of the log that can go, in an order in which a killed run leaves every needed version readable.
+    """Return the files of the log that can go, in an order in which a killed run leaves every needed version readable.
 
     Commits and checkpoints that are older than a checkpoint up to which nobody reads: every version that is pinned, and
     every commit that changed a kept day, comes after it. What loads of removed days said of themselves counts for
@@ -94,23 +94,23 @@ def unused_log_files(table: Location, pinned: Collection[int], first_day: str | 
     first = min(v for v in versions if start is None or v >= start)
     if len([v for v in versions if v >= first]) != max(versions) + 1 - first or (first and first not in checkpoints):
         return sorted(old, key=lambda e: e.name)  # the commits do not say all: every checkpoint may be needed
-    kept = checkpoints_to_keep(checkpoints, first, needed, max(versions))
+    kept_checkpoints = checkpoints_to_keep(checkpoints, first, needed, max(versions))
     if (named := _last_named(folder)) is not None:
-        kept.add(named)
+        kept_checkpoints.add(named)
     # One that is not complete may be at work.
-    last = sorted(kept)[-_NEWEST] if len(kept) >= _NEWEST else 0
+    last = sorted(kept_checkpoints)[-_NEWEST] if len(kept_checkpoints) >= _NEWEST else 0
     quick = [
         e
         for e in entries
         if first <= int(e.name[:20]) < last
-        and (e.suffix == ".crc" or (".checkpoint" in e.name and int(e.name[:20]) not in kept))
+        and (e.suffix == ".crc" or (".checkpoint" in e.name and int(e.name[:20]) not in kept_checkpoints))
         and e.info().modified_ns < before_ns
     ]
     return [*sorted(old, key=lambda e: e.name), *quick]
 
 
 def checkpoints_to_keep(checkpoints: Sequence[int], first: int, needed: int | None, newest: int) -> set[int]:
-    """The versions of the checkpoints that stay, of a log whose commits are whole from `first` on.
+    """Return the versions of the checkpoints that stay, of a log whose commits are whole from `first` on.
 
     The newest ones; that of `first`, if the log begins after commits that went; and, where commits go some day
     (`needed`), so many between it and the newest that one is not far before each commit that will be the first needed.
@@ -121,22 +121,22 @@ def checkpoints_to_keep(checkpoints: Sequence[int], first: int, needed: int | No
         needed: the first version that is needed; None: all are.
         newest: the newest version.
     """
-    there = sorted({c for c in checkpoints if c >= first})
-    kept = {*there[-_NEWEST:], *(c for c in there if c == first and first > 0)}
+    existing = sorted({c for c in checkpoints if c >= first})
+    to_keep = {*existing[-_NEWEST:], *(c for c in existing if c == first and first > 0)}
     if needed is None:
-        return kept
+        return to_keep
     gap = max(1, (newest - needed) // _PARTS)
     last = first
-    for version, after in pairwise(there):
+    for version, after in pairwise(existing):
         # Without it the next would be further than this from the one before.
-        if version in kept or after - last > gap:
-            kept.add(version)
+        if version in to_keep or after - last > gap:
+            to_keep.add(version)
             last = version
-    return kept
+    return to_keep
 
 
 def _first_needed(log: DeltaLog, versions: set[int], pinned: Collection[int], first_day: str, before_ns: int) -> int:
-    """The first version that somebody reads, or whose commit somebody needs."""
+    """Return the first version that somebody reads, or whose commit somebody needs."""
     needed, removal_seen = min([max(versions), *(v for v in pinned if v >= min(versions))]), False
     for commit in log.commits():
         kept_from = first_kept(commit.user_metadata)
@@ -148,19 +148,19 @@ def _first_needed(log: DeltaLog, versions: set[int], pinned: Collection[int], fi
 
 
 def _erased_kept_day(commit: Commit, first_day: str) -> bool:
-    """Whether rows of a kept day were erased by it, which says so of manifests that count them."""
+    """Return whether a commit has erased rows of a kept day: manifests that count such rows need it."""
     # "null" and other names of partitions that are no days are behind all days.
     return any(day >= first_day for day in erased_rows(commit.user_metadata) or {})
 
 
 def _changes_kept_day(commit: Commit, first_day: str) -> bool:
-    """Whether files of a kept day come or go; of a file without a day nobody knows."""
+    """Return whether a commit adds or removes files of a kept day; a file without a day may be of any."""
     days = [(action.partition or {}).get("ds") for action in (*commit.adds, *commit.removes)]
     return any(ds is None or ds >= first_day for ds in days)
 
 
 def _last_named(folder: Location) -> int | None:
-    """The checkpoint at which readers begin to list the log; None where nothing says."""
+    """Return the checkpoint at which readers begin to list the log; None where nothing says."""
     try:
         return int(json.loads((folder / _LAST_CHECKPOINT).read_text())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -168,7 +168,7 @@ def _last_named(folder: Location) -> int | None:
 
 
 def unused_files(table: Location, pinned: Collection[int], first_day: str | None, before_ns: int) -> list[Location]:
-    """The files that can go: those of no version below, written and removed before a moment.
+    """Return the files that can go: those of no version below, written and removed before a moment.
 
     Args:
         table: its folder.
@@ -185,7 +185,7 @@ def unused_files(table: Location, pinned: Collection[int], first_day: str | None
         return []
     log.check()
     # Files that are there now are looked for before the log is read: what is committed meanwhile is not among them.
-    there = [f for f in table.files() if f.below(table).split("/", 1)[0] not in _NOT_DATA]
+    existing = [f for f in table.files() if f.below(table).split("/", 1)[0] not in _NOT_DATA]
     used: set[Location] = set()
     for version in {newest, *pinned}:
         state = log.state(version)
@@ -204,11 +204,11 @@ def unused_files(table: Location, pinned: Collection[int], first_day: str | None
             for kind in ("add", "remove", "cdc"):
                 if kind in action:
                     used |= _files_of(table, action[kind])
-    return [f for f in there if f not in used and f.info().modified_ns < before_ns]
+    return [f for f in existing if f not in used and f.info().modified_ns < before_ns]
 
 
 def unnamed_files(table: Location, files: Collection[Location]) -> list[Location]:
-    """Those of some files that no commit of the log names: of writers that were killed, or that stand still."""
+    """Return the files that no commit of the log names: their writers were killed or are paused."""
     log, named = DeltaLog(table), set[Location]()
     for version in log.versions():
         for action in log.actions(version):
@@ -219,10 +219,10 @@ def unnamed_files(table: Location, files: Collection[Location]) -> list[Location
 
 
 def _files_of(table: Location, action: Mapping[str, object]) -> set[Location]:
-    """The file of an action, and its deletion vector's."""
-    found = {file_path(table, str(action["path"]))}
+    """Return the file of an action, and its deletion vector's."""
+    files = {file_path(table, str(action["path"]))}
     vector = action.get("deletionVector")
     if isinstance(vector, Mapping) and vector.get("storageType") in ("u", "p"):
         named = str(vector["pathOrInlineDv"])
-        found.add(table / vector_file(named) if vector["storageType"] == "u" else file_path(table, named))
-    return found
+        files.add(table / vector_file(named) if vector["storageType"] == "u" else file_path(table, named))
+    return files

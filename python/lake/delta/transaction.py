@@ -49,7 +49,7 @@ _OF_FILES = frozenset({"clustering", "icebergCompatV1", "icebergCompatV2", "rowT
 #: Writer versions below this one mean features up to these, and 7 those that are listed.
 _MOST_VERSION = 7
 #: What a column's metadata has where its values are not the writer's to choose.
-_MADE = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
+_GENERATED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _CHECKPOINT_INTERVAL = 10
 #: As `delta-spark` makes a table with these settings.
 _PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 7}
@@ -122,7 +122,7 @@ def create_table(
         # Delta itself begins no table with blanks or ` ,;{}()=` in names, and reads and writes those that have them.
         if not name:
             raise UserError(f"{folder}: a Delta table cannot have a column '{name}'; give it another name")
-        if sum(name.lower() == other.lower() for other in names) > 1:
+        if sum(name.lower() == second.lower() for second in names) > 1:
             raise UserError(f"{folder}: a Delta table cannot have two columns '{name}'; give one another name")
     metadata = {
         "id": str(uuid.uuid4()),
@@ -146,10 +146,10 @@ def create_table(
     if user_metadata is not None:
         info |= {"userMetadata": user_metadata}
     actions: list[Mapping[str, Any]] = [{"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol}]
-    mine = _applications(application) + _token(folder, fence, None)
+    tokens = _applications(application) + _token(folder, fence, None)
     set_torn_aside(folder)
     _sync_added(folder, [{"add": add} for add in adds])
-    return _put(folder, 0, [*actions, *({"add": add} for add in adds), *mine])
+    return _put(folder, 0, [*actions, *({"add": add} for add in adds), *tokens])
 
 
 class Transaction:
@@ -183,22 +183,22 @@ class Transaction:
 
     @property
     def adds(self) -> Sequence[Mapping[str, Any]]:
-        """The `add` actions of the live files."""
+        """Return the `add` actions of the live files."""
         return self._state.adds
 
     @property
     def fields(self) -> list[dict[str, Any]]:
-        """The table's columns, as the schema's JSON has them."""
-        found: list[dict[str, Any]] = json.loads(self._state.metadata["schemaString"])["fields"]
-        return found
+        """Return the table's columns, as the schema's JSON has them."""
+        columns: list[dict[str, Any]] = json.loads(self._state.metadata["schemaString"])["fields"]
+        return columns
 
     @property
     def constraints(self) -> dict[str, str]:
-        """By name: what must be true of every row, as SQL. The caller checks them before the commit."""
+        """Return by name what must be true of every row, as SQL. The caller checks it before the commit."""
         prefix = "delta.constraints."
-        found = {k.removeprefix(prefix): v for k, v in self._state.configuration.items() if k.startswith(prefix)}
+        declared = {k.removeprefix(prefix): v for k, v in self._state.configuration.items() if k.startswith(prefix)}
         required = (f["name"] for f in self.fields if not f["nullable"])
-        return found | {f"{name} is not null": f"{quoted(name)} IS NOT NULL" for name in required}
+        return declared | {f"{name} is not null": f"{quoted(name)} IS NOT NULL" for name in required}
 
     def replace(
         self,
@@ -227,16 +227,18 @@ class Transaction:
             UserError: the table only grows.
         """
         now = _now()
-        gone = [a for a in self._state.adds if dict(a["partitionValues"] or {}).get(column) in values]
-        if gone and self._state.configuration.get("delta.appendOnly") == "true":
+        replaced = [a for a in self._state.adds if dict(a["partitionValues"] or {}).get(column) in values]
+        if replaced and self._state.configuration.get("delta.appendOnly") == "true":
             raise UserError(f"{self.folder}: the table only grows (delta.appendOnly), and its days are replaced")
-        actions: list[Mapping[str, Any]] = [{"remove": _removal(add, now)} for add in gone]
+        actions: list[Mapping[str, Any]] = [{"remove": _removal(add, now)} for add in replaced]
         actions += [{"add": add} for add in adds]
         actions = [*self._schema_actions(fields, add=True), *actions]
         listed = ", ".join(f"'{v}'" for v in sorted(values))
         parameters = {"mode": "Overwrite", "predicate": f"{column} IN ({listed})"}
         info = _info("WRITE", parameters, self._version, is_append=False) | {"userMetadata": user_metadata}
-        return self._commit([{"commitInfo": info}, *actions], lambda at: self._allow(at, column, values))
+        return self._commit(
+            [{"commitInfo": info}, *actions], lambda other_version: self._allow(other_version, column, values)
+        )
 
     def widen(self, fields: Sequence[Mapping[str, Any]]) -> None:
         """Give columns wider types, in a commit of its own; none where no column of the table has a narrower type.
@@ -250,7 +252,7 @@ class Transaction:
         actions = self._schema_actions(fields, add=False)
         if actions:
             info = _info("CHANGE COLUMNS", {}, self._version, is_append=False)
-            self._commit([{"commitInfo": info}, *actions], lambda at: self._allow(at, "", ()))
+            self._commit([{"commitInfo": info}, *actions], lambda other_version: self._allow(other_version, "", ()))
 
     def _schema_actions(self, fields: Sequence[Mapping[str, Any]], add: bool) -> list[Mapping[str, Any]]:
         """Return the actions after which the table has the columns; none where it has them. `add`: those it lacks."""
@@ -294,11 +296,13 @@ class Transaction:
         actions: list[Mapping[str, Any]] = [{"commitInfo": info | {"userMetadata": user_metadata}}]
         actions += [*({"add": add} for add in adds), *_applications(application)]
 
-        def allow(at: int) -> None:
-            for action in self._log.actions(at):
-                mine = action.get("txn", {}).get("appId") == name
-                if mine or _changes_rows(action) or "metaData" in action or "protocol" in action:
-                    raise TransactionOvertaken(f"{self.folder} was changed at version {at} since it was read")
+        def allow(other_version: int) -> None:
+            for action in self._log.actions(other_version):
+                is_of_application = action.get("txn", {}).get("appId") == name
+                if is_of_application or _changes_rows(action) or "metaData" in action or "protocol" in action:
+                    raise TransactionOvertaken(
+                        f"{self.folder} was changed at version {other_version} since it was read"
+                    )
 
         return self._commit(actions, allow)
 
@@ -323,14 +327,14 @@ class Transaction:
         check_may_shrink(self.folder, self._state)
         now = _now()
         live = {str(add["path"]): add for add in self._state.adds}
-        if gone := sorted(files.keys() - live.keys()):
-            raise UserError(f"{self.folder}: {gone[0]} is not in the table any more; run again")
+        if missing := sorted(files.keys() - live.keys()):
+            raise UserError(f"{self.folder}: {missing[0]} is not in the table any more; run again")
         info = _info("DELETE", {"predicate": "[]"}, self._version, is_append=False) | {"userMetadata": user_metadata}
         actions: list[Mapping[str, Any]] = [{"commitInfo": info}]
         actions += [{"remove": _removal(live[path], now)} for path in files]
         actions += [{"add": add} for add in files.values() if add is not None]
         touched = {file_path(self.folder, path) for path in files} | set(obsolete)
-        return self._commit(actions, lambda at: self._allow_files(at, touched, added_rows=False))
+        return self._commit(actions, lambda other_version: self._allow_files(other_version, touched, added_rows=False))
 
     def join(self, paths: Collection[str], adds: Sequence[Mapping[str, Any]]) -> int:
         """Put data files in the places of others with the same rows, in one commit: also where the table only grows.
@@ -353,7 +357,7 @@ class Transaction:
         actions += [{"remove": _removal(live[path], now) | {"dataChange": False}} for path in paths]
         actions += [{"add": add} for add in adds]
         touched = {file_path(self.folder, path) for path in paths}
-        return self._commit(actions, lambda at: self._allow_files(at, touched, added_rows=True))
+        return self._commit(actions, lambda other_version: self._allow_files(other_version, touched, added_rows=True))
 
     def refuse_changes_since(self, version: int, column: str, values: Collection[str], local: Collection[int]) -> None:
         """Refuse to go on where others have changed rows of partitions since the version on which a caller rests.
@@ -367,22 +371,22 @@ class Transaction:
         Raises:
             TransactionOvertaken: they have.
         """
-        for at in range(version + 1, self._version + 1):
-            if at not in local and any(
-                _changes_rows(action) and _is_in(action, column, values) for action in self._log.actions(at)
+        for other_version in range(version + 1, self._version + 1):
+            if other_version not in local and any(
+                _changes_rows(action) and _is_in(action, column, values) for action in self._log.actions(other_version)
             ):
-                raise self._overtaken(at, values)
+                raise self._overtaken(other_version, values)
 
     def claim(self) -> None:
         """See `claim`."""
         assert self._fence is not None, "asked for a holder"
         if not is_of(self._fence, self._state.applications.get(application_of(self._fence))):
             info = _info("FENCE", {}, self._version, is_append=False)
-            self._commit([{"commitInfo": info}], lambda at: None)
+            self._commit([{"commitInfo": info}], lambda other_version: None)
 
     def wants_checkpoint(self, version: int) -> bool:
-        """Whether a checkpoint is due after a commit: the last is as many commits ago as the interval, whoever made
-        those in between.
+        """Return whether a checkpoint is due after a commit: the last one is at least the table's interval of commits
+        ago.
         """
         interval = int(self._state.configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
         last = newest_checkpoint(self.folder / "_delta_log", version)
@@ -392,16 +396,16 @@ class Transaction:
         """Commit after those of others; `allow` raises where this one may not follow that of a version."""
         last = None if self._fence is None else self._state.applications.get(application_of(self._fence))
         _sync_added(self.folder, actions)
-        at = self._version + 1
-        while not _put(self.folder, at, [*actions, *_token(self.folder, self._fence, last)]):
+        new_version = self._version + 1
+        while not _put(self.folder, new_version, [*actions, *_token(self.folder, self._fence, last)]):
             if self._fence is not None:
-                for action in self._log.actions(at):
-                    found = version_in(action, self._fence)
-                    last = last if found is None else found
+                for action in self._log.actions(new_version):
+                    application_version = version_in(action, self._fence)
+                    last = last if application_version is None else application_version
                 check(self.folder, self._fence, last)
-            allow(at)
-            at += 1
-        return at
+            allow(new_version)
+            new_version += 1
+        return new_version
 
     def _allow_files(self, version: int, files: Collection[Location], added_rows: bool) -> None:
         """Raise TransactionOvertaken where a commit of another writer changes these files or the table itself.
@@ -435,13 +439,13 @@ class Transaction:
 
 
 def _changes_rows(action: Mapping[str, Any]) -> bool:
-    """Whether an action adds or removes rows: not where files are only rewritten (OPTIMIZE)."""
+    """Return whether an action adds or removes rows: not where files are only rewritten (OPTIMIZE)."""
     file: Mapping[str, Any] | None = action.get("add") or action.get("remove")
     return file is not None and bool(file.get("dataChange", True))
 
 
 def _is_in(action: Mapping[str, Any], column: str, values: Collection[str]) -> bool:
-    """Whether an action adds or removes a file of partitions, or does not say of which."""
+    """Return whether an action adds or removes a file of partitions, or does not say of which."""
     file = action.get("add") or action.get("remove")
     if file is None:
         return False
@@ -466,9 +470,11 @@ def _check(folder: Location, state: TableState, files: bool) -> None:
             f"(ALTER TABLE delta.`{folder}` DROP FEATURE {unknown[0]}), or move the table away to load it again"
         )
     for field in json.loads(state.metadata["schemaString"])["fields"] if files else ():
-        made = [key for key in _MADE if key in (field.get("metadata") or {})]
-        if made:
-            raise UnsupportedTable(f"{folder}: column '{field['name']}' has {made[0]}, which headrace does not write")
+        generated = [key for key in _GENERATED if key in (field.get("metadata") or {})]
+        if generated:
+            raise UnsupportedTable(
+                f"{folder}: column '{field['name']}' has {generated[0]}, which headrace does not write"
+            )
 
 
 def check_may_shrink(folder: Location, state: TableState | None) -> None:
@@ -481,31 +487,31 @@ def check_may_shrink(folder: Location, state: TableState | None) -> None:
 
 
 def _removal(add: Mapping[str, Any], now: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    removal: dict[str, Any] = {
         "path": add["path"],
         "deletionTimestamp": now,
         "dataChange": True,
         "extendedFileMetadata": add.get("size") is not None,
         "partitionValues": dict(add["partitionValues"] or {}),
     }
-    return found | {key: _plain(add[key]) for key in ("size", "stats", "deletionVector") if add.get(key) is not None}
+    return removal | {key: _plain(add[key]) for key in ("size", "stats", "deletionVector") if add.get(key) is not None}
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: without nulls, and maps as maps. A Parquet map reads as a list of pairs."""
+    """Return a value as JSON has it: without nulls, and maps as maps. A Parquet map reads as a list of pairs."""
     if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
     if isinstance(value, Mapping):
-        found = {k: _plain(v) for k, v in value.items() if v is not None}
+        plain = {k: _plain(v) for k, v in value.items() if v is not None}
         for name in ("configuration", "options"):
-            if name in found:
-                found[name] = dict(found[name])
-        return found
+            if name in plain:
+                plain[name] = dict(plain[name])
+        return plain
     return value
 
 
 def _applications(application: tuple[str, int] | None) -> list[Mapping[str, Any]]:
-    """The `txn` action of an application's next version."""
+    """Return the `txn` action of an application's next version."""
     if application is None:
         return []
     name, last = application
@@ -513,7 +519,7 @@ def _applications(application: tuple[str, int] | None) -> list[Mapping[str, Any]
 
 
 def _token(folder: Location, fence: Fence | None, last: int | None) -> list[Mapping[str, Any]]:
-    """The `txn` action of a lease's holder; `last`: see `next_version`."""
+    """Return the `txn` action of a lease's holder; `last`: see `next_version`."""
     if fence is None:
         return []
     version = next_version(folder, fence, last)

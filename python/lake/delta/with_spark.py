@@ -65,9 +65,9 @@ def write_checkpoint(spark: SparkSession, table: Location) -> None:
 
 
 def read_version(
-    spark: SparkSession, table: Location, version: int, wanted: Callable[[Mapping[str, str | None]], bool]
+    spark: SparkSession, table: Location, version: int, is_wanted: Callable[[Mapping[str, str | None]], bool]
 ) -> DataFrame:
-    """The rows of a version of a table, its columns in the table's order.
+    """Return the rows of a version of a table, its columns in the table's order.
 
     A few plain Parquet files are read as such: Delta's own reader asks Spark three times which files there are, which
     takes 2 to 4 s for the first table of an application. All else Delta reads.
@@ -76,7 +76,7 @@ def read_version(
         spark: the session.
         table: its folder.
         version: of the table.
-        wanted: by the values of the partition columns, whether a file is wanted. Rows of others may be there all the
+        is_wanted: by the values of the partition columns, whether a file is wanted. Rows of others may be there all the
             same: who does not want them filters them.
 
     Raises:
@@ -84,9 +84,9 @@ def read_version(
             rows.
     """
     state = DeltaLog(table).state(version)
-    files = None if state is None else _plain_files(table, state, wanted)
+    files = None if state is None else _plain_files(table, state, is_wanted)
     if state is not None:
-        check_files(table, files or [f for f in state.data_files(table) if wanted(f.partition)])
+        check_files(table, files or [f for f in state.data_files(table) if is_wanted(f.partition)])
     if state is None or not files:
         return spark.read.format("delta").option("versionAsOf", version).load(str(table))
     schema = StructType.fromJson(json.loads(state.metadata["schemaString"]))
@@ -95,23 +95,23 @@ def read_version(
 
 
 def _plain_files(
-    table: Location, state: TableState, wanted: Callable[[Mapping[str, str | None]], bool]
+    table: Location, state: TableState, is_wanted: Callable[[Mapping[str, str | None]], bool]
 ) -> list[DataFile] | None:
-    """The wanted files; None where they are many, or Parquet's reader would take other rows from them."""
+    """Return the wanted files; None where they are many, or Parquet's reader would take other rows from them."""
     names = state.metadata["partitionColumns"]
     if state.unknown_features or state.configuration.get("delta.columnMapping.mode", "none") != "none":
         return None
-    found = [f for f in state.data_files(table) if wanted(f.partition)]
+    files = [f for f in state.data_files(table) if is_wanted(f.partition)]
     # Delta itself knows nothing of files in the places of others.
-    few = len(found) <= _FEW or any(ROWS in add for add in state.adds)
+    few = len(files) <= _FEW or any(ROWS in add for add in state.adds)
     plain = few and all(
-        not f.vector and _PLAIN_PATH.fullmatch(str(f.path)) and f.path.parent == _folder(table, names, f) for f in found
+        not f.vector and _PLAIN_PATH.fullmatch(str(f.path)) and f.path.parent == _folder(table, names, f) for f in files
     )
-    return found if plain else None
+    return files if plain else None
 
 
 def _folder(table: Location, names: list[str], file: DataFile) -> Location | None:
-    """Where the values of the partition columns say that a file is; None where its folder has another name."""
+    """Return the folder that the values of the partition columns name, None where a file's folder has another name."""
     for name in names:
         value = file.partition.get(name)
         if value is None or not _PLAIN_VALUE.fullmatch(value) or not _PLAIN_VALUE.fullmatch(name):
@@ -159,14 +159,16 @@ def save_delta(
         return version
     application = application_of(fence)
     while True:
-        before = log.version
-        mine = next_version(table, fence, None if before is None else log.application_version(application, before))
+        previous = log.version
+        application_version = next_version(
+            table, fence, None if previous is None else log.application_version(application, previous)
+        )
         try:
-            writer.option("txnAppId", application).option("txnVersion", str(mine)).save(str(table))
+            writer.option("txnAppId", application).option("txnVersion", str(application_version)).save(str(table))
         except Exception:
             _check_newest(log, fence)
             raise
-        version = committed(log, fence, mine, -1 if before is None else before)
+        version = committed(log, fence, application_version, -1 if previous is None else previous)
         if version is not None:
             _sync_commit(log, version)
             return version

@@ -348,7 +348,7 @@ class TableCheck:
             yield from [(self.days, snapshot)] if self.days else ()
             return
         for ds in self.days:
-            yield [ds], snapshot.at(ds, self.seen.versions)
+            yield [ds], snapshot.as_of_day(ds, self.seen.versions)
 
     def _behind(self, spark: SparkSession) -> dict[str, str]:
         """Days to be taken for the first time that the table's watermark has not reached yet, and how far it is."""

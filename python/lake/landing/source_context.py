@@ -12,7 +12,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.landing.files import file_patterns
 from headrace.lake.landing.load_history import LoadHistory
-from headrace.lake.spark.scratch import handed_on
+from headrace.lake.scratch import task_folder
 from headrace.stage import Context
 from headrace.storage import Location, StoreRefused, is_uri
 from headrace.workspace import Workspace
@@ -57,13 +57,13 @@ class SourceContext:
 
     def staging(self) -> AbstractContextManager[Location]:
         """Give a folder for rows on their way, gone at the end (a killed run's goes before)."""
-        return handed_on(self.run, "ingest", self.name)
+        return task_folder(self.run, "ingest", self.name)
 
     @property
     def forgotten(self) -> ForgottenValues | None:
         """What of the list of `headrace forget` is of this source's columns; None: nothing."""
         found = ForgottenValues.load(self.ws.forgotten_values(self.pipeline))
-        return None if found is None else found.of([c.name for c in self.table.columns])
+        return None if found is None else found.restricted_to([c.name for c in self.table.columns])
 
     @property
     def ids(self) -> frozenset[str]:

@@ -140,7 +140,7 @@ def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = N
     if lacks.get(ctx.ds):
         raise incomplete(ctx, ctx.ds, lacks[ctx.ds])
     place = find_table(source, ctx.ws, spark)
-    if place is None and taken.place is not None and (kept := TablePlace(**taken.place)).stands(source):
+    if place is None and taken.place is not None and (kept := TablePlace(**taken.place)).is_still_valid(source):
         place = kept
     if place is None:
         with session(ctx.run.spec.spark, ctx.ws, f"ingest {ctx.pipeline} {ctx.ds}") as started:

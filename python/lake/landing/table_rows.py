@@ -16,7 +16,7 @@ from headrace.lake.calendar import midnight
 from headrace.lake.landing.frame import BAD, GOOD
 from headrace.lake.landing.judge import Wrong, column_of, event_time, missing, out_of_range, unfit_texts, untimely
 from headrace.lake.landing.profile import FileProfile
-from headrace.lake.tables.change_feed import AFTER, DELETE, INSERT, TYPE
+from headrace.lake.tables.change_feed import DELETE, INSERT, POSTIMAGE, TYPE
 from headrace.lake.tables.days import day_limits
 from headrace.lake.tables.declared import FAULTS
 from headrace.lake.tables.snapshot import FILE, LINE
@@ -213,7 +213,7 @@ def count_feed(feed: DataFrame, ds: str, source: TableSource, table: Table) -> d
     kind = F.col(TYPE)
     counted = feed.agg(
         F.count_if((kind == INSERT) & late).alias("late"),
-        F.count_if(kind == AFTER).alias("updated"),
+        F.count_if(kind == POSTIMAGE).alias("updated"),
         F.count_if(kind == DELETE).alias("deleted"),
     ).collect()[0]
     return {name: int(counted[name]) for name in _KINDS}

@@ -54,7 +54,8 @@ def exchange(
     schema: str,
     hosts: Sequence[str | None] = (),
 ) -> DataFrame:
-    """What `receive` makes of the blocks of each partition, a frame of `schema`. Work on it within `small_batches`.
+    """Return a frame of `schema` with what `receive` makes of the blocks of each partition. Use it inside
+    `small_batches`.
 
     Args:
         spark: the session.
@@ -87,13 +88,13 @@ def gathered(
 
 
 def streamed(frame: DataFrame) -> Iterator[pa.RecordBatch]:
-    """The rows of a frame in its order; one partition at a time is in the driver."""
+    """Yield the rows of a frame in its order; one partition at a time is in the driver."""
     for (data,) in frame.mapInArrow(_packed, "rows binary").toLocalIterator():
         yield from pa.ipc.open_stream(pa.py_buffer(bytes(data)))
 
 
 def small_batches(spark: SparkSession) -> AbstractContextManager[None]:
-    """Within, Spark hands Python few rows at once: rows of an exchange have megabytes each."""
+    """Limit the rows that Spark hands to Python at once in this block: rows of an exchange have megabytes each."""
     return spark_settings(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_A_BATCH)})
 
 
@@ -102,6 +103,7 @@ def _row(number: int) -> tuple[int]:
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each batch as one row: an Arrow stream in the column `rows`."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -111,6 +113,8 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True)
 class _Gather:
+    """Function of a task that yields the tables of its numbers, each as an Arrow stream."""
+
     work: Callable[[int], Iterable[pa.Table]]
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[bytes]:
@@ -125,6 +129,8 @@ class _Gather:
 
 @dataclass(frozen=True)
 class _Send:
+    """Function of a task that sends blocks, several in one Arrow batch, each with the key of its partition."""
+
     send: Callable[[int], Iterable[Block]]
     #: By partition: what Spark puts there.
     keys: tuple[int, ...]
@@ -144,6 +150,7 @@ class _Send:
             yield self._batch(waiting)
 
     def _batch(self, blocks: Sequence[Block]) -> pa.RecordBatch:
+        """Return blocks as one Arrow batch of `_SCHEMA`."""
         columns = [
             [self.keys[b.partition] for b in blocks],
             [b.source for b in blocks],
@@ -157,6 +164,8 @@ class _Send:
 
 @dataclass(frozen=True)
 class _Receive:
+    """Function of a task that collects the blocks of its partition and passes them on in order."""
+
     receive: Callable[[Sequence[Block]], Iterable[pa.RecordBatch]]
     keys: tuple[int, ...]
 
@@ -217,10 +226,10 @@ def arrow_frame(spark: SparkSession, table: pa.Table, partitions: int = 1) -> It
     starts = [i * table.num_rows // partitions for i in range(partitions + 1)]
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        whole = pa.ipc.open_stream(shared.value).read_all()
+        all_rows = pa.ipc.open_stream(shared.value).read_all()
         for batch in batches:
             for i in batch.column(0).to_pylist():
-                yield from whole.slice(starts[i], starts[i + 1] - starts[i]).to_batches(_FRAME_BATCH_ROWS)
+                yield from all_rows.slice(starts[i], starts[i + 1] - starts[i]).to_batches(_FRAME_BATCH_ROWS)
 
     try:
         yield spark.range(0, partitions, 1, partitions).mapInArrow(rows, from_arrow_schema(table.schema))
@@ -229,6 +238,7 @@ def arrow_frame(spark: SparkSession, table: pa.Table, partitions: int = 1) -> It
 
 
 def _stream_bytes(table: pa.Table) -> bytes:
+    """Return a table as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -21,8 +21,8 @@ def gpu_addresses() -> Sequence[str]:
     # A task of Spark's has imported it. Where logged models predict there need be none.
     spark = sys.modules.get("pyspark")
     context = None if spark is None else spark.TaskContext.get()
-    found = None if context is None else context.resources().get(GPU)
-    return () if found is None else found.addresses
+    resource = None if context is None else context.resources().get(GPU)
+    return () if resource is None else resource.addresses
 
 
 def show_assigned_gpu(addresses: Sequence[str]) -> None:
@@ -36,7 +36,8 @@ def show_assigned_gpu(addresses: Sequence[str]) -> None:
 
 
 def gpu_profile(spark: SparkSession) -> ResourceProfile | None:
-    """What a task asks for that has a GPU to itself: all cores of its share of an executor, so one process a GPU.
+    """Return the resources of a task that has a GPU to itself: all cores of its share of an executor, one process a
+    GPU.
 
     None: the session's tasks have no GPUs (the profile `cpu`, or a local master, which knows no such resource).
     """

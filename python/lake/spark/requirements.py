@@ -1,4 +1,4 @@
-"""What Spark needs of its host and of stores: a Java, S3A, a log store that loses no commit; what a path means.
+"""Requirements of Spark: a Java on this host, and for stores S3A and a log store that loses no commit.
 
 Credentials are found by the cloud's own chain in each JVM, and stand in no property.
 """
@@ -36,29 +36,29 @@ _CATALOG, _HIVE = "spark.sql.catalog.", "spark.sql.catalogImplementation"
 _OLDEST = 17
 
 
-def store_jars(ws: Workspace, given: Mapping[str, str]) -> list[Path]:
-    """The jars that a workspace's file systems need and Spark does not bring.
+def store_jars(ws: Workspace, user_properties: Mapping[str, str]) -> list[Path]:
+    """Return the jars that a workspace's file systems need and Spark does not bring.
 
     Args:
         ws: the workspace.
-        given: the pipeline's own properties. Where they name a catalog its tables may be in S3, too: then the jars are
-            taken if they are there, unless the properties bring S3A themselves.
+        user_properties: the pipeline's own properties. Where they name a catalog, its tables may be in S3, too: then
+            the jars are taken if they are there, unless the properties bring S3A themselves.
 
     Raises:
         UserError: they were not fetched.
     """
-    catalogs = _has_catalog(given) and not any(_HADOOP_AWS in given.get(key, "") for key in _JARS)
+    catalogs = _has_catalog(user_properties) and not any(_HADOOP_AWS in user_properties.get(key, "") for key in _JARS)
     if "s3" not in ws.schemes and not catalogs:
         return []
     jars = sorted(s3_dir().glob("*.jar"))
     if not jars and "s3" in ws.schemes:
-        what = "lake or store" if "s3" in (ws.lake.scheme, ws.store.scheme) else "what the pipeline reads"
-        raise UserError(f"{what} is in S3, and Spark's file system for it is not in {s3_dir()}: {how_to_get_s3()}")
+        place = "lake or store" if "s3" in (ws.lake.scheme, ws.store.scheme) else "what the pipeline reads"
+        raise UserError(f"{place} is in S3, and Spark's file system for it is not in {s3_dir()}: {how_to_get_s3()}")
     return jars
 
 
 def how_to_get_s3() -> str:
-    """What to do where Spark's file system for S3 is not here. Nothing can be made where a wheel is installed."""
+    """Return the advice for a host without Spark's file system for S3. An installed wheel cannot be extended."""
     if installation() == checkout():
         return "run `make s3`"
     return "this wheel was made without it; install one that `make wheel` makes of a checkout"
@@ -72,37 +72,37 @@ def store_properties(ws: Workspace, environ: Mapping[str, str], has_s3a: bool) -
         environ: of this process: which S3 server, and which region.
         has_s3a: whether the session has the jars of `store_jars`.
     """
-    found = dict(_LOCAL_PATHS)
+    props = dict(_LOCAL_PATHS)
     places = (ws.lake, ws.store, *ws.external_places)
     if systems := [f"hdfs://{place.path.parts[1]}" for place in places if place.scheme == "hdfs"]:
-        found[ACCESSED] = ",".join(dict.fromkeys(systems))
+        props[ACCESSED] = ",".join(dict.fromkeys(systems))
     if ws.store.scheme != "file":
         # What YARN brings to its containers: else in the file system of paths without a scheme. Its nodes fetch it by
         # their own Hadoop, which knows nothing of the properties here.
         staging = str(ws.store / ".spark-staging").removeprefix(ws.store.scheme)
-        found["spark.yarn.stagingDir"] = HADOOP.get(ws.store.scheme, ws.store.scheme) + staging
+        props["spark.yarn.stagingDir"] = HADOOP.get(ws.store.scheme, ws.store.scheme) + staging
     if not has_s3a:
-        return found
-    found |= {
+        return props
+    props |= {
         S3_FILES: S3A,
         "spark.hadoop.fs.s3a.aws.credentials.provider": _CHAIN,
         **{f"spark.delta.logStore.{scheme}.impl": _LOG_STORE for scheme in _SCHEMES},
     }
     if endpoint := endpoint_of(environ):
-        found |= {
+        props |= {
             "spark.hadoop.fs.s3a.endpoint": endpoint,
             "spark.hadoop.fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower(),
             # Buckets as names of hosts are AWS's own.
             "spark.hadoop.fs.s3a.path.style.access": "true",
         }
     if region := region_of(environ) or (DEFAULT_REGION if endpoint_of(environ) else None):
-        found["spark.hadoop.fs.s3a.endpoint.region"] = region
-    return found
+        props["spark.hadoop.fs.s3a.endpoint.region"] = region
+    return props
 
 
-def _has_catalog(given: Mapping[str, str]) -> bool:
-    """Whether properties name a catalog besides that of Iceberg tables by their paths."""
-    return any(key == _HIVE or (key.startswith(_CATALOG) and key not in ICEBERG_BY_PATH) for key in given)
+def _has_catalog(user_properties: Mapping[str, str]) -> bool:
+    """Return whether properties name a catalog besides that of Iceberg tables by their paths."""
+    return any(key == _HIVE or (key.startswith(_CATALOG) and key not in ICEBERG_BY_PATH) for key in user_properties)
 
 
 def java_program() -> Path:

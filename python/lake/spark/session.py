@@ -73,7 +73,18 @@ _DRIVER_PYTHON_MIB = "spark.headrace.driverPythonMib"
 
 
 def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
-    """All Spark properties of an application: the profile, what the installation needs, what the spec changes."""
+    """Return all Spark properties of an application: the profile's, the installation's and the spec's.
+
+    Later ones win: local defaults, the profile, the installation, then `spark.properties` of the spec. Lists of jars
+    and file systems are joined, and a class path of the user's goes behind ours.
+
+    Args:
+        conf: the section `spark` of the spec.
+        ws: the workspace, whose stores need jars and properties.
+
+    Raises:
+        UserError: jars were not fetched, or `spark.properties` changes the time zone or has damaged files passed over.
+    """
     jars = sorted(str(p) for p in jars_dir().glob("*.jar"))
     if not jars:
         raise UserError(f"no jars in {jars_dir()}: run `make jars`")
@@ -116,15 +127,19 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         if conf.is_local:
             # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
             props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
-    given = dict(conf.properties)
+    user_properties = dict(conf.properties)
     # Others besides: of a table that is read in place, say.
-    for key in (_LISTS & given.keys()) & props.keys():
-        given[key] = ",".join(dict.fromkeys([*props[key].split(","), *given[key].split(",")]))
-    if _ARCHIVES in given:
-        given[_ARCHIVES] = archives_at_hand(given[_ARCHIVES], conf.master)
+    for key in (_LISTS & user_properties.keys()) & props.keys():
+        user_properties[key] = ",".join(dict.fromkeys([*props[key].split(","), *user_properties[key].split(",")]))
+    if _ARCHIVES in user_properties:
+        user_properties[_ARCHIVES] = archives_at_hand(user_properties[_ARCHIVES], conf.master)
     # A class path of the user's goes behind ours, which Delta and the stores are on.
-    given |= {path: f"{props[path]}:{given[path]}" for path in _CLASS_PATHS if path in given and props.get(path)}
-    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | given
+    user_properties |= {
+        path: f"{props[path]}:{user_properties[path]}"
+        for path in _CLASS_PATHS
+        if path in user_properties and props.get(path)
+    }
+    props |= {_TIME_ZONE: "UTC"} | dict.fromkeys(_PASSING_OVER, "false") | _WHOLE_TRACES | user_properties
     if props[_TIME_ZONE] != "UTC":
         raise UserError(
             f"spark.properties: {_TIME_ZONE} is '{props[_TIME_ZONE]}', and the lake's timestamps and days are of UTC: "
@@ -157,7 +172,7 @@ def held_scratch(ws: Workspace) -> Path:
 
 
 def rapids_jars() -> list[Path]:
-    """The plugin's jar, if it was fetched."""
+    """Return the plugin's jar, if it was fetched."""
     return sorted(rapids_dir().glob("rapids-4-spark_*.jar"))
 
 
@@ -166,11 +181,11 @@ def iceberg_jars() -> list[Path]:
     return sorted(iceberg_dir().glob(f"{_ICEBERG_JAR}-*.jar"))
 
 
-def _iceberg_jars(given: Mapping[str, str]) -> list[Path]:
-    """Those that a session needs whose properties name a catalog of Iceberg's, and bring no jar of their own."""
-    if not any(_ICEBERG in value for value in given.values()):
+def _iceberg_jars(user_properties: Mapping[str, str]) -> list[Path]:
+    """Return Iceberg's jar, if properties name a catalog of Iceberg and bring no jar of their own."""
+    if not any(_ICEBERG in value for value in user_properties.values()):
         return []
-    if any(_ICEBERG_JAR in given.get(key, "") for key in ("spark.jars", "spark.jars.packages")):
+    if any(_ICEBERG_JAR in user_properties.get(key, "") for key in ("spark.jars", "spark.jars.packages")):
         return []
     jars = iceberg_jars()
     if not jars:
@@ -181,7 +196,7 @@ def _iceberg_jars(given: Mapping[str, str]) -> list[Path]:
 
 
 def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]:
-    """What the RAPIDS plugin needs of the installation.
+    """Return the properties by which the RAPIDS plugin finds its jar and the GPUs.
 
     Its jar is on the class paths besides `spark.jars`: shuffle manager and serializer are made before jars are loaded.
     """
@@ -200,8 +215,8 @@ def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """A Spark properties file: `key value` a line, `#` comments."""
-    found: dict[str, str] = {}
+    """Return a Spark properties file: `key value` a line, `#` comments."""
+    props: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -209,12 +224,12 @@ def read_properties(path: Path) -> dict[str, str]:
         parts = text.split(None, 1)
         if len(parts) != 2:
             raise UserError(f"{path}:{number}: write `key value`, not '{text}'")
-        found[parts[0]] = parts[1].strip()
-    return found
+        props[parts[0]] = parts[1].strip()
+    return props
 
 
 def with_slots(spark: Spark, ranks: int) -> Spark:
-    """The session's settings with a task slot for each rank, where the master is this machine.
+    """Return the session's settings with a task slot for each rank, where the master is this machine.
 
     Ranks must run at once; they are processes of their own, so more slots than cores only share the cores.
     """
@@ -223,23 +238,23 @@ def with_slots(spark: Spark, ranks: int) -> Spark:
 
 
 def _slots(master: str) -> int | None:
-    """How many tasks a master that is one process on this machine runs at once; None: it is another one."""
-    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
-    if found is None:
+    """Return how many tasks a local master runs at once, None for another master."""
+    match = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    if match is None:
         return None
-    return {None: 1, "*": os.cpu_count() or 1}.get(found[1]) or int(found[1])
+    return {None: 1, "*": os.cpu_count() or 1}.get(match[1]) or int(match[1])
 
 
-def agree(one: Spark, other: Spark) -> bool:
-    """Whether one application can serve the stages with these settings.
+def agree(first: Spark, second: Spark) -> bool:
+    """Return whether one application can serve the stages with these settings.
 
     Not where a plugin is loaded: what RAPIDS takes of a GPU, an application keeps to its end.
     """
-    if "spark.plugins" in (read_properties(spark_profile(one.profile)) | dict(one.properties)):
+    if "spark.plugins" in (read_properties(spark_profile(first.profile)) | dict(first.properties)):
         return False
     # local[*] is local[2] on two cores.
-    masters = [_slots(conf.master) or conf.master for conf in (one, other)]
-    return masters[0] == masters[1] and one.model_copy(update={"master": other.master}) == other
+    masters = [_slots(conf.master) or conf.master for conf in (first, second)]
+    return masters[0] == masters[1] and first.model_copy(update={"master": second.master}) == second
 
 
 @contextmanager
@@ -268,6 +283,12 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
 
 
 def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
+    """Start a session, and with a local master the daemon of its Python workers.
+
+    Raises:
+        UserError: there is no Java, or no jars.
+        DiskFull: there is no room for Spark's copies of its jars.
+    """
     if SparkContext._active_spark_context is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         require_java()
     (ws.spark_local / "local").make_dir()
@@ -296,7 +317,9 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
 
 
 def executors_use(spark: SparkSession) -> Spent:
-    """What a session's executors have used up to now, by Spark's own account of its stages; nothing after its end."""
+    """Return what a session's executors have used up to now, by Spark's own account of its stages; nothing after its
+    end.
+    """
     context = spark.sparkContext
     jvm, gateway = context._jvm, context._gateway
     if context._jsc is None or jvm is None or gateway is None:
@@ -321,6 +344,7 @@ def _start_worker(spark: SparkSession) -> None:
 
 
 def _stop(spark: SparkSession) -> None:
+    """Stop a session, after the thread that starts its first Python worker has ended."""
     if _worker is not None:
         _worker.join()
     REMOTE.clear()
@@ -336,9 +360,11 @@ class _Shared:
         self._session: Future[SparkSession] | None = None
 
     def begin(self) -> None:
+        """Start the session in a thread, if it was not begun before."""
         self._session = self._session or self._pool.submit(self._start)
 
     def get(self) -> SparkSession:
+        """Return the session once it is started, as the active one of the calling thread."""
         self.begin()
         assert self._session is not None
         spark = self._session.result()
@@ -359,6 +385,7 @@ class _Shared:
         jvm.java.lang.System.gc()
 
     def stop(self) -> None:
+        """Stop the session, if it was ever started."""
         self._pool.shutdown()
         if self._session is not None and self._session.exception() is None:
             _stop(self._session.result())
@@ -372,7 +399,8 @@ _worker: Thread | None = None
 
 @contextmanager
 def shared_session(conf: Spark, ws: Workspace, name: str, begin: bool) -> Iterator[Callable[[], None]]:
-    """Within, `session` always gives the same one, started when it is first asked for and stopped at the end.
+    """Make `session` give the same session everywhere in this block. It is started at its first use and stopped at the
+    end.
 
     Args:
         conf: settings that `agree` with those of all stages within.
@@ -384,20 +412,21 @@ def shared_session(conf: Spark, ws: Workspace, name: str, begin: bool) -> Iterat
         what to call between two stages: it frees what the first has left in the session's memory.
     """
     global _shared
-    mine = _Shared(lambda: _start(conf, ws, name))
-    _shared = mine
+    shared = _Shared(lambda: _start(conf, ws, name))
+    _shared = shared
     try:
         if begin:
-            mine.begin()
-        yield mine.tidy
+            shared.begin()
+        yield shared.tidy
     finally:
         _shared = None
-        mine.stop()
+        shared.stop()
 
 
 def jvm_exit_code() -> int | None:
-    """The exit code of the JVM that this process started, 128 + N where signal N ended it; None: it runs, or there is
-    none."""
+    """Return the exit code of the JVM that this process started, 128 + N where signal N ended it; None: it runs, or
+    there is none.
+    """
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return None
@@ -408,15 +437,15 @@ def jvm_exit_code() -> int | None:
 
 
 @contextmanager
-def spark_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Within, the session has these properties; after it, those from before."""
-    before = {key: spark.conf.get(key, None) for key in wanted}
-    for key, value in wanted.items():
+def spark_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Give the session these properties in this block, and restore the previous ones after it."""
+    previous = {key: spark.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
         spark.conf.set(key, value)
     try:
         yield
     finally:
-        for key, old in before.items():
+        for key, old in previous.items():
             if old is None:
                 spark.conf.unset(key)
             else:
@@ -439,10 +468,11 @@ def archives_at_hand(archives: str, master: str) -> str:
     """
     if master == "yarn":
         return archives
-    return ",".join(_local_archive(one.strip()) for one in archives.split(","))
+    return ",".join(_local_archive(archive.strip()) for archive in archives.split(","))
 
 
 def _local_archive(archive: str) -> str:
+    """Return one archive of `spark.archives`, fetched where it is of `s3://`."""
     uri, mark, folder = archive.partition("#")
     if not uri.startswith(_FETCHED_SCHEME):
         return archive
@@ -453,6 +483,6 @@ def _local_archive(archive: str) -> str:
 
 
 def driver_python_bytes(spark: SparkSession) -> int:
-    """The bytes that `spark.driver_python_mib` allows; in a session that nobody gave it, its default."""
+    """Return the bytes that `spark.driver_python_mib` allows; in a session that nobody gave it, its default."""
     default = Spark.model_fields["driver_python_mib"].default
     return int(spark.conf.get(_DRIVER_PYTHON_MIB, str(default)) or default) << 20

@@ -17,7 +17,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 #: What a task returns to the driver: a JSON value.
-Found = Any
+TaskResult = Any
 _T = TypeVar("_T")
 #: A task is to read about so many bytes.
 _BYTES_A_TASK = 64 << 20
@@ -30,8 +30,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def run_tasks(
-    spark: SparkSession | None, count: int, work: Callable[[int], Iterable[Found]], hosts: Sequence[str | None] = ()
-) -> list[Found]:
+    spark: SparkSession | None,
+    count: int,
+    work: Callable[[int], Iterable[TaskResult]],
+    hosts: Sequence[str | None] = (),
+) -> list[TaskResult]:
     """Call `work` with 0 .. count-1, each in a Spark task; all that they yield, in that order.
 
     A task may run twice (a lost executor, speculation), so it must leave the same behind every time. Without a session
@@ -46,18 +49,18 @@ def run_tasks(
     if not count:
         return []
     if spark is None:
-        return [json.loads(json.dumps(found)) for number in range(count) for found in work(number)]
+        return [json.loads(json.dumps(result)) for number in range(count) for result in work(number)]
     # Not a frame's: its plan, the code generated for it and Arrow's batches take half a second of processor time
     # in a new session, for numbers that go in and texts that come out.
     numbers = numbered(spark.sparkContext, count, hosts)
-    return [json.loads(found) for found in numbers.mapPartitions(_Each(work)).collect()]
+    return [json.loads(result) for result in numbers.mapPartitions(_Each(work)).collect()]
 
 
 def numbered(context: SparkContext, count: int, hosts: Sequence[str | None] = ()) -> RDD[int]:
-    """The numbers 0 .. count-1, each in a partition of its own that Spark would rather run where `hosts` says.
+    """Return the numbers 0 .. count-1, each in a partition of its own that Spark would rather run where `hosts` says.
 
     Args:
-        hosts: by number: a host, or `executor_HOST_ID`; None: anywhere. Empty: all anywhere.
+        hosts: by number: a host, or 'executor_HOST_ID'; None: anywhere. Empty: all anywhere.
     """
     if not any(hosts):
         return context.parallelize(range(count), count)
@@ -71,32 +74,33 @@ def numbered(context: SparkContext, count: int, hosts: Sequence[str | None] = ()
         item = bytearray(serializer.dumps(number))  # type: ignore[no-untyped-call]
         pairs.add(jvm.scala.Tuple2(item, _sequence(jvm, places)))
     of_bytes = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
-    made = context._jsc.sc().makeRDD(_sequence(jvm, pairs), of_bytes)
-    return RDD(made.toJavaRDD(), context, serializer)
+    java_rdd = context._jsc.sc().makeRDD(_sequence(jvm, pairs), of_bytes)
+    return RDD(java_rdd.toJavaRDD(), context, serializer)
 
 
 def executors_of(spark: SparkSession, stages: Iterable[int]) -> dict[int, str]:
-    """Who ran the tasks of stages, by their attempt's number: `executor_HOST_ID`, which `numbered` takes.
+    """Return the executor of each task of some stages by the number of its attempt: 'executor_HOST_ID', as `numbered`
+    takes it.
 
     It is a preference's: tasks of a stage's further attempts, and those that Spark has forgotten, are not there.
     """
     store = spark.sparkContext._jsc.sc().statusStore()
-    found = {}
+    executors = {}
     for stage in stages:
         tasks = store.taskList(stage, 0, _MOST_TASKS)
         for i in range(tasks.size()):
             task = tasks.apply(i)
-            found[task.taskId()] = f"executor_{task.host()}_{task.executorId()}"
-    return found
+            executors[task.taskId()] = f"executor_{task.host()}_{task.executorId()}"
+    return executors
 
 
 def _sequence(jvm: Any, items: Any) -> Any:
-    """A Java list as Scala's immutable Seq."""
+    """Return a Java list as Scala's immutable Seq."""
     return jvm.org.apache.spark.api.python.PythonUtils.toSeq(items)
 
 
 def cores_of(spark: SparkSession | None) -> int:
-    """How many tasks run at once."""
+    """Return how many tasks run at once."""
     return 1 if spark is None else spark.sparkContext.defaultParallelism
 
 
@@ -119,12 +123,14 @@ def grouped(items: Sequence[_T], size: Callable[[_T], int], cores: int) -> list[
 
 @dataclass(frozen=True)
 class _Each:
-    work: Callable[[int], Iterable[Found]]
+    """Function of a partition that calls `work` with each of its numbers."""
+
+    work: Callable[[int], Iterable[TaskResult]]
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[str]:
         prepare_worker()
         for number in numbers:
-            yield from (json.dumps(found) for found in self.work(number))
+            yield from (json.dumps(result) for result in self.work(number))
 
 
 @cache
@@ -181,7 +187,7 @@ class ByPartition(AccumulatorParam[dict[int, Any]]):
 
 
 def this_partition() -> int:
-    """In a task: the number of its partition."""
+    """Return the number of the partition that the calling task computes."""
     task = TaskContext.get()
     assert task is not None
     return task.partitionId()

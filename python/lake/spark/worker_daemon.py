@@ -1,4 +1,4 @@
-"""What Spark's Python workers are forked from: pyspark's own daemon, with pyspark as it is installed.
+"""Daemon that Spark's Python workers are forked from: pyspark's own, with pyspark as it is installed.
 
 Spark puts pyspark.zip, Py4J's and its jar in front of the workers' import path. Before each task a worker asks every
 finder of that path to look again, and Python 3.11 then reads the directories of these archives anew, by Python code and
@@ -29,12 +29,14 @@ _PACKAGES = ("pyspark", "py4j")
 
 
 def without_archives(paths: list[str]) -> list[str]:
-    """An import path without the archives of an installed pyspark; the same where their packages are nowhere else."""
+    """Return an import path without the archives of an installed pyspark; the same where their packages are nowhere
+    else.
+    """
     rest = [path for path in paths if not Path(path).is_file()]
-    found = PathFinder.find_spec("pyspark", rest)
-    if found is None or found.origin is None or any(PathFinder.find_spec(name, rest) is None for name in _PACKAGES):
+    package = PathFinder.find_spec("pyspark", rest)
+    if package is None or package.origin is None or any(PathFinder.find_spec(name, rest) is None for name in _PACKAGES):
         return paths
-    installed = Path(found.origin).parent
+    installed = Path(package.origin).parent
     # Archives of another installation may be of another version; others are the user's.
     return [path for path in paths if not (Path(path).is_file() and Path(path).is_relative_to(installed))]
 

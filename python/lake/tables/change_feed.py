@@ -34,7 +34,7 @@ from headrace.storage import Location, missing
 _RANGE = re.compile(r"(\d+)?\.\.(\d+)")
 #: Columns of a change data feed.
 TYPE, VERSION = "_change_type", "_commit_version"
-INSERT, BEFORE, AFTER, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+INSERT, PREIMAGE, POSTIMAGE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 #: Columns of `live_rows`.
 ROW, COPY = "__row", "__copy"
 #: Types that Spark does not hash, or whose nulls it does not tell apart.
@@ -54,8 +54,8 @@ class VersionRange:
     last: int
 
     @staticmethod
-    def of(text: str) -> VersionRange:
-        """Of its text: `5..9` or `..4`.
+    def parse(text: str) -> VersionRange:
+        """Return the range that a text names: `5..9` or `..4`.
 
         Raises:
             UserError: it is another's.
@@ -90,32 +90,34 @@ class ChangeFeed:
     files: Sequence[TableFile] = ()
 
     def day_versions(self, days: Collection[str]) -> dict[str, str]:
-        """The ranges of versions of days, as text: of known ones as they are, of later ones by the times of commits.
+        """Return the ranges of versions of days, as text: of known ones as they are, of later ones by the times of
+        commits.
 
         Where no day is known the last of `days` becomes the first one.
         """
-        found = {ds: self.ranges[ds] for ds in days if ds in self.ranges}
-        at = self._last()
+        versions = {ds: self.ranges[ds] for ds in days if ds in self.ranges}
+        last_version = self._last()
         newer = sorted(ds for ds in days if not self.ranges or ds > max(self.ranges))
-        times = commit_times(DeltaLog(self.folder), 0 if at is None else at) if newer else {}
+        times = commit_times(DeltaLog(self.folder), 0 if last_version is None else last_version) if newer else {}
         times = {version: time for version, time in times.items() if version <= self.version}
-        for ds in newer if at is not None else newer[-1:]:
+        for ds in newer if last_version is not None else newer[-1:]:
             end = int(midnight(self.source, following(ds)).timestamp() * 1000) - 1
             until = newest_until(times, end)
-            if until is not None and (at is None or until > at):
-                found[ds] = str(VersionRange(None if at is None else at + 1, until))
-                at = until
-        return found
+            if until is not None and (last_version is None or until > last_version):
+                versions[ds] = str(VersionRange(None if last_version is None else last_version + 1, until))
+                last_version = until
+        return versions
 
     def why_no_rows(self, ds: str) -> str:
         if self.ranges and ds < min(self.ranges):
             first = min(self.ranges)
             return f"its days begin with {first}, which has the table as it was then, with all that came before"
-        after = min((other for other in self.ranges if other > ds), default=None)
+        after = min((day for day in self.ranges if day > ds), default=None)
         if after is not None:
             return f"it was not taken before {after}, which has the changes of that day, too"
-        at = self._last()
-        return f"no version {'' if at is None else f'after {at} '}was committed before the end of that day"
+        last_version = self._last()
+        since = "" if last_version is None else f"after {last_version} "
+        return f"no version {since}was committed before the end of that day"
 
     def lost(self, ds: str) -> str | None:
         try:
@@ -125,25 +127,27 @@ class ChangeFeed:
         return None
 
     def pin(self, days: Mapping[str, str]) -> str:
-        return str(VersionRange.of(days[max(days)]).last if days else self.version)
+        return str(VersionRange.parse(days[max(days)]).last if days else self.version)
 
-    def at(self, ds: str, ranges: Mapping[str, str]) -> ChangeFeed:
-        """As it was when a day ended; `ranges`: of `day_versions`, of it and the days before."""
+    def as_of_day(self, ds: str, ranges: Mapping[str, str]) -> ChangeFeed:
+        """Return the feed as it was when a day ended; `ranges`: those of `day_versions`, of the day and the days
+        before.
+        """
         known = {day: text for day, text in ranges.items() if day <= ds}
-        return replace(self, version=VersionRange.of(known[ds]).last, ranges=known)
+        return replace(self, version=VersionRange.parse(known[ds]).last, ranges=known)
 
     @property
     def first_day(self) -> str | None:
-        """The day that has the table as it was; None where it is not known."""
-        return next((ds for ds, text in self.ranges.items() if VersionRange.of(text).first is None), None)
+        """Return the day that has the table as it was; None where it is not known."""
+        return next((ds for ds, text in self.ranges.items() if VersionRange.parse(text).first is None), None)
 
     def changes(self, spark: SparkSession, ds: str) -> DataFrame | None:
-        """All that was recorded on a day, rows before updates included; None of the first day.
+        """Return all that was recorded on a day, rows before updates included; None of the first day.
 
         Returns:
             all columns, `_change_type`, `_commit_version`.
         """
-        versions = VersionRange.of(self.ranges[ds])
+        versions = VersionRange.parse(self.ranges[ds])
         self._check([ds])
         return None if versions.first is None else self._feed(spark, versions.first, versions.last)
 
@@ -151,23 +155,25 @@ class ChangeFeed:
         self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
     ) -> list[StoredRows]:
         """Return all rows of the days as one entry: a table with a log has one schema."""
-        return [StoredRows.of(self.rows(spark, days))]
+        return [StoredRows.from_frame(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
-        """As Snapshot.rows; of days the live rows, with DAY, `_source_file` naming the version that brought them."""
+        """Return the rows as Snapshot.rows does; of days the live rows, with DAY, and `_source_file` naming the version
+        that added them.
+        """
         if days is None:
             return self._snapshot(spark, self.version)
-        wanted = {ds: VersionRange.of(self.ranges[ds]) for ds in sorted(set(days) & self.ranges.keys())}
-        if not wanted:
-            nothing = F.lit(None).cast("string")
+        ranges = {ds: VersionRange.parse(self.ranges[ds]) for ds in sorted(set(days) & self.ranges.keys())}
+        if not ranges:
+            null = F.lit(None).cast("string")
             empty = self._snapshot(spark, self.version).limit(0)
-            return empty.select("*", nothing.alias(DAY), nothing.alias(FILE), F.lit(None).cast("long").alias(LINE))
-        self._check(wanted)
-        changes, policy = self._since(spark, wanted), self.source.changed_days
+            return empty.select("*", null.alias(DAY), null.alias(FILE), F.lit(None).cast("long").alias(LINE))
+        self._check(ranges)
+        changes, policy = self._since(spark, ranges), self.source.changed_days
         key = self._key_hash(changes) if policy.updates == "ignore" else None
         live = live_rows(changes, self._schema, key, updates=policy.updates, deletes=policy.deletes)
         day: Column = F.lit(None).cast("string")
-        for ds, versions in wanted.items():
+        for ds, versions in ranges.items():
             first = 0 if versions.first is None else versions.first
             day = F.when(F.col(VERSION).between(first, versions.last), ds).otherwise(day)
         # Ordered as text as the versions are: the first of repeated rows is kept.
@@ -181,7 +187,7 @@ class ChangeFeed:
         ).where(F.col(DAY).isNotNull())
 
     def _last(self) -> int | None:
-        return VersionRange.of(self.ranges[max(self.ranges)]).last if self.ranges else None
+        return VersionRange.parse(self.ranges[max(self.ranges)]).last if self.ranges else None
 
     def _check(self, days: Collection[str]) -> None:
         """Raises UserError where changes since the first of these days cannot be read."""
@@ -191,7 +197,7 @@ class ChangeFeed:
                 f"source: {self.source.shown} has no version {self.version} any more: it was made anew. Give the "
                 f"pipeline another name, so that it begins with the table as it is"
             )
-        first = VersionRange.of(self.ranges[min(days)])
+        first = VersionRange.parse(self.ranges[min(days)])
         after = first.last + 1 if first.first is None else first.first
         metadata = log.metadata(first.last) if first.first is None else None
         if metadata is not None and not has_feed(metadata):
@@ -216,29 +222,29 @@ class ChangeFeed:
         feed = reader.option("startingVersion", first).option("endingVersion", last).load(str(self.folder))
         return feed.select(*quoted_names([f.name for f in self._schema.fields]), TYPE, VERSION)
 
-    def _since(self, spark: SparkSession, wanted: Mapping[str, VersionRange]) -> DataFrame:
-        """All changes since the first of some days, a snapshot as insertions."""
-        first = wanted[min(wanted)]
+    def _since(self, spark: SparkSession, ranges: Mapping[str, VersionRange]) -> DataFrame:
+        """Return all changes since the first of some days, a snapshot as insertions."""
+        first = ranges[min(ranges)]
         if first.first is not None:
             return self._feed(spark, first.first, self.version)
-        whole = self._snapshot(spark, first.last)
-        rows = whole.select("*", F.lit(INSERT).alias(TYPE), F.lit(first.last).cast("long").alias(VERSION))
+        first_rows = self._snapshot(spark, first.last)
+        rows = first_rows.select("*", F.lit(INSERT).alias(TYPE), F.lit(first.last).cast("long").alias(VERSION))
         if first.last == self.version:
             return rows
         return self._feed(spark, first.last + 1, self.version).unionByName(rows, allowMissingColumns=True)
 
     def _key_hash(self, changes: DataFrame) -> Column:
-        """A hash of `table.keys`; null where one is null."""
+        """Return a hash of `table.keys`; null where one is null."""
         declared = {c.name: c for c in self.table.columns}
         keys = [extract(declared[name], changes.schema, self.source) for name in self.table.keys]
-        missing = [name for name, one in zip(self.table.keys, keys, strict=True) if one is None]
+        missing = [name for name, key in zip(self.table.keys, keys, strict=True) if key is None]
         if not keys or missing:
-            what = f"column '{missing[0]}' of table.keys is not there" if missing else "declare table.keys"
+            hint = f"column '{missing[0]}' of table.keys is not there" if missing else "declare table.keys"
             raise UserError(
                 f"source.changed_days: where updates are ignored, rows of {self.source.shown} are told apart by their "
-                f"keys: {what}"
+                f"keys: {hint}"
             )
-        columns = [one.value for one in keys if one is not None]
+        columns = [key.value for key in keys if key is not None]
         known = reduce(lambda a, b: a & b, (c.isNotNull() for c in columns))
         return F.when(known, F.xxhash64(*columns))
 
@@ -246,7 +252,7 @@ class ChangeFeed:
 def live_rows(
     changes: DataFrame, schema: T.StructType, key: Column | None, *, updates: RowChange, deletes: RowChange
 ) -> DataFrame:
-    """What is left of some changes.
+    """Return the added rows that no later change removes.
 
     A row that is taken away is the newest one with its values. So which one it is does not depend on whether older
     changes are among these.
@@ -263,16 +269,16 @@ def live_rows(
         the columns of `changes`; ROW bigint, a hash of the row; COPY int, from 1: the how many-th of a commit with this
         hash.
     """
-    added = [INSERT] if updates == "ignore" else [INSERT, AFTER]
-    gone = [] if updates == "ignore" else [BEFORE]
-    gone += [] if deletes == "ignore" else [DELETE]
+    added = [INSERT] if updates == "ignore" else [INSERT, POSTIMAGE]
+    removing = [] if updates == "ignore" else [PREIMAGE]
+    removing += [] if deletes == "ignore" else [DELETE]
     values = _hash(schema)
     row = values if key is None else F.coalesce(key, values)
-    named = changes.where(F.col(TYPE).isin(added + gone)).select("*", values.alias("__values"), row.alias(ROW))
-    comes = F.col(TYPE).isin(added)
+    named = changes.where(F.col(TYPE).isin(added + removing)).select("*", values.alias("__values"), row.alias(ROW))
+    is_added = F.col(TYPE).isin(added)
     of_commit = Window.partitionBy(ROW, VERSION, "__comes").orderBy("__values")
-    named = named.select("*", comes.alias("__comes")).select("*", F.row_number().over(of_commit).alias(COPY))
-    if not gone:
+    named = named.select("*", is_added.alias("__comes")).select("*", F.row_number().over(of_commit).alias(COPY))
+    if not removing:
         return named
     # What a commit takes away was there before what it brings. Depths are as of nested brackets.
     order = Window.partitionBy(ROW).orderBy(VERSION, "__comes", COPY)
@@ -285,41 +291,41 @@ def live_rows(
 
 
 def _hash(schema: T.StructType) -> Column:
-    """Of all values, nulls included."""
+    """Return a hash of all values, nulls included."""
     columns = [F.col(quoted_names([f.name])[0]) for f in schema.fields]
-    whole = [
+    values = [
         F.to_json(F.struct(c.alias("v"))) if isinstance(f.dataType, _NESTED) else c
         for c, f in zip(columns, schema.fields, strict=True)
     ]
     # xxhash64 leaves nulls out, so where they are is hashed, too.
-    return F.xxhash64(*whole, *(c.isNull() for c in columns))
+    return F.xxhash64(*values, *(c.isNull() for c in columns))
 
 
 def has_feed(metadata: Mapping[str, Any] | None) -> bool:
-    """Whether commits under this `metaData` action are recorded in the feed."""
+    """Return whether commits under this `metaData` action are recorded in the feed."""
     return str(((metadata or {}).get("configuration") or {}).get(_ENABLED)).lower() == "true"
 
 
-def check_feed(log: DeltaLog, shown: str, first: int, last: int) -> None:
+def check_feed(log: DeltaLog, table_name: str, first: int, last: int) -> None:
     """Look whether the changes from version `first` to `last` can be read, under the columns of `last`.
 
     Args:
         log: of the table.
-        shown: the table for a message.
+        table_name: the table for a message.
         first: the first version.
         last: the last one.
 
     Raises:
         UserError: a commit or a file is gone, commits were not recorded, or columns have changed.
     """
-    there = log.versions()
-    gone = next((v for v in range(first, last + 1) if v not in there), None)
-    metadata = None if gone is not None else log.metadata(first)
-    if gone is not None or metadata is None:
+    existing = log.versions()
+    missing_version = next((v for v in range(first, last + 1) if v not in existing), None)
+    metadata = None if missing_version is not None else log.metadata(first)
+    if missing_version is not None or metadata is None:
         raise UserError(
-            f"source.day.changes: the log of {shown} no longer has version {first if gone is None else gone}, which is "
-            f"read for these days. Keep it for longer than features.window_days (delta.logRetentionDuration), and "
-            f"{_ANEW}"
+            f"source.day.changes: the log of {table_name} no longer has version "
+            f"{first if missing_version is None else missing_version}, which is read for these days. Keep "
+            f"it for longer than features.window_days (delta.logRetentionDuration), and {_ANEW}"
         )
     schemas = [(first, metadata["schemaString"])]
     for version in range(first, last + 1):
@@ -329,26 +335,26 @@ def check_feed(log: DeltaLog, shown: str, first: int, last: int) -> None:
             schemas.append((version, metadata["schemaString"]))
         if not has_feed(metadata):
             raise UserError(
-                f"source.day.changes: {shown} has no change data feed of version {version}. Record changes from now on "
-                f"(ALTER TABLE ... SET TBLPROPERTIES ('{_ENABLED}' = 'true')), and {_ANEW}"
+                f"source.day.changes: {table_name} has no change data feed of version {version}. Record changes from "
+                f"now on (ALTER TABLE ... SET TBLPROPERTIES ('{_ENABLED}' = 'true')), and {_ANEW}"
             )
         lost = missing(files)
         if lost is not None:
             raise UserError(
-                f"source.day.changes: {lost}, which has changes of version {version} of {shown}, is gone: VACUUM has "
-                f"removed it. Keep such files for longer than features.window_days (delta.deletedFileRetentionDuration "
-                f"of the table), and {_ANEW}"
+                f"source.day.changes: {lost}, which has changes of version {version} of {table_name}, is gone: VACUUM "
+                f"has removed it. Keep such files for longer than features.window_days "
+                f"(delta.deletedFileRetentionDuration of the table), and {_ANEW}"
             )
     newest = log.version
     mapped = (metadata.get("configuration") or {}).get(_MAPPING, "none") != "none"
     if not mapped and newest is not None and newest > last:
         # Delta reads changes under the columns of today, where the table does not map them.
-        _check_columns([schemas[-1], (newest, (log.metadata(newest) or metadata)["schemaString"])], shown)
-    _check_columns(schemas, shown)
+        _check_columns([schemas[-1], (newest, (log.metadata(newest) or metadata)["schemaString"])], table_name)
+    _check_columns(schemas, table_name)
 
 
 def _changes(log: DeltaLog, version: int) -> tuple[list[Location], Mapping[str, Any] | None]:
-    """The files that have a commit's changes, and its `metaData` action."""
+    """Return the files that have a commit's changes, and its `metaData` action."""
     recorded: list[Location] = []
     moved: list[Location] = []
     metadata = None
@@ -363,15 +369,15 @@ def _changes(log: DeltaLog, version: int) -> tuple[list[Location], Mapping[str, 
     return recorded or moved, metadata
 
 
-def _check_columns(schemas: list[tuple[int, str]], shown: str) -> None:
+def _check_columns(schemas: list[tuple[int, str]], table_name: str) -> None:
     """Refuse columns that are no more as they were: Delta cannot read changes across that."""
     now = dict(_columns(schemas[-1][1]))
     for version, text in schemas[:-1]:
         for name, was in _columns(text):
             if now.get(name) != was:
                 raise UserError(
-                    f"source.day.changes: column '{name}' of {shown} was renamed, dropped or given another type after "
-                    f"version {version}, and changes across that cannot be read; {_ANEW}"
+                    f"source.day.changes: column '{name}' of {table_name} was renamed, dropped or given another type "
+                    f"after version {version}, and changes across that cannot be read; {_ANEW}"
                 )
 
 

@@ -1,4 +1,4 @@
-"""What a day of a source table is: of a file by its partition or statistics, of a row by a column."""
+"""Days of a source table: of a file by its partition or statistics, of a row by a column."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _CUT = timedelta(milliseconds=1)
 Bounds = tuple[Any, Any]
 
 
-def partition_day(text: str | None, shown: str) -> str:
-    """The day that a partition's value names; FIRST for null.
+def partition_day(text: str | None, where_from: str) -> str:
+    """Return the day that a partition's value names; FIRST for null.
 
     Raises:
         UserError: it names none.
@@ -43,8 +43,8 @@ def partition_day(text: str | None, shown: str) -> str:
         except ValueError:
             pass
     raise UserError(
-        f"source.day.partition: {shown} has the value '{text}', which is no day such as 2026-01-31 or 20260131; name a "
-        f"time column instead (source.day.time)"
+        f"source.day.partition: {where_from} has the value '{text}', which is no day such as 2026-01-31 or 20260131; "
+        f"name a time column instead (source.day.time)"
     )
 
 
@@ -52,8 +52,8 @@ def _joined(parts: Sequence[str | None]) -> str | None:
     """Year, month and day as one text; a value of one column as it is."""
     if len(parts) == 1 or None in parts:
         return None if None in parts else parts[0]
-    year, *others = map(str, parts)
-    return "-".join([year.zfill(4), *(part.zfill(2) for part in others)])
+    year, *rest = map(str, parts)
+    return "-".join([year.zfill(4), *(part.zfill(2) for part in rest)])
 
 
 def path_day(source: TableSource, name: str) -> str | None:
@@ -84,7 +84,7 @@ def path_day_column(source: TableSource, file: Column) -> Column:
 
 
 def days_of_file(source: TableSource, partition: Mapping[str, str | None], bounds: Bounds | None) -> tuple[str, str]:
-    """The first and last day of which a file may hold rows.
+    """Return the first and last day of which a file may hold rows.
 
     Args:
         source: says what a day is.
@@ -106,8 +106,8 @@ def days_of_file(source: TableSource, partition: Mapping[str, str | None], bound
                     f"name a time column instead (source.day.time)"
                 )
         texts = [partition[name.lower()] for name in day.partitions]
-        shown = f"partition column{'s' if len(texts) > 1 else ''} {', '.join(map(repr, day.partitions))}"
-        ds = partition_day(_joined(texts), f"{shown} of {source.shown}")
+        shown_columns = f"partition column{'s' if len(texts) > 1 else ''} {', '.join(map(repr, day.partitions))}"
+        ds = partition_day(_joined(texts), f"{shown_columns} of {source.shown}")
         return ds, ds
     if bounds is None:
         return FIRST, LAST
@@ -116,7 +116,7 @@ def days_of_file(source: TableSource, partition: Mapping[str, str | None], bound
 
 
 def _day_of(value: Any, timezone: str, later: timedelta) -> str | None:
-    """The day of a date or an instant; None where it cannot be told."""
+    """Return the day of a date or an instant; None where it cannot be told."""
     if isinstance(value, str):
         try:
             value = date.fromisoformat(value) if len(value) == 10 else datetime.fromisoformat(value)
@@ -125,15 +125,15 @@ def _day_of(value: Any, timezone: str, later: timedelta) -> str | None:
     if isinstance(value, datetime):
         # Without a zone: of the source's.
         try:
-            here = value if value.tzinfo is None else value.astimezone(ZoneInfo(timezone))
-            return (here + later).date().isoformat()
+            local = value if value.tzinfo is None else value.astimezone(ZoneInfo(timezone))
+            return (local + later).date().isoformat()
         except OverflowError:  # the first or the last day of Python's calendar
             return None
     return value.isoformat() if isinstance(value, date) else None
 
 
 def day_column(part: StoredRows, source: TableSource) -> Column:
-    """The day (yyyy-MM-dd) of each row; null for rows of no day.
+    """Return the day (yyyy-MM-dd) of each row; null for rows of no day.
 
     Raises:
         UserError: no such column, or it is no time.
@@ -142,11 +142,13 @@ def day_column(part: StoredRows, source: TableSource) -> Column:
     if source.day.changes or source.day.path:
         return F.col(DAY)
     if len(source.day.partitions) > 1:
-        parts = [_found(part.frame, source, name, part.place)[0].cast("string") for name in source.day.partitions]
+        parts = [
+            _column_and_type(part.frame, source, name, part.place)[0].cast("string") for name in source.day.partitions
+        ]
         return F.concat_ws("-", *(F.lpad(p, n, "0") for p, n in zip(parts, (4, 2, 2), strict=True)))
     name = next(iter(source.day.partitions), source.day.time)
     assert name is not None
-    column, type_ = _found(part.frame, source, name, part.place)
+    column, type_ = _column_and_type(part.frame, source, name, part.place)
     if isinstance(type_, T.NullType):
         return F.lit(None).cast("string")
     if source.day.partition is not None:
@@ -162,25 +164,27 @@ def day_column(part: StoredRows, source: TableSource) -> Column:
     else:
         raise UserError(
             f"source.day.time: column '{name}' of {source.shown} is {type_.simpleString()}, not a timestamp or date"
-            f"{_within(part.place)}"
+            f"{_in_file(part.place)}"
         )
     return F.date_format(local, "yyyy-MM-dd")
 
 
-def within(frame: DataFrame, source: TableSource, files: Sequence[TableFile], days: Collection[str]) -> DataFrame:
-    """The frame with a predicate by which Spark reads only what may hold rows of the days."""
+def with_day_filter(
+    frame: DataFrame, source: TableSource, files: Sequence[TableFile], days: Collection[str]
+) -> DataFrame:
+    """Return the frame with a predicate by which Spark reads only what may hold rows of the days."""
     if source.day is None or source.day.changes or not days:
         return frame
     if source.day.partitions:
         read = [f for f in files if any(f.may_hold(ds) for ds in days)]
         for partition in source.day.partitions:
-            column, type_ = _found(frame, source, partition)
+            column, type_ = _column_and_type(frame, source, partition)
             texts = sorted({_text(f, partition) or "" for f in read})
             frame = frame.where(column.isin([F.lit(t).cast(type_) for t in texts]))
         return frame
     name = source.day.time
     assert name is not None
-    column, type_ = _found(frame, source, name)
+    column, type_ = _column_and_type(frame, source, name)
     first, last = min(days), max(days)
     if isinstance(type_, T.DateType):
         return frame.where((column >= F.lit(first).cast("date")) & (column <= F.lit(last).cast("date")))
@@ -210,14 +214,16 @@ def day_limits(
     return (start if source.daily else none), end + F.expr(f"interval {skew_seconds} seconds")
 
 
-def _found(frame: DataFrame, source: TableSource, name: str, place: str = WHOLE_TABLE) -> tuple[Column, T.DataType]:
+def _column_and_type(
+    frame: DataFrame, source: TableSource, name: str, place: str = WHOLE_TABLE
+) -> tuple[Column, T.DataType]:
     for field in sorted(frame.schema.fields, key=lambda f: f.name != name):
         if field.name.lower() == name.lower():
             return F.col(quoted_names([field.name])[0]), field.dataType
-    raise UserError(f"source.day: {source.shown} has no column '{name}'{_within(place)}{nearest(name, frame.columns)}")
+    raise UserError(f"source.day: {source.shown} has no column '{name}'{_in_file(place)}{nearest(name, frame.columns)}")
 
 
-def _within(place: str) -> str:
+def _in_file(place: str) -> str:
     return "" if place == WHOLE_TABLE else f" in {place}"
 
 

@@ -31,12 +31,12 @@ from headrace.storage import Location
 FAULTS = "__faults"
 _FAULTS_TYPE = "array<struct<kind string, reason string>>"
 #: Characters of a value that a reason quotes.
-_SHOWN = 100
+_VALUE_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """How the table stores the declared columns."""
+    """Declared columns as the table stores them."""
 
     #: Declared columns that it lacks.
     missing: frozenset[str]
@@ -57,7 +57,7 @@ def table_rows(
     ds: str,
     forgotten: ForgottenValues | None = None,
 ) -> tuple[DataFrame, StoredColumns]:
-    """The rows of some days.
+    """Return the rows of some days.
 
     Args:
         spark: the session.
@@ -77,19 +77,22 @@ def table_rows(
         UserError: a column has a type that cannot be read as declared; rows have no identity.
     """
     parts = snapshot.stored_rows(spark, days if source.daily else None, _needed(table, source))
-    found = _extracted(parts, table, source)
+    extracted = _extracted(parts, table, source)
     positions = all(FILE in part.frame.columns for part in parts)
     types: dict[str, set[str]] = {}
     for part in parts:
         for name, type_ in part.types.items():
             types.setdefault(name, set()).add(type_)
     stored = StoredColumns(
-        frozenset(c.name for c in table.columns if all(of[c.name] is None for of in found)),
+        frozenset(c.name for c in table.columns if all(columns[c.name] is None for columns in extracted)),
         positions,
-        {name: " or ".join(sorted(of)) for name, of in types.items()},
-        frozenset(c.name for c in table.columns if _is_exact(c, parts, found)),
+        {name: " or ".join(sorted(columns)) for name, columns in types.items()},
+        frozenset(c.name for c in table.columns if _is_exact(c, parts, extracted)),
     )
-    each = [_declared_rows(part, of, table, source, ds, positions) for part, of in zip(parts, found, strict=True)]
+    each = [
+        _declared_rows(part, columns, table, source, ds, positions)
+        for part, columns in zip(parts, extracted, strict=True)
+    ]
     rows = reduce(DataFrame.union, each)
     for name in forgotten.columns if forgotten is not None else ():
         assert forgotten is not None
@@ -98,23 +101,30 @@ def table_rows(
 
 
 def _needed(table: Table, source: TableSource) -> list[tuple[str, ...]]:
-    """What a row is read for: the declared columns, and the one that says its day."""
+    """Return the paths that are read of a row: the declared columns, and the column that says its day."""
     days = () if source.day is None else (*source.day.partitions, *filter(None, [source.day.time]))
     return [*(c.steps for c in table.columns), *((name,) for name in days)]
 
 
 def _declared_rows(
-    part: StoredRows, found: Mapping[str, Extracted | None], table: Table, source: TableSource, ds: str, positions: bool
+    part: StoredRows,
+    extracted: Mapping[str, Extracted | None],
+    table: Table,
+    source: TableSource,
+    ds: str,
+    positions: bool,
 ) -> DataFrame:
     declared, faults = [], []
     for column in table.columns:
-        one = found[column.name]
-        value = F.lit(None).cast(column.stored_type) if one is None else one.value
+        value_of = extracted[column.name]
+        value = F.lit(None).cast(column.stored_type) if value_of is None else value_of.value
         declared.append(value.alias(column.name))
-        if one is not None and (column.path is not None or one.checked or part.types.get(column.name) != column.type):
-            faults.append(_fault(column, one))
+        if value_of is not None and (
+            column.path is not None or value_of.checked or part.types.get(column.name) != column.type
+        ):
+            faults.append(_fault(column, value_of))
     day = day_column(part, source) if source.daily else F.lit(ds)
-    place = [F.col(FILE), F.col(LINE)] if positions else _by_keys(table, source, found)
+    place = [F.col(FILE), F.col(LINE)] if positions else _by_keys(table, source, extracted)
     wrong = F.array_compact(F.array(*faults)) if faults else F.array()
     return part.frame.select(
         *declared, place[0].alias(FILE), place[1].alias(LINE), day.alias("ds"), wrong.cast(_FAULTS_TYPE).alias(FAULTS)
@@ -122,22 +132,26 @@ def _declared_rows(
 
 
 def _is_exact(
-    column: TableColumn, parts: Sequence[StoredRows], found: Sequence[Mapping[str, Extracted | None]]
+    column: TableColumn, parts: Sequence[StoredRows], extracted: Sequence[Mapping[str, Extracted | None]]
 ) -> bool:
-    """Whether a column is stored as it is declared wherever it is there."""
-    types = [part.types.get(column.name) for part, of in zip(parts, found, strict=True) if of[column.name] is not None]
+    """Return whether a column is stored as it is declared in all parts that have it."""
+    types = [
+        part.types.get(column.name)
+        for part, columns in zip(parts, extracted, strict=True)
+        if columns[column.name] is not None
+    ]
     return column.path is None and bool(types) and all(type_ == column.stored_type for type_ in types)
 
 
 def _extracted(parts: Sequence[StoredRows], table: Table, source: TableSource) -> list[dict[str, Extracted | None]]:
     """Return each part's declared columns, None where it lacks one. Raises UserError for all faults at once."""
-    found: list[dict[str, Extracted | None]] = []
+    extracted: list[dict[str, Extracted | None]] = []
     faults = []
     for part in parts:
-        found.append({})
+        extracted.append({})
         for column in table.columns:
             try:
-                found[-1][column.name] = extract(column, part.frame.schema, source, part.place)
+                extracted[-1][column.name] = extract(column, part.frame.schema, source, part.place)
             except UserError as e:
                 faults.append(str(e))
     if faults:
@@ -145,24 +159,24 @@ def _extracted(parts: Sequence[StoredRows], table: Table, source: TableSource) -
             "\n".join(faults) + f"\nDeclare the types that {source.shown} has in table.columns (or a view of it with "
             f"other ones); numbers since 1970 are named in source.timestamps"
         )
-    return found
+    return extracted
 
 
-def _fault(column: TableColumn, one: Extracted) -> Column:
-    """A struct where a value cannot be read as declared, else null."""
-    shown = F.substring(one.text, 1, _SHOWN)
-    reason = F.concat(F.lit(f"{column.name}: '"), shown, F.lit(f"' is not {a_type(column.type)}"))
-    return F.when(one.unread, F.struct(F.lit(kind_unreadable(column)).alias("kind"), reason.alias("reason")))
+def _fault(column: TableColumn, extracted: Extracted) -> Column:
+    """Return a struct where a value cannot be read as declared, else null."""
+    value = F.substring(extracted.text, 1, _VALUE_CHARACTERS)
+    reason = F.concat(F.lit(f"{column.name}: '"), value, F.lit(f"' is not {a_type(column.type)}"))
+    return F.when(extracted.unread, F.struct(F.lit(kind_unreadable(column)).alias("kind"), reason.alias("reason")))
 
 
-def _by_keys(table: Table, source: TableSource, found: Mapping[str, Extracted | None]) -> list[Column]:
+def _by_keys(table: Table, source: TableSource, extracted: Mapping[str, Extracted | None]) -> list[Column]:
     """`_source_file`, `_source_line` where the format has no positions: the keys, and a hash of the row."""
     if not table.keys:
         raise UserError(
             f"source: rows of {source.shown} have no positions that Spark gives, so it takes their keys to tell them "
             f"apart: declare table.keys (a Delta table has positions with 'delta.enableDeletionVectors' = 'true')"
         )
-    values = {name: one.value for name, one in found.items() if one is not None}
+    values = {name: column.value for name, column in extracted.items() if column is not None}
     keys = [values[k].alias(k) for k in table.keys if k in values]
     return [F.to_json(F.struct(*keys)), F.xxhash64(*values.values())]
 
@@ -185,7 +199,7 @@ class PinnedTable:
     forgotten: ForgottenValues | None = None
 
     @staticmethod
-    def of(
+    def from_manifest(
         source: TableSource,
         table: Table,
         ds: str,
@@ -194,17 +208,18 @@ class PinnedTable:
         quarantine: tuple[Location, int],
         forgotten: ForgottenValues | None = None,
     ) -> PinnedTable:
-        """From a manifest: `facts["table"]`, the output's version, the quarantine table and its version.
+        """Return the table as a manifest pins it: by `facts["table"]`, the output's version, and the quarantine table's
+        version.
 
         Rows with a value of `forgotten` are left out, whenever the day was taken.
 
         Raises:
             UserError: the version is gone, or files are others than they were.
         """
-        said = facts["table"]
-        days = {day: (files, int(left_out)) for day, (files, left_out) in said["days"].items()}
+        pinned = facts["table"]
+        days = {day: (files, int(left_out)) for day, (files, left_out) in pinned["days"].items()}
         was = {day: files for day, (files, _) in days.items()}
-        snapshot = open_table(source, table, TablePlace(**said["place"]), was, version)
+        snapshot = open_table(source, table, TablePlace(**pinned["place"]), was, version)
         now = snapshot.day_versions(days)
         changed = [day for day, (files, left_out) in days.items() if now.get(day, "") != files]
         if changed:
@@ -215,24 +230,27 @@ class PinnedTable:
         return PinnedTable(source, table, ds, snapshot, days, *quarantine, forgotten)
 
     def rows(self, spark: SparkSession, days: Collection[str]) -> DataFrame:
-        """The rows of some of the days, without those that are left out.
+        """Return the rows of some of the days, without those that are left out.
 
         Returns:
             the declared columns, `_source_file`, `_source_line`, `ds`.
         """
-        wanted = sorted(set(days) & set(self.days))
-        rows, _ = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds, self.forgotten)
+        read_days = sorted(set(days) & set(self.days))
+        rows, _ = table_rows(spark, self.snapshot, self.table, self.source, read_days, self.ds, self.forgotten)
         rows = rows.drop(FAULTS)
-        if not any(self.days[day][1] for day in wanted):
+        if not any(self.days[day][1] for day in read_days):
             return rows
-        bad = read_version(spark, self.quarantine, self.quarantine_version, lambda of: of.get("ds") in wanted)
-        bad = bad.where(F.col("ds").isin(wanted)).select(FILE, LINE)
+        bad = read_version(
+            spark, self.quarantine, self.quarantine_version, lambda partition: partition.get("ds") in read_days
+        )
+        bad = bad.where(F.col("ds").isin(read_days)).select(FILE, LINE)
         return rows.join(bad, [FILE, LINE], "left_anti")
 
     def plain_files(
         self, spark: SparkSession, days: Collection[str], columns: Collection[str]
     ) -> list[TableFile] | None:
-        """The data files that hold the rows of some of the days, where a reader of Parquet may take them as they are.
+        """Return the data files that hold the rows of some of the days, where a reader of Parquet may take them as they
+        are.
 
         Args:
             spark: the session.
@@ -243,21 +261,21 @@ class PinnedTable:
             None where Spark must read the table: rows are deleted, forgotten or left out, columns are partitions, have
             other names or types than declared, files hold rows of days that were not taken, or Arrow cannot open them.
         """
-        wanted = sorted(set(days) & set(self.days))
-        if not self.snapshot.plain or self.forgotten is not None or any(self.days[day][1] for day in wanted):
+        read_days = sorted(set(days) & set(self.days))
+        if not self.snapshot.plain or self.forgotten is not None or any(self.days[day][1] for day in read_days):
             return None
-        _, stored = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)
-        files = [f for f in self.snapshot.files if not self.source.daily or any(f.may_hold(day) for day in wanted)]
+        _, stored = table_rows(spark, self.snapshot, self.table, self.source, read_days, self.ds)
+        files = [f for f in self.snapshot.files if not self.source.daily or any(f.may_hold(day) for day in read_days)]
         partitions = set((files[0].partition or {}) if files else {})
         if not set(columns) <= stored.exact or {c.lower() for c in columns} & partitions:
             return None
-        if self.source.daily and not all(holds_only(f, wanted) for f in files):
+        if self.source.daily and not all(holds_only(f, read_days) for f in files):
             return None
         return files if arrow_reads(files) else None
 
 
 def holds_only(file: TableFile, days: list[str]) -> bool:
-    """Whether all rows of a file are of these days."""
+    """Return whether all rows of a file are of these days."""
     between = [day for day in days if file.may_hold(day)]
     return bool(between) and not file.may_lack_days and _span(file.first, file.last) == len(between)
 

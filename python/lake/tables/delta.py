@@ -23,7 +23,7 @@ from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState, commit_times, newest_until
 from headrace.lake.delta.protocol import FEATURE, check_listable
-from headrace.lake.tables.days import Bounds, days_of_file, within
+from headrace.lake.tables.days import Bounds, days_of_file, with_day_filter
 from headrace.lake.tables.parquet import named, read_parquet
 from headrace.lake.tables.snapshot import (
     FILE,
@@ -41,7 +41,7 @@ _PHYSICAL = "delta.columnMapping.physicalName"
 
 
 def pinned_version(source: TableSource, folder: Location) -> int:
-    """The version that the spec asks for: the newest unless it names another.
+    """Return the version that the spec asks for: the newest unless it names another.
 
     Raises:
         UserError: there is no table, or no such version.
@@ -86,7 +86,7 @@ class DeltaSnapshot(FileSnapshot):
 
     @cached_property
     def schema(self) -> T.StructType:
-        """All columns, by their logical names."""
+        """Return all columns, by their logical names."""
         return T.StructType.fromJson(json.loads(self._state.metadata["schemaString"]))
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ class DeltaSnapshot(FileSnapshot):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether names of columns in data files are others than those of the table."""
+        """Return whether columns have other names in data files than in the table."""
         return self._state.configuration.get("delta.columnMapping.mode", "none") != "none"
 
     @property
@@ -107,7 +107,7 @@ class DeltaSnapshot(FileSnapshot):
 
     @cached_property
     def data_files(self) -> list[DataFile]:
-        """The live data files as the log has them."""
+        """Return the live data files as the log has them."""
         return self._state.data_files(self.folder)
 
     @cached_property
@@ -116,7 +116,7 @@ class DeltaSnapshot(FileSnapshot):
         physical = {str(f.metadata.get(_PHYSICAL, f.name)): f.name.lower() for f in self.schema.fields}
         time = None if self.source.day is None else self.source.day.time
         time_column = None if time is None else self._physical_name(time)
-        found = []
+        files = []
         for file, add in zip(self.data_files, self._state.adds, strict=True):
             partition = {physical.get(k, k.lower()): v or None for k, v in file.partition.items()}
             bounds = None if time is None else _bounds(add, time_column)
@@ -124,11 +124,11 @@ class DeltaSnapshot(FileSnapshot):
             identity = f"{file.vector}:{file.deleted}" if file.deleted else ""
             name = relative_name(file.path, self.folder)
             lacks = bounds is not None and _may_be_null(add, time_column)
-            found.append(TableFile(name, file.path, int(add["size"]), identity, first, last, partition, lacks))
-        return sorted(found, key=lambda f: f.name)
+            files.append(TableFile(name, file.path, int(add["size"]), identity, first, last, partition, lacks))
+        return sorted(files, key=lambda f: f.name)
 
     def _physical_name(self, name: str) -> str | None:
-        """What files and statistics call a column: fields of a struct stand below the struct's name there."""
+        """Return a column's name in files and statistics: fields of a struct stand below the struct's name there."""
         fields = named(self.schema, name)
         return str(fields[0].metadata.get(_PHYSICAL, fields[0].name)) if fields else None
 
@@ -139,7 +139,7 @@ class DeltaSnapshot(FileSnapshot):
         self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
     ) -> list[StoredRows]:
         """Return all rows of the days as one entry: a table with a log has one schema."""
-        return [StoredRows.of(self.rows(spark, days))]
+        return [StoredRows.from_frame(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         if self.plain:
@@ -153,7 +153,7 @@ class DeltaSnapshot(FileSnapshot):
                 relative_file(self.folder, F.col("_metadata.file_path")).alias(FILE),
                 F.col("_metadata.row_index").alias(LINE),
             )
-        return frame if days is None else within(frame, self.source, self.files, days)
+        return frame if days is None else with_day_filter(frame, self.source, self.files, days)
 
 
 def _may_be_null(add: Mapping[str, Any], column: str | None) -> bool:

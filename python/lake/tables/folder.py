@@ -55,18 +55,18 @@ class FolderSnapshot(FileSnapshot):
         for name in listed:
             _check_name(self.folder, name)
         # In stores of objects those without a byte stand for folders (`day=1/`).
-        found = {name: info for name, info in listed.items() if info.size}
-        empty = [name for name in listed.keys() - found.keys() if name.endswith(f".{self.format}")]
+        data_files = {name: info for name, info in listed.items() if info.size}
+        empty = [name for name in listed.keys() - data_files.keys() if name.endswith(f".{self.format}")]
         if empty:
             raise UserError(
                 f"source: {self.folder / min(empty)} is empty, and no whole {self.format} file. Deliver it again, or "
                 f"remove it"
             )
-        if not found:
-            what = f"{self.folder} has no data files" if self.folder.is_dir() else f"there is no folder {self.folder}"
-            raise UserError(f"source: {what}; change source.path")
+        if not data_files:
+            fault = f"{self.folder} has no data files" if self.folder.is_dir() else f"there is no folder {self.folder}"
+            raise UserError(f"source: {fault}; change source.path")
         with ThreadPoolExecutor(READERS) as pool:
-            return sorted(pool.map(self._file, found, found.values()), key=lambda f: f.name)
+            return sorted(pool.map(self._file, data_files, data_files.values()), key=lambda f: f.name)
 
     def _file(self, name: str, info: Info) -> TableFile:
         path = self.folder / name
@@ -93,7 +93,7 @@ class FolderSnapshot(FileSnapshot):
         files = files_of(self, days) or self.files[:1]
         if self.format != "parquet":
             check_same_types(files, self.format)
-            return [StoredRows.of(self._with_day(self._merged(spark, files), F.col("_metadata.file_path")))]
+            return [StoredRows.from_frame(self._with_day(self._merged(spark, files), F.col("_metadata.file_path")))]
         with ThreadPoolExecutor(READERS) as pool:
             footers = list(pool.map(lambda f: _footer(f.path, f.identity, self._time), files))
         schemas = (f.schema or self._schema_by_spark(spark, file) for file, f in zip(files, footers, strict=True))
@@ -109,7 +109,7 @@ class FolderSnapshot(FileSnapshot):
         return frame.select("*", path_day_column(self.source, file).alias(DAY))
 
     def _merged(self, spark: SparkSession, files: Sequence[TableFile]) -> DataFrame:
-        """All columns of ORC or Avro files, whose readers resolve each file's own schema."""
+        """Return all columns of ORC or Avro files, whose readers resolve each file's own schema."""
         reader = spark.read.format(self.format).option("basePath", str(self.folder)).option("mergeSchema", "true")
         # Partition values are text until the declaration says what they are.
         with spark_settings(spark, {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}):
@@ -126,30 +126,32 @@ class FolderSnapshot(FileSnapshot):
                 raise UserError(f"source: {self.source.shown} cannot be read: {_first_line(e)}") from e
 
     def _schema_by_spark(self, spark: SparkSession, file: TableFile) -> StoredSchema:
-        """The schema of a file that Arrow cannot open."""
+        """Return the schema of a file that Arrow cannot open."""
         try:
-            found = spark.read.parquet(*escaped([file])).schema
+            struct = spark.read.parquet(*escaped([file])).schema
         except (PySparkException, Py4JJavaError) as e:
             raise UserError(f"source: {file.path} cannot be read: {_first_line(e)}") from e
-        return StoredSchema(found, (None,) * len(found.fields))
+        return StoredSchema(struct, (None,) * len(struct.fields))
 
 
 def _check_name(folder: Location, name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        raise UserError(f"source: the name of {folder}/{shown} is not UTF-8, which Spark needs; rename it") from None
+        printable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise UserError(
+            f"source: the name of {folder}/{printable} is not UTF-8, which Spark needs; rename it"
+        ) from None
 
 
 def _hidden(name: str) -> bool:
-    """As Spark has it: names that begin with `_` or `.`, but for partitions."""
+    """Return whether Spark leaves a file out: its name begins with `_` or `.`, and it is no partition."""
     return any(p.startswith(".") or (p.startswith("_") and "=" not in p) for p in name.split("/"))
 
 
 @dataclass(frozen=True)
 class _Footer:
-    """What the footer of a Parquet file says."""
+    """Schema and time bounds in the footer of a Parquet file."""
 
     #: None: it is of a newer writer than our Arrow.
     schema: StoredSchema | None = None
@@ -160,7 +162,7 @@ class _Footer:
 
 @lru_cache(maxsize=1 << 16)
 def _footer(path: Location, identity: str, time: str | None) -> _Footer:
-    """The footer of a file that does not change while its identity does not; a run asks for it several times.
+    """Return the footer of a file that does not change while its identity does not; a run asks for it several times.
 
     Raises:
         UserError: it is no Parquet file, or not a whole one.
@@ -168,7 +170,7 @@ def _footer(path: Location, identity: str, time: str | None) -> _Footer:
     try:
         metadata = footer(path)
         bounds, lacks = (None, False) if time is None else time_bounds(metadata, time)
-        return _Footer(StoredSchema.of(metadata), bounds, lacks)
+        return _Footer(StoredSchema.from_footer(metadata), bounds, lacks)
     except StoreError:
         raise
     except (pa.ArrowException, OSError) as e:
@@ -181,7 +183,7 @@ def _footer(path: Location, identity: str, time: str | None) -> _Footer:
 
 
 def _is_parquet(path: Location) -> bool:
-    """Whether a file begins and ends as Parquet does."""
+    """Return whether a file begins and ends as Parquet does."""
     with path.open_parts() as f:
         first = f.read(4)
         f.seek(max(0, path.size() - 4))

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import TableSource
 from headrace.errors import UserError
-from headrace.lake.tables.days import Bounds, days_of_file, within
+from headrace.lake.tables.days import Bounds, days_of_file, with_day_filter
 from headrace.lake.tables.iceberg_metadata import (
     SnapshotFile,
     TableMetadata,
@@ -42,7 +42,7 @@ _NAME_MAPPING = "schema.name-mapping.default"
 def pinned_snapshot(
     source: TableSource, folder: Location, newest: str | None, pinned: int | None
 ) -> tuple[TableMetadata, int]:
-    """A metadata file, and the snapshot that is read.
+    """Return a metadata file, and the snapshot that is read.
 
     Args:
         source: may name a snapshot or a time.
@@ -54,17 +54,17 @@ def pinned_snapshot(
         UserError: there is no table, or no such snapshot.
     """
     metadata_folder = folder / "metadata" if newest is None else named_place(newest).parent
-    wanted = source.version if pinned is None else pinned
-    if wanted is not None:
-        found = metadata_with(metadata_folder, wanted)
-        if found is None:
+    requested = source.version if pinned is None else pinned
+    if requested is not None:
+        metadata_file = metadata_with(metadata_folder, requested)
+        if metadata_file is None:
             if pinned is None:
-                raise UserError(f"source.version: {source.shown} has no snapshot {wanted}{_known(metadata_folder)}")
+                raise UserError(f"source.version: {source.shown} has no snapshot {requested}{_known(metadata_folder)}")
             raise UserError(
-                f"source: snapshot {wanted} of {source.shown} has expired. Run ingest again, which takes a newer one, "
-                f"and keep snapshots for longer (history.expire.max-snapshot-age-ms)"
+                f"source: snapshot {requested} of {source.shown} has expired. Run ingest again, which takes a newer "
+                f"one, and keep snapshots for longer (history.expire.max-snapshot-age-ms)"
             )
-        return found, wanted
+        return metadata_file, requested
     metadata = newest_metadata(metadata_folder) if newest is None else read_metadata(named_place(newest))
     if source.as_of is None:
         if metadata.current is None:
@@ -80,12 +80,12 @@ def pinned_snapshot(
 
 
 def _known(folder: Location) -> str:
-    """The newest snapshots of a table that only has a path, for a message."""
+    """Return the newest snapshots of a table that only has a path, for a message."""
     try:
-        found = list(newest_metadata(folder).snapshots)
+        known = list(newest_metadata(folder).snapshots)
     except UserError:
         return ""
-    return f"; its newest are {', '.join(map(str, found[-3:]))}" if found else ""
+    return f"; its newest are {', '.join(map(str, known[-3:]))}" if known else ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class IcebergSnapshot(FileSnapshot):
 
     @property
     def _time(self) -> Mapping[str, Any] | None:
-        """The column that `day.time` names."""
+        """Return the column that `day.time` names."""
         name = self.source.day and self.source.day.time
         same = [f for f in self._columns.values() if name and f["name"].lower() == name.lower()]
         return next((f for f in same if f["name"] == name), same[0] if same else None)
@@ -120,8 +120,8 @@ class IcebergSnapshot(FileSnapshot):
     @property
     def plain(self) -> bool:
         # Columns are found by their ids: where the schema has changed, a file may have another name for one.
-        schema, *others = self.metadata.schemas
-        if others or schema.get("schema-id") or _NAME_MAPPING in self.metadata.properties:
+        schema, *older_schemas = self.metadata.schemas
+        if older_schemas or schema.get("schema-id") or _NAME_MAPPING in self.metadata.properties:
             return False
         # Spark has text where the files have bytes.
         if "uuid" in primitives(schema):
@@ -158,7 +158,7 @@ class IcebergSnapshot(FileSnapshot):
         self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
     ) -> list[StoredRows]:
         """Return all rows of the days as one entry: a table with a log has one schema."""
-        return [StoredRows.of(self.rows(spark, days))]
+        return [StoredRows.from_frame(self.rows(spark, days))]
 
     def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
         reader = spark.read.format("iceberg").option("snapshot-id", str(self.snapshot_id))
@@ -167,7 +167,7 @@ class IcebergSnapshot(FileSnapshot):
             frame = frame.select("*", self._relative().alias(FILE), F.col("_pos").alias(LINE))
         except PySparkException as e:
             raise UserError(f"source: {self.source.shown} cannot be read: {str(e).splitlines()[0]}") from e
-        return frame if days is None else within(frame, self.source, self.files, days)
+        return frame if days is None else with_day_filter(frame, self.source, self.files, days)
 
     def _relative(self) -> Column:
         """`_source_file`: as `TableFile.name`."""
@@ -181,18 +181,18 @@ class IcebergSnapshot(FileSnapshot):
 
 
 def _value(type_: Any, data: bytes | None) -> date | datetime | None:
-    """A value of a date or timestamp as Iceberg serialises single values; None: of another type."""
+    """Return a value of a date or timestamp as Iceberg serialises single values; None: of another type."""
     if data is None or type_ not in ("date", "timestamp", "timestamptz"):
         return None
     try:
         if type_ == "date":
             return (_EPOCH + timedelta(days=struct.unpack("<i", data)[0])).date()
-        found = _EPOCH + timedelta(microseconds=struct.unpack("<q", data)[0])
+        moment = _EPOCH + timedelta(microseconds=struct.unpack("<q", data)[0])
     except OverflowError:  # a year before 1 or after 9999
         return None
-    return found if type_ == "timestamp" else found.replace(tzinfo=UTC)
+    return moment if type_ == "timestamp" else moment.replace(tzinfo=UTC)
 
 
 def _text(value: Any) -> str | None:
-    """The value of a partition column as Spark casts it to text."""
+    """Return the value of a partition column as Spark casts it to text."""
     return None if value is None else str(value)

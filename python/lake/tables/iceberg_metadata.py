@@ -45,38 +45,38 @@ class TableMetadata:
 
     @property
     def location(self) -> str:
-        """The table's folder, as a path or URI."""
+        """Return the table's folder, as a path or URI."""
         return str(self.content["location"])
 
     @property
     def current(self) -> int | None:
         """Id of the newest snapshot of the main branch; None of a table that nobody has written to."""
-        found = self.content.get("current-snapshot-id")
-        return None if found in (None, -1) else int(found)
+        snapshot_id = self.content.get("current-snapshot-id")
+        return None if snapshot_id in (None, -1) else int(snapshot_id)
 
     @cached_property
     def snapshots(self) -> Mapping[int, Mapping[str, Any]]:
-        """Those that are not expired, by id."""
+        """Return the snapshots that are not expired, by id."""
         return {int(s["snapshot-id"]): s for s in self.content.get("snapshots") or ()}
 
     def as_of(self, milliseconds: float) -> int | None:
         """Id of what was the newest snapshot at a time since 1970, UTC; None: it is not known any more, or was none."""
         log = self.content.get("snapshot-log") or ()
-        found = [int(e["snapshot-id"]) for e in log if e["timestamp-ms"] <= milliseconds]
-        return found[-1] if found and found[-1] in self.snapshots else None
+        earlier = [int(e["snapshot-id"]) for e in log if e["timestamp-ms"] <= milliseconds]
+        return earlier[-1] if earlier and earlier[-1] in self.snapshots else None
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
-        """All that it knows of."""
+        """Return all that it knows of."""
         return list(self.content.get("schemas") or [self.content["schema"]])
 
     def schema(self, snapshot_id: int) -> Mapping[str, Any]:
-        """The columns of a snapshot."""
-        wanted = self.snapshots[snapshot_id].get("schema-id", self.content.get("current-schema-id", 0))
-        return next((s for s in self.schemas if s.get("schema-id", 0) == wanted), self.schemas[-1])
+        """Return the columns of a snapshot."""
+        schema_id = self.snapshots[snapshot_id].get("schema-id", self.content.get("current-schema-id", 0))
+        return next((s for s in self.schemas if s.get("schema-id", 0) == schema_id), self.schemas[-1])
 
     def partition_fields(self, spec_id: int) -> list[Mapping[str, Any]]:
-        """The fields of one of its partition specs, in order."""
+        """Return the fields of one of its partition specs, in order."""
         specs = self.content.get("partition-specs")
         if specs is None:
             return list(self.content.get("partition-spec") or ())
@@ -88,12 +88,13 @@ class TableMetadata:
         return self.content.get("properties") or {}
 
 
-def named_place(uri: str, what: str = "source") -> Location:
-    """The place that a table's metadata, or a catalog, names: not encoded, and of a local file `file:/PATH`, too.
+def named_place(uri: str, key: str = "source") -> Location:
+    """Return the place that a table's metadata, or a catalog, names: not encoded, and of a local file `file:/PATH`,
+    too.
 
     Args:
         uri: of a file or folder.
-        what: begins the message.
+        key: begins the message.
 
     Raises:
         UserError: it is in a store that is not known, or at a place that headrace's paths cannot name.
@@ -103,11 +104,11 @@ def named_place(uri: str, what: str = "source") -> Location:
         return local(uri)
     if scheme == "file":
         return local("/" + path.lstrip("/"))
-    return location_named(uri, what).as_plain()
+    return location_named(uri, key).as_plain()
 
 
 def read_metadata(file: Location) -> TableMetadata:
-    """A metadata file.
+    """Return a metadata file.
 
     Raises:
         UserError: it is not there, is none, or of a version of Iceberg's format that is not known.
@@ -131,7 +132,7 @@ def read_metadata(file: Location) -> TableMetadata:
 
 
 def newest_metadata(folder: Location) -> TableMetadata:
-    """The newest version of a table that only has a path.
+    """Return the newest version of a table that only has a path.
 
     Raises:
         UserError: there is none, or a catalog must be asked.
@@ -155,20 +156,20 @@ def newest_metadata(folder: Location) -> TableMetadata:
 
 
 def metadata_with(folder: Location, snapshot_id: int) -> TableMetadata | None:
-    """A metadata file that knows a snapshot, newest first; None: the snapshot was never there, or has expired.
+    """Return a metadata file that knows a snapshot, newest first; None: the snapshot was never there, or has expired.
 
     Which one does not matter: a snapshot is the same in all.
     """
     named = [(m, f) for f in folder.entries() if (m := _ANY.fullmatch(f.name))]
-    for _, file in sorted(named, key=lambda found: int(found[0][2]), reverse=True):
-        found = read_metadata(file)
-        if snapshot_id in found.snapshots:
-            return found
+    for _, file in sorted(named, key=lambda metadata: int(metadata[0][2]), reverse=True):
+        metadata = read_metadata(file)
+        if snapshot_id in metadata.snapshots:
+            return metadata
     return None
 
 
 def primitives(type_: Any) -> set[str]:
-    """The names of all types within a schema or type, at any depth."""
+    """Return the names of all types within a schema or type, at any depth."""
     if isinstance(type_, str):
         return {type_}
     parts = [f["type"] for f in type_.get("fields", ())] + [type_[k] for k in ("element", "key", "value") if k in type_]
@@ -219,7 +220,7 @@ class _Entry:
 
 
 def snapshot_files(metadata: TableMetadata, snapshot_id: int) -> list[SnapshotFile]:
-    """The live data files of a snapshot.
+    """Return the live data files of a snapshot.
 
     Raises:
         UserError: manifests are gone (the snapshot has expired), or files are in a store that is not known.
@@ -233,7 +234,7 @@ def snapshot_files(metadata: TableMetadata, snapshot_id: int) -> list[SnapshotFi
     try:
         manifests = list(_read(named_place(snapshot["manifest-list"])))
         with ThreadPoolExecutor(_READERS) as pool:
-            entries = [e for found in pool.map(_live, manifests) for e in found]
+            entries = [e for live_entries in pool.map(_live, manifests) for e in live_entries]
     except FileNotFoundError as e:
         raise UserError(
             f"source: snapshot {snapshot_id} of {metadata.location} has expired: {e.filename or e} is gone. Run ingest "
@@ -241,16 +242,18 @@ def snapshot_files(metadata: TableMetadata, snapshot_id: int) -> list[SnapshotFi
             f"(history.expire.max-snapshot-age-ms)"
         ) from None
     deletes = _Deletes(e for e in entries if e.content != _DATA)
-    return [_data_file(e, metadata, deletes.of(e)) for e in entries if e.content == _DATA]
+    return [_data_file(e, metadata, deletes.touching(e)) for e in entries if e.content == _DATA]
 
 
 def _live(manifest: Mapping[str, Any]) -> list[_Entry]:
-    found = []
+    live_entries = []
     for entry in _read(named_place(manifest["manifest_path"])):
         if entry["status"] != _DELETED:
             file = entry["data_file"]
-            found.append(_Entry(file, manifest["partition_spec_id"], tuple((file.get("partition") or {}).values())))
-    return found
+            live_entries.append(
+                _Entry(file, manifest["partition_spec_id"], tuple((file.get("partition") or {}).values()))
+            )
+    return live_entries
 
 
 class _Deletes:
@@ -267,22 +270,22 @@ class _Deletes:
         for entry in entries:
             only = _only_file(entry)
             if only is not None:
-                found = self._by_file.setdefault(only, [])
+                names = self._by_file.setdefault(only, [])
             elif entry.content == _EQUALITY_DELETES and not entry.partition:
-                found = self._everywhere
+                names = self._everywhere
             else:
-                found = self._by_partition.setdefault((entry.spec_id, entry.partition), [])
+                names = self._by_partition.setdefault((entry.spec_id, entry.partition), [])
             # Deletion vectors of many data files share a file.
-            found.append(f"{entry.file['file_path']}@{entry.file.get('content_offset') or 0}")
+            names.append(f"{entry.file['file_path']}@{entry.file.get('content_offset') or 0}")
 
-    def of(self, entry: _Entry) -> tuple[str, ...]:
-        """Those that may touch a data file."""
+    def touching(self, entry: _Entry) -> tuple[str, ...]:
+        """Return the names of delete files that may remove rows of a data file."""
         of_partition = self._by_partition.get((entry.spec_id, entry.partition), ())
         return tuple(sorted([*self._everywhere, *of_partition, *self._by_file.get(entry.file["file_path"], ())]))
 
 
 def _only_file(entry: _Entry) -> str | None:
-    """The one data file that a file of position deletes is about; None: there are several."""
+    """Return the one data file that a file of position deletes is about; None: there are several."""
     only: str | None = entry.file.get("referenced_data_file")
     if only is None and entry.content == _POSITION_DELETES:
         low, high = (_by_column(entry.file.get(f"{side}_bounds")).get(_FILE_PATH) for side in ("lower", "upper"))

@@ -90,7 +90,7 @@ def mixed_rows(
     faults: dict[str, None] = {}
     for name, (file, schema) in files.items():
         keys = tuple(key for key, _ in partition_values(name))
-        struct = needed.of(schema, keys, name)
+        struct = needed.read_struct(schema, keys, name)
         faults |= dict.fromkeys(
             f"{name}: column '{f.name}' is {type_}, which headrace does not read"
             for f in struct.fields
@@ -102,9 +102,9 @@ def mixed_rows(
         group.files.append(file)
         group.types |= {f.name: f.dataType.simpleString() for f in schema.struct.fields} | dict.fromkeys(keys, "string")
     if faults:
-        lines = list(faults)[:_SHOWN]
-        if len(faults) > _SHOWN:
-            lines.append(f"and {len(faults) - _SHOWN} more")
+        lines = list(faults)[:_SHOWN_FAULTS]
+        if len(faults) > _SHOWN_FAULTS:
+            lines.append(f"and {len(faults) - _SHOWN_FAULTS} more")
         raise UserError(
             "source: "
             + "\n".join(lines)
@@ -118,11 +118,11 @@ def mixed_rows(
 
 
 #: Faults that a message shows.
-_SHOWN = 5
+_SHOWN_FAULTS = 5
 
 
 class _Needed:
-    """What is needed of files' columns."""
+    """Columns and fields that are read of files, by their paths."""
 
     def __init__(self, paths: Collection[Sequence[str]], schemas: Iterable[StoredSchema]) -> None:
         self._paths = sorted({tuple(path) for path in paths})
@@ -134,21 +134,21 @@ class _Needed:
                 same = [f.name for f in schema.struct.fields if f.name.lower() == low]
                 if len(same) > 1:
                     self._twins[low] = same
-        self._found: dict[tuple[int, tuple[str, ...]], T.StructType] = {}
+        self._structs: dict[tuple[int, tuple[str, ...]], T.StructType] = {}
 
-    def of(self, schema: StoredSchema, partitions: tuple[str, ...], file: str) -> T.StructType:
+    def read_struct(self, schema: StoredSchema, partitions: tuple[str, ...], file: str) -> T.StructType:
         """Return what is read of a file; its partition columns stand in its path."""
         key = (id(schema), partitions)
-        if key not in self._found:
+        if key not in self._structs:
             outside = {p.lower() for p in partitions}
             stored = T.StructType([f for f in schema.struct.fields if f.name.lower() not in outside])
             self._check(stored, file)
-            found = pruned(stored, self._paths)
-            self._found[key] = found if isinstance(found, T.StructType) else T.StructType([])
-        return self._found[key]
+            needed = pruned(stored, self._paths)
+            self._structs[key] = needed if isinstance(needed, T.StructType) else T.StructType([])
+        return self._structs[key]
 
     def has_twins(self, schema: StoredSchema) -> bool:
-        """Whether a needed column or field has another one beside it whose name differs in case alone."""
+        """Return whether a needed column or field has another one beside it whose name differs in case alone."""
         return any(_twins_on(schema.struct, path) for path in self._paths)
 
     def _check(self, stored: T.StructType, file: str) -> None:
@@ -227,9 +227,9 @@ class _ArrowReader:
                     yield from self._file(file)
 
     def _file(self, file: TableFile) -> Iterator[pa.RecordBatch]:
-        schema, before = to_arrow_schema(self.schema), 0
+        schema, first_row = to_arrow_schema(self.schema), 0
         stored = [f for f in schema if f.name not in (FILE, LINE, *self.partitions)]
-        given = {k.lower(): v for k, v in (file.partition or {}).items()}
+        partition_values = {k.lower(): v for k, v in (file.partition or {}).items()}
         with file.path.open_parts() as source:
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             numbers = [parquet.schema_arrow.names.index(f.name) for f in stored]
@@ -239,29 +239,31 @@ class _ArrowReader:
                 n = batch.num_rows
                 columns = [_cast(batch.column(batch.schema.names.index(f.name)), f, file) for f in stored]
                 columns += [
-                    pa.array([given.get(f.name.lower())] * n, f.type) for f in schema if f.name in self.partitions
+                    pa.array([partition_values.get(f.name.lower())] * n, f.type)
+                    for f in schema
+                    if f.name in self.partitions
                 ]
-                columns += [pa.array([file.name] * n), pa.array(range(before, before + n), pa.int64())]
-                before += n
+                columns += [pa.array([file.name] * n), pa.array(range(first_row, first_row + n), pa.int64())]
+                first_row += n
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _cast(column: pa.Array, wanted: pa.Field, file: TableFile) -> pa.Array:
+def _cast(column: pa.Array, stored_field: pa.Field, file: TableFile) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        return _pruned(column, wanted.type).cast(wanted.type, safe=False)
+        return _pruned(column, stored_field.type).cast(stored_field.type, safe=False)
     except pa.ArrowException as e:
         raise UserError(
-            f"source: {file.path}: column '{wanted.name}' is {column.type}, which Arrow does not read as "
-            f"{wanted.type}: {e}"
+            f"source: {file.path}: column '{stored_field.name}' is {column.type}, which Arrow does not read as "
+            f"{stored_field.type}: {e}"
         ) from None
 
 
-def _pruned(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A struct with the wanted fields alone; others as they are."""
-    if not pa.types.is_struct(wanted) or not pa.types.is_struct(column.type):
+def _pruned(column: pa.Array, stored_type: pa.DataType) -> pa.Array:
+    """Return a struct with the wanted fields alone; others as they are."""
+    if not pa.types.is_struct(stored_type) or not pa.types.is_struct(column.type):
         return column
-    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+    fields = [stored_type.field(i) for i in range(stored_type.num_fields)]
     arrays = [_pruned(column.field(column.type.get_field_index(f.name)), f.type) for f in fields]
     return pa.StructArray.from_arrays(arrays, [f.name for f in fields], mask=column.is_null())

@@ -27,7 +27,7 @@ from headrace.workspace import Workspace
 
 @dataclass(frozen=True)
 class TablePlace:
-    """What a catalog says of a table; goes into manifests."""
+    """Format and place of a table, as a catalog or the spec names them; goes into manifests."""
 
     #: A name of `headrace.config.formats.TABLE_FORMATS`.
     format: str
@@ -40,18 +40,18 @@ class TablePlace:
         """For a manifest."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def stands(self, source: TableSource) -> bool:
-        """Whether the version that the spec asks for is found here without asking the catalog again."""
+    def is_still_valid(self, source: TableSource) -> bool:
+        """Return whether the version that the spec names is found here without asking the catalog again."""
         return self.metadata is None or source.version is not None
 
 
 def table_name(source: TableSource, ws: Workspace, place: TablePlace) -> str:
-    """The table for a manifest: its name in a catalog, or its path as the workspace names it."""
+    """Return the table for a manifest: its name in a catalog, or its path as the workspace names it."""
     return source.table or ws.name_of(location_of(place.path))
 
 
 def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -> TablePlace | None:
-    """Where the table is; None where a catalog must be asked and there is no session to do so.
+    """Return where the table is, None where a catalog must be asked and there is no session to do so.
 
     Raises:
         UserError: no such table, or one that is not read.
@@ -59,15 +59,15 @@ def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -
     if source.path is not None:
         assert source.format is not None
         places = ws.read_places(source.path)
-        found = None if len(places) == 1 else next((p for p in places if p.is_dir()), None)
-        return TablePlace(source.format, str(found or places[0]))
+        existing = None if len(places) == 1 else next((p for p in places if p.is_dir()), None)
+        return TablePlace(source.format, str(existing or places[0]))
     return None if spark is None else _in_catalog(source, spark)
 
 
 def open_table(
     source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None = None
 ) -> Snapshot:
-    """The table at one version.
+    """Return the table at one version.
 
     Args:
         source: names it.
@@ -123,18 +123,18 @@ def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
             f"source.table: Spark finds no table {source.table} ({str(e).splitlines()[0]}); a catalog of another "
             f"service is added by spark.properties: {{spark.sql.catalog.NAME: ...}}"
         ) from None
-    said: Mapping[str, str] = {r["col_name"].lower(): str(r["data_type"]) for r in rows}
-    format_, location = said.get("provider", "").lower(), said.get("location", "")
+    description: Mapping[str, str] = {r["col_name"].lower(): str(r["data_type"]) for r in rows}
+    format_, location = description.get("provider", "").lower(), description.get("location", "")
     if not TABLE_FORMATS.is_name(format_):
-        what = f"of format {format_}" if format_ else "a view"
-        raise UserError(f"source.table: {source.table} is {what}, which headrace does not read as a source")
-    found = named_place(location, f"source.table: the files of {source.table} are at {location}")
-    if found.scheme == "s3" and not spark.conf.get(S3_FILES, ""):
+        kind = f"of format {format_}" if format_ else "a view"
+        raise UserError(f"source.table: {source.table} is {kind}, which headrace does not read as a source")
+    place = named_place(location, f"source.table: the files of {source.table} are at {location}")
+    if place.scheme == "s3" and not spark.conf.get(S3_FILES, ""):
         raise UserError(
             f"source.table: the files of {source.table} are at {location}, and this session has no file system for "
             f"S3: run `make s3`, or with jars of your own say `{S3_FILES}: {S3A}` in spark.properties"
         )
-    folder = str(found)
+    folder = str(place)
     if format_ != "iceberg":
         return TablePlace(format_, folder)
     # The session's catalog may have kept what it knew half a minute ago.

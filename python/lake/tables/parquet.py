@@ -53,7 +53,7 @@ _PLAIN: Mapping[str, T.DataType] = {
 }
 _MOST_DIGITS = 38
 #: Distinct schemas that are kept.
-_KEPT = 64
+_KNOWN_SCHEMAS = 64
 #: Smaller files have no row group of which as many bytes of text are likely.
 _LARGE_FILE = 64 << 20
 #: Bytes of a column in a row group, and of a value in the mean, with which batches are short.
@@ -76,11 +76,11 @@ class Nanoseconds(T.DataType):
 class Unreadable(T.DataType):
     """A type that Spark does not read."""
 
-    def __init__(self, shown: str) -> None:
-        self.shown = shown
+    def __init__(self, spelling: str) -> None:
+        self.spelling = spelling
 
     def simpleString(self) -> str:
-        return self.shown
+        return self.spelling
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,19 +93,19 @@ class StoredSchema:
     leaves: tuple[int | None, ...]
 
     @staticmethod
-    def of(metadata: pq.FileMetaData) -> StoredSchema | None:
+    def from_footer(metadata: pq.FileMetaData) -> StoredSchema | None:
         """Return the schema that a footer has; None where Arrow and the footer disagree about its leaves.
 
         Raises:
             pyarrow.ArrowException: a type that Arrow does not know.
         """
-        for schema, found in _KNOWN:
+        for schema, known in _KNOWN:
             if schema.equals(metadata.schema):
-                return found
+                return known
         parsed = _parsed(metadata.schema)
         if parsed is not None:
             _KNOWN.insert(0, (metadata.schema, parsed))
-            del _KNOWN[_KEPT:]
+            del _KNOWN[_KNOWN_SCHEMAS:]
         return parsed
 
 
@@ -128,7 +128,7 @@ def time_bounds(metadata: pq.FileMetaData, column: str) -> tuple[Bounds | None, 
     Raises:
         pyarrow.ArrowException: a type that Arrow does not know.
     """
-    schema = StoredSchema.of(metadata)
+    schema = StoredSchema.from_footer(metadata)
     fields = [] if schema is None else named(schema.struct, column)
     if schema is None or len(fields) != 1:
         return None, True
@@ -153,15 +153,15 @@ def time_bounds(metadata: pq.FileMetaData, column: str) -> tuple[Bounds | None, 
 
 
 def _moment(raw: int, logical: Mapping[str, Any]) -> date | datetime | None:
-    """The date or time that an integer of a footer is; None beyond the years 1 to 9999."""
+    """Return the date or time that an integer of a footer is; None beyond the years 1 to 9999."""
     try:
         if logical["Type"] == "Date":
             return (_EPOCH + timedelta(days=raw)).date()
         micros = raw * 10**6 // _IN_A_SECOND[logical["timeUnit"]]
-        found = _EPOCH + timedelta(microseconds=micros)
+        moment = _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
         return None
-    return found.replace(tzinfo=UTC) if logical["isAdjustedToUTC"] else found
+    return moment.replace(tzinfo=UTC) if logical["isAdjustedToUTC"] else moment
 
 
 def pruned(type_: T.DataType, paths: Sequence[Sequence[str]]) -> T.DataType | None:
@@ -178,8 +178,8 @@ def pruned(type_: T.DataType, paths: Sequence[Sequence[str]]) -> T.DataType | No
         for path in paths:
             for field in named(type_, path[0]):
                 further.setdefault(field.name, []).append(path[1:])
-        kept = [(f.name, pruned(f.dataType, further[f.name])) for f in type_.fields if f.name in further]
-        fields = [T.StructField(name, inner) for name, inner in kept if inner is not None]
+        children = [(f.name, pruned(f.dataType, further[f.name])) for f in type_.fields if f.name in further]
+        fields = [T.StructField(name, inner) for name, inner in children if inner is not None]
         return T.StructType(fields) if fields else None
     if isinstance(type_, T.MapType):
         value = pruned(type_.valueType, [path[1:] for path in paths])
@@ -244,7 +244,7 @@ def restored_columns(struct: T.StructType) -> list[Column]:
 
 def unreadable(type_: T.DataType) -> str | None:
     """Return how a type is spelled that Spark does not read, or that it has within; None where Spark reads all."""
-    return next((t.shown for t in _leaf_types(type_) if isinstance(t, Unreadable)), None)
+    return next((t.spelling for t in _leaf_types(type_) if isinstance(t, Unreadable)), None)
 
 
 def has_nanoseconds(type_: T.DataType) -> bool:
@@ -262,8 +262,8 @@ def _leaf_types(type_: T.DataType) -> Iterator[T.DataType]:
         inner = [type_.keyType, type_.valueType]
     else:
         yield type_
-    for one in inner:
-        yield from _leaf_types(one)
+    for child in inner:
+        yield from _leaf_types(child)
 
 
 def _parsed(schema: pq.ParquetSchema) -> StoredSchema | None:
@@ -325,12 +325,12 @@ def _leaf_type(leaf: Any) -> T.DataType:
 
 
 def escaped(files: Sequence[TableFile]) -> list[str]:
-    """Their paths for a reader that takes them for globs."""
+    """Return their paths for a reader that takes them for globs."""
     return [_GLOB_CHARACTERS.sub(r"\\\1", str(f.path)) for f in files]
 
 
 def footer(path: Location) -> pq.FileMetaData:
-    """That of a Parquet file, of which no more is fetched.
+    """Return the footer of a Parquet file, of which no more is fetched.
 
     Raises:
         OSError: there is none, or it cannot be read.
@@ -341,7 +341,9 @@ def footer(path: Location) -> pq.FileMetaData:
 
 
 def arrow_reads(files: Sequence[TableFile]) -> bool:
-    """Whether Arrow opens all of the files: those of newer writers may have types that this release does not know."""
+    """Return whether Arrow opens all of the files: those of newer writers may have types that this release does not
+    know.
+    """
     with ThreadPoolExecutor(READERS) as pool:
         return all(pool.map(lambda f: _opens(f.path), files))
 
@@ -372,12 +374,14 @@ def shorten_batches(spark: SparkSession, files: Sequence[TableFile]) -> None:
 
 def _has_long_values(path: Location) -> bool:
     try:
-        found = footer(path)
+        metadata = footer(path)
     except StoreError:
         raise
     except (pa.ArrowException, OSError):
         return False  # of a newer writer than our Arrow, or no Parquet, of which Spark tells
-    columns = (found.row_group(g).column(c) for g in range(found.num_row_groups) for c in range(found.num_columns))
+    columns = (
+        metadata.row_group(g).column(c) for g in range(metadata.num_row_groups) for c in range(metadata.num_columns)
+    )
     return any(
         c.physical_type == "BYTE_ARRAY" and c.total_uncompressed_size > max(_LARGE_COLUMN, _LONG_VALUE * c.num_values)
         for c in columns
@@ -387,7 +391,7 @@ def _has_long_values(path: Location) -> bool:
 def read_parquet(
     spark: SparkSession, root: Location, files: Sequence[TableFile], schema: T.StructType, partitioned: Collection[str]
 ) -> DataFrame:
-    """The rows of some files of a table.
+    """Return the rows of some files of a table.
 
     Args:
         spark: the session.
@@ -411,19 +415,23 @@ def read_parquet(
             "*", relative_file(root, F.col("_metadata.file_path")).alias(FILE), F.col("_metadata.row_index").alias(LINE)
         )
     )
-    given = [f for f in schema.fields if f.name in partitioned]
-    if not given:
+    partition_fields = [f for f in schema.fields if f.name in partitioned]
+    if not partition_fields:
         return frame.select(*names, FILE, LINE)
     known = spark.createDataFrame(
-        [(f.name, *((f.partition or {}).get(g.name.lower()) for g in given)) for f in files],
-        T.StructType([T.StructField(FILE, T.StringType()), *(T.StructField(g.name, T.StringType()) for g in given)]),
+        [(f.name, *((f.partition or {}).get(g.name.lower()) for g in partition_fields)) for f in files],
+        T.StructType(
+            [T.StructField(FILE, T.StringType()), *(T.StructField(g.name, T.StringType()) for g in partition_fields)]
+        ),
     )
-    typed = [F.col(quoted_names([g.name])[0]).cast(g.dataType).alias(g.name) for g in given]
+    typed = [F.col(quoted_names([g.name])[0]).cast(g.dataType).alias(g.name) for g in partition_fields]
     # A file that is not found again must be noticed, not lost.
-    found = F.coalesce(F.col("_known"), F.raise_error(F.concat(F.lit("no such data file: "), FILE)).cast("string"))
+    checked_file = F.coalesce(
+        F.col("_known"), F.raise_error(F.concat(F.lit("no such data file: "), FILE)).cast("string")
+    )
     known = known.select(FILE, F.col(FILE).alias("_known"), *typed)
     frame = frame.join(F.broadcast(known), FILE, "left")
-    return frame.select(*names, found.alias(FILE), LINE)
+    return frame.select(*names, checked_file.alias(FILE), LINE)
 
 
 _PLACE = T.StructType([T.StructField(FILE, T.StringType()), T.StructField(LINE, T.LongType())])

@@ -52,7 +52,7 @@ class TableFile:
     may_lack_days: bool = False
 
     def may_hold(self, ds: str) -> bool:
-        """Whether it may hold rows of a day."""
+        """Return whether the file may hold rows of a day."""
         return self.first <= ds <= self.last
 
 
@@ -68,8 +68,8 @@ class StoredRows:
     types: Mapping[str, str]
 
     @staticmethod
-    def of(frame: DataFrame) -> StoredRows:
-        """All rows of a table that has one schema."""
+    def from_frame(frame: DataFrame) -> StoredRows:
+        """Return all rows of a table that has one schema."""
         fields = (f for f in frame.schema.fields if f.name not in (FILE, LINE, DAY))
         return StoredRows(frame, WHOLE_TABLE, {f.name: f.dataType.simpleString() for f in fields})
 
@@ -84,33 +84,33 @@ class Snapshot(Protocol):
 
     @property
     def plain(self) -> bool:
-        """Whether its data files are Parquet, each row of which is live under the names that the file has."""
+        """Return whether the data files are Parquet, each row of which is live under the names that the file has."""
         ...
 
     @property
     def versioned(self) -> bool:
-        """Whether older versions can be read."""
+        """Return whether older versions can be read."""
         ...
 
     @property
     def files(self) -> Sequence[TableFile]:
-        """The live data files, by name."""
+        """Return the live data files, by name."""
         ...
 
     def day_versions(self, days: Collection[str]) -> dict[str, str]:
-        """By day what changes with its rows; days of which the table has none are left out."""
+        """Return for each day a text that changes with its rows; days without rows are left out."""
         ...
 
     def why_no_rows(self, ds: str) -> str:
-        """A clause for a message: why `day_versions` leaves the day out."""
+        """Return a clause for a message: why `day_versions` leaves the day out."""
         ...
 
     def lost(self, ds: str) -> str | None:
-        """A clause for a message: what the rows of a day are read from is gone; None: it is there."""
+        """Return a clause for a message: what the rows of a day are read from is gone; None: it is there."""
         ...
 
     def pin(self, days: Mapping[str, str]) -> str:
-        """Its version for a manifest; `days`: `day_versions` of the days that are read."""
+        """Return its version for a manifest; `days`: `day_versions` of the days that are read."""
         ...
 
     def stored_rows(
@@ -130,24 +130,24 @@ class Snapshot(Protocol):
 
 
 class FileSnapshot(ABC):
-    """What `Snapshot` asks of days, for a table whose files have days."""
+    """Base of snapshots of tables whose files have days: it answers what `Snapshot` asks of days."""
 
     @property
     @abstractmethod
     def files(self) -> Sequence[TableFile]:
-        """The live data files, by name."""
+        """Return the live data files, by name."""
 
     def day_versions(self, days: Collection[str]) -> dict[str, str]:
-        """By day a fingerprint of the files that may hold its rows."""
-        found: dict[str, list[list[str]]] = {}
+        """Return for each day a text that changes with its rows; days without rows are left out."""
+        files_of_day: dict[str, list[list[str]]] = {}
         for file in self.files:
             for ds in days:
                 if file.may_hold(ds):
-                    found.setdefault(ds, []).append([file.name, file.identity])
-        return {ds: fingerprint({"files": sorted(of_day)}) for ds, of_day in sorted(found.items())}
+                    files_of_day.setdefault(ds, []).append([file.name, file.identity])
+        return {ds: fingerprint({"files": sorted(of_day)}) for ds, of_day in sorted(files_of_day.items())}
 
     def why_no_rows(self, ds: str) -> str:
-        """A clause for a message: the days that there are."""
+        """Return a clause for a message: why `day_versions` leaves the day out."""
         known = sorted(f.last for f in self.files if f.first and f.first == f.last)
         return f"its days are {known[0]} to {known[-1]}" if known else "it has no files of that day"
 
@@ -156,18 +156,18 @@ class FileSnapshot(ABC):
         return not_as_written({f.path: f.size for f in files_of(self, days)})
 
     def lost(self, ds: str) -> str | None:
-        """A clause for a message: a file of the day that is gone."""
+        """Return a clause for a message: a file of the day that is gone."""
         lost = missing([f.path for f in self.files if f.may_hold(ds)])
         return None if lost is None else f"{lost} is gone"
 
 
 def files_of(snapshot: Snapshot | FileSnapshot, days: Collection[str] | None) -> list[TableFile]:
-    """The files that may hold rows of the days; None: all."""
+    """Return the files that may hold rows of the days; None: all."""
     return [f for f in snapshot.files if days is None or any(f.may_hold(ds) for ds in days)]
 
 
 def uri_path(path: str) -> str:
-    """A path as Spark's `_metadata.file_path` spells it."""
+    """Return a path as Spark's `_metadata.file_path` spells it."""
     return "".join(c if ord(c) > 127 else quote(c, safe=_URI_SAFE) for c in path)
 
 
@@ -177,18 +177,18 @@ def relative_name(path: Location, root: Location) -> str:
 
 
 def relative_file(root: Location, file: Column) -> Column:
-    """The same of a column of URIs."""
+    """Return the same of a column of URIs."""
     prefix = f"{_uri(root)}/"
     outside = file if root.scheme == "file" else one_spelling(root.scheme, file)
     return F.when(file.startswith(prefix), F.substr(file, F.lit(len(prefix) + 1))).otherwise(outside)
 
 
 def one_spelling(scheme: str, uri: Column) -> Column:
-    """A column of URIs with the scheme that a Location has, where Spark has it by another name (s3a)."""
-    others = "|".join(other_schemes(scheme))
-    return F.regexp_replace(uri, f"^({others}):", f"{scheme}:") if others else uri
+    """Return a column of URIs with the scheme that a Location has, where Spark has it by another name (s3a)."""
+    schemes = "|".join(other_schemes(scheme))
+    return F.regexp_replace(uri, f"^({schemes}):", f"{scheme}:") if schemes else uri
 
 
 def _uri(path: Location) -> str:
-    """As Spark's `_metadata.file_path` has it."""
+    """Return a place as Spark's `_metadata.file_path` spells it."""
     return f"file:{uri_path(str(path))}" if path.scheme == "file" else f"{path.scheme}:/{uri_path(str(path.path))}"

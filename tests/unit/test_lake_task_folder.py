@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Spec
-from headrace.lake.spark.scratch import handed_on
+from headrace.lake.scratch import task_folder
 from headrace.stage import Context
 from headrace.workspace import Workspace
 from tests.shop_support import shop_spec
@@ -25,10 +25,10 @@ def test_on_one_machine_it_is_in_scratch(tmp_path: Path) -> None:
     ctx = Context(spec("shared"), Workspace(tmp_path), DAY)
     killed = ctx.ws.spark_local / "ingest" / "shop" / "left.parquet"
     killed.put_text("of a killed run")
-    with handed_on(ctx, "ingest") as folder:
+    with task_folder(ctx, "ingest") as folder:
         assert folder == killed.parent
         assert not killed.exists()
-        with handed_on(ctx, "ingest", "ratings") as named:
+        with task_folder(ctx, "ingest", "ratings") as named:
             (named / "a").put_text("a")
         assert not named.exists()
         (folder / "b").put_text("b")
@@ -41,11 +41,11 @@ def test_between_hosts_each_run_has_its_own_in_the_lake(tmp_path: Path, monkeypa
     place = ctx.ws.lake / "staging" / "shop" / "score"
     (place / "killed" / "a").put_text("of a killed run")
     (place / "killed" / "items").begin("t")
-    with handed_on(ctx, "score") as paused:
+    with task_folder(ctx, "score") as paused:
         assert not list(place.files())
         (paused / "a").put_text("paused")
         # Its lease is over, and another run begins; its tasks go on for a while.
-        with handed_on(ctx, "score") as folder:
+        with task_folder(ctx, "score") as folder:
             (folder / "a").put_text("mine")
             (paused / "b").put_text("late")
             assert [f.below(folder) for f in folder.files()] == ["a"]

@@ -19,7 +19,7 @@ STAGE_FOLDERS = (*HANDING, VOCABULARIES, KEYED_TABLES)
 
 
 @contextmanager
-def handed_on(ctx: Context, stage: str, name: str | None = None) -> Iterator[Location]:
+def task_folder(ctx: Context, stage: str, name: str | None = None) -> Iterator[Location]:
     """Give the folder, where there is nothing; it is removed at the end.
 
     What a killed run left goes before. Where hosts share no scratch folder, it is in the lake, and a new one for each
@@ -31,12 +31,12 @@ def handed_on(ctx: Context, stage: str, name: str | None = None) -> Iterator[Loc
         stage: whose tasks; one of HANDING.
         name: of a part of the stage that comes after others.
     """
-    own = ctx.spec.spark.own_scratch
-    folder = ctx.ws.handed_on(ctx.spec.pipeline, stage, own)
+    is_own_scratch = ctx.spec.spark.own_scratch
+    folder = ctx.ws.handed_on(ctx.spec.pipeline, stage, is_own_scratch)
     if name is not None:
         folder /= name
     folder.remove()
-    if own:
+    if is_own_scratch:
         folder /= uuid.uuid4().hex[:8]
     try:
         yield folder
