@@ -4,67 +4,192 @@
 
 Every field says its unit. Unknown keys and wrong types are refused with the file, the key's path and the nearest
 valid name. Nothing below the command line reads the environment: what a stage obeys is in here.
+
+A name's module is imported at first use, so that `headrace.embeddings` imports the settings of embeddings alone.
 """
 
-from headrace.config.baseline import Baseline, SecondStage, Trees
-from headrace.config.candidates import (
-    BlockedFilter,
-    Candidates,
-    CandidateSource,
-    CandidateTable,
-    Covisitation,
-    NewItems,
-    PairEvents,
-    Popular,
-    Recent,
-    SeenFilter,
-    VectorSource,
-    WhereFilter,
-)
-from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
-from headrace.config.experiments import Experiment, ExperimentArm, OutcomeAlert, OutcomeLabel, Outcomes
-from headrace.config.features import Chain, Features, OpSpec, Split
-from headrace.config.gate import Gate
-from headrace.config.generate import Generate, Site
-from headrace.config.housekeeping import Housekeeping
-from headrace.config.load import build_spec, load_overlay, load_sharding, load_spec
-from headrace.config.model import Loss, Model
-from headrace.config.monitor import Drift, DriftColumn, Observe, OpenLineage
-from headrace.config.publish import Online, Publish
-from headrace.config.retrain import Challenger, Replay, Retrain
-from headrace.config.score import Entity, Score
-from headrace.config.section import Section, parse_ds
-from headrace.config.source import (
-    AnySource,
-    Complete,
-    ControlFile,
-    LandingSource,
-    Source,
-    TableSource,
-    Watermark,
-    parse_duration,
-)
-from headrace.config.spark import LOOPBACK, Spark, spark_profile
-from headrace.config.spec import Spec, id_columns
-from headrace.config.table import Expectations, Ids, NamedSource, Table
-from headrace.config.train import (
-    DynamicTable,
-    EmbeddingOptimizer,
-    EmbeddingOptimizerKind,
-    KnownAfter,
-    Negatives,
-    Optimizer,
-    Schedule,
-    Sharding,
-    ShardingKind,
-    TableOptimizer,
-    TableSharding,
-    Task,
-    Train,
-)
-from headrace.config.variants import Compare, ModelVariant, Parameter, Search
-from headrace.config.warehouse import Warehouse
+from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.config.baseline import Baseline as Baseline
+    from headrace.config.baseline import SecondStage as SecondStage
+    from headrace.config.baseline import Trees as Trees
+    from headrace.config.candidates import BlockedFilter as BlockedFilter
+    from headrace.config.candidates import Candidates as Candidates
+    from headrace.config.candidates import CandidateSource as CandidateSource
+    from headrace.config.candidates import CandidateTable as CandidateTable
+    from headrace.config.candidates import Covisitation as Covisitation
+    from headrace.config.candidates import NewItems as NewItems
+    from headrace.config.candidates import PairEvents as PairEvents
+    from headrace.config.candidates import Popular as Popular
+    from headrace.config.candidates import Recent as Recent
+    from headrace.config.candidates import SeenFilter as SeenFilter
+    from headrace.config.candidates import VectorSource as VectorSource
+    from headrace.config.candidates import WhereFilter as WhereFilter
+    from headrace.config.embeddings import DynamicTable as DynamicTable
+    from headrace.config.embeddings import EmbeddingOptimizer as EmbeddingOptimizer
+    from headrace.config.embeddings import EmbeddingOptimizerKind as EmbeddingOptimizerKind
+    from headrace.config.embeddings import Optimizer as Optimizer
+    from headrace.config.embeddings import Schedule as Schedule
+    from headrace.config.embeddings import Sharding as Sharding
+    from headrace.config.embeddings import ShardingKind as ShardingKind
+    from headrace.config.embeddings import TableOptimizer as TableOptimizer
+    from headrace.config.embeddings import TableSharding as TableSharding
+    from headrace.config.evaluation import Bootstrap as Bootstrap
+    from headrace.config.evaluation import Evaluation as Evaluation
+    from headrace.config.evaluation import FullRanking as FullRanking
+    from headrace.config.evaluation import Slice as Slice
+    from headrace.config.experiments import Experiment as Experiment
+    from headrace.config.experiments import ExperimentArm as ExperimentArm
+    from headrace.config.experiments import OutcomeAlert as OutcomeAlert
+    from headrace.config.experiments import OutcomeLabel as OutcomeLabel
+    from headrace.config.experiments import Outcomes as Outcomes
+    from headrace.config.features import Chain as Chain
+    from headrace.config.features import Features as Features
+    from headrace.config.features import OpSpec as OpSpec
+    from headrace.config.features import Split as Split
+    from headrace.config.gate import Gate as Gate
+    from headrace.config.generate import Generate as Generate
+    from headrace.config.generate import Site as Site
+    from headrace.config.housekeeping import Housekeeping as Housekeeping
+    from headrace.config.load import build_spec as build_spec
+    from headrace.config.load import load_overlay as load_overlay
+    from headrace.config.load import load_sharding as load_sharding
+    from headrace.config.load import load_spec as load_spec
+    from headrace.config.model import Loss as Loss
+    from headrace.config.model import Model as Model
+    from headrace.config.monitor import Drift as Drift
+    from headrace.config.monitor import DriftColumn as DriftColumn
+    from headrace.config.monitor import Observe as Observe
+    from headrace.config.monitor import OpenLineage as OpenLineage
+    from headrace.config.publish import Online as Online
+    from headrace.config.publish import Publish as Publish
+    from headrace.config.retrain import Challenger as Challenger
+    from headrace.config.retrain import Replay as Replay
+    from headrace.config.retrain import Retrain as Retrain
+    from headrace.config.score import Entity as Entity
+    from headrace.config.score import Score as Score
+    from headrace.config.section import Section as Section
+    from headrace.config.section import parse_ds as parse_ds
+    from headrace.config.source import AnySource as AnySource
+    from headrace.config.source import Complete as Complete
+    from headrace.config.source import ControlFile as ControlFile
+    from headrace.config.source import LandingSource as LandingSource
+    from headrace.config.source import Source as Source
+    from headrace.config.source import TableSource as TableSource
+    from headrace.config.source import Watermark as Watermark
+    from headrace.config.source import parse_duration as parse_duration
+    from headrace.config.spark import LOOPBACK as LOOPBACK
+    from headrace.config.spark import Spark as Spark
+    from headrace.config.spark import spark_profile as spark_profile
+    from headrace.config.spec import Spec as Spec
+    from headrace.config.spec import id_columns as id_columns
+    from headrace.config.table import Expectations as Expectations
+    from headrace.config.table import Ids as Ids
+    from headrace.config.table import NamedSource as NamedSource
+    from headrace.config.table import Table as Table
+    from headrace.config.train import KnownAfter as KnownAfter
+    from headrace.config.train import Negatives as Negatives
+    from headrace.config.train import Task as Task
+    from headrace.config.train import Train as Train
+    from headrace.config.variants import Compare as Compare
+    from headrace.config.variants import ModelVariant as ModelVariant
+    from headrace.config.variants import Parameter as Parameter
+    from headrace.config.variants import Search as Search
+    from headrace.config.warehouse import Warehouse as Warehouse
+
+#: Module of each public name.
+_MODULES = {
+    "LOOPBACK": "headrace.config.spark",
+    "AnySource": "headrace.config.source",
+    "Baseline": "headrace.config.baseline",
+    "BlockedFilter": "headrace.config.candidates",
+    "Bootstrap": "headrace.config.evaluation",
+    "CandidateSource": "headrace.config.candidates",
+    "CandidateTable": "headrace.config.candidates",
+    "Candidates": "headrace.config.candidates",
+    "Chain": "headrace.config.features",
+    "Challenger": "headrace.config.retrain",
+    "Compare": "headrace.config.variants",
+    "Complete": "headrace.config.source",
+    "ControlFile": "headrace.config.source",
+    "Covisitation": "headrace.config.candidates",
+    "Drift": "headrace.config.monitor",
+    "DriftColumn": "headrace.config.monitor",
+    "DynamicTable": "headrace.config.embeddings",
+    "EmbeddingOptimizer": "headrace.config.embeddings",
+    "EmbeddingOptimizerKind": "headrace.config.embeddings",
+    "Entity": "headrace.config.score",
+    "Evaluation": "headrace.config.evaluation",
+    "Expectations": "headrace.config.table",
+    "Experiment": "headrace.config.experiments",
+    "ExperimentArm": "headrace.config.experiments",
+    "Features": "headrace.config.features",
+    "FullRanking": "headrace.config.evaluation",
+    "Gate": "headrace.config.gate",
+    "Generate": "headrace.config.generate",
+    "Housekeeping": "headrace.config.housekeeping",
+    "Ids": "headrace.config.table",
+    "KnownAfter": "headrace.config.train",
+    "LandingSource": "headrace.config.source",
+    "Loss": "headrace.config.model",
+    "Model": "headrace.config.model",
+    "ModelVariant": "headrace.config.variants",
+    "NamedSource": "headrace.config.table",
+    "Negatives": "headrace.config.train",
+    "NewItems": "headrace.config.candidates",
+    "Observe": "headrace.config.monitor",
+    "Online": "headrace.config.publish",
+    "OpSpec": "headrace.config.features",
+    "OpenLineage": "headrace.config.monitor",
+    "Optimizer": "headrace.config.embeddings",
+    "OutcomeAlert": "headrace.config.experiments",
+    "OutcomeLabel": "headrace.config.experiments",
+    "Outcomes": "headrace.config.experiments",
+    "PairEvents": "headrace.config.candidates",
+    "Parameter": "headrace.config.variants",
+    "Popular": "headrace.config.candidates",
+    "Publish": "headrace.config.publish",
+    "Recent": "headrace.config.candidates",
+    "Replay": "headrace.config.retrain",
+    "Retrain": "headrace.config.retrain",
+    "Schedule": "headrace.config.embeddings",
+    "Score": "headrace.config.score",
+    "Search": "headrace.config.variants",
+    "SecondStage": "headrace.config.baseline",
+    "Section": "headrace.config.section",
+    "SeenFilter": "headrace.config.candidates",
+    "Sharding": "headrace.config.embeddings",
+    "ShardingKind": "headrace.config.embeddings",
+    "Site": "headrace.config.generate",
+    "Slice": "headrace.config.evaluation",
+    "Source": "headrace.config.source",
+    "Spark": "headrace.config.spark",
+    "Spec": "headrace.config.spec",
+    "Split": "headrace.config.features",
+    "Table": "headrace.config.table",
+    "TableOptimizer": "headrace.config.embeddings",
+    "TableSharding": "headrace.config.embeddings",
+    "TableSource": "headrace.config.source",
+    "Task": "headrace.config.train",
+    "Train": "headrace.config.train",
+    "Trees": "headrace.config.baseline",
+    "VectorSource": "headrace.config.candidates",
+    "Warehouse": "headrace.config.warehouse",
+    "Watermark": "headrace.config.source",
+    "WhereFilter": "headrace.config.candidates",
+    "build_spec": "headrace.config.load",
+    "id_columns": "headrace.config.spec",
+    "load_overlay": "headrace.config.load",
+    "load_sharding": "headrace.config.load",
+    "load_spec": "headrace.config.load",
+    "parse_ds": "headrace.config.section",
+    "parse_duration": "headrace.config.source",
+    "spark_profile": "headrace.config.spark",
+}
 __all__ = [
     "LOOPBACK",
     "AnySource",
@@ -153,3 +278,10 @@ __all__ = [
     "parse_duration",
     "spark_profile",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value

@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from headrace.config.embeddings import Sharding
 from headrace.config.model import with_class
 from headrace.config.paths import entry_at, fields_at, section_of, without_tags
 from headrace.config.source import TableSource
 from headrace.config.spec import Spec
-from headrace.config.train import Sharding
 from headrace.errors import UserError, nearest
 from headrace.redaction import hide_variable
 from headrace.workspace import pipeline_file

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -401,3 +403,10 @@ challenger: {train: {dense: {learning_rate: 0.002, schedule: {kind: linear}}}}
         ],
     )
     assert spec == whole
+
+
+def test_settings_of_embeddings_are_imported_without_the_other_sections() -> None:
+    code = "import sys; from headrace.config import Sharding; print([m for m in sys.modules if 'headrace.config' in m])"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "headrace.config.embeddings" in modules
+    assert "headrace.config.spec" not in modules
