@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from headrace.lake import worker_daemon
+from headrace.lake.spark import worker_daemon
 
 if __name__ == "__main__":
     for name in (

@@ -36,7 +36,7 @@ from headrace.jobs import run_stage, submit
 from headrace.jobs.applications import spark_settings_of
 from headrace.jobs.output import OnEvent, Sink, copy_output, ignore
 from headrace.jobs.stages import load_stage
-from headrace.lake import session
+from headrace.lake.spark import session
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout
 from tests.support import SMALL, Run, command
