@@ -1,4 +1,4 @@
-"""Arrow tables between tasks, in blocks of a few MiB through Spark's shuffle (headrace.lake.exchange).
+"""Arrow tables between tasks, in blocks of a few MiB through Spark's shuffle (headrace.lake.spark.exchange).
 
 Among them keyed tables that are too large for the driver: tasks compute their rows from merged statistics, and Spark
 sorts them. The driver sees the rows go by, a partition at a time, on their way to the tables' files, which equal those
