@@ -60,6 +60,7 @@ HELD: tuple[str, ...] = (
     "python/plugins.py",
     "python/progress.py",
     "python/psi.py",
+    "python/publish",
     "python/registry",
     "python/resources.py",
     "python/stage.py",

@@ -93,7 +93,7 @@ def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> l
 
 def _show_sample(publish: Manifest) -> None:
     from headrace.commands.psql_text import psql_table
-    from headrace.publish.unfit_keys import described
+    from headrace.publish.target import described
 
     if left_out := publish.rows.get("left_out"):
         named = "; ".join(described(dict(key)) for key in facts.records(publish.facts.get("left_out")))

@@ -47,7 +47,7 @@ def status(ws: Workspace, pipeline: str | None) -> None:
     if not found.running:
         out.print(f"PostgreSQL does not run (data: {found.data}). Start it: headrace warehouse start", soft_wrap=True)
         return
-    until = "until `headrace warehouse stop`" if found.kept else "until its last user is done"
+    until = "until `headrace warehouse stop`" if found.keeps_running else "until its last user is done"
     out.print(f"PostgreSQL runs on 127.0.0.1:{found.port} (process {found.pid}) {until}")
     out.print(f"open it:  {psql_info(conf, ws)}", markup=False, soft_wrap=True)
 

@@ -179,7 +179,7 @@ def warehouse_steps(state: WorkspaceState) -> Iterator[Step]:
             reason = f"publish.retain_days is {publish.retain_days}"
             yield Step("published", name, reason, act=partial(target.drop_days, old))
         days = _days_before(state)
-        staged = target.kept(days)
+        staged = target.kept_labels(days)
         if staged:
             yield Step("staged", ", ".join(staged), "their audits failed", act=partial(_drop_kept, target, days))
 

@@ -17,7 +17,7 @@ from headrace.psi import psi
 from headrace.publish.target import Check, StagedDay
 
 
-def within(name: str, value: float | None, low: float | None, high: float | None, detail: str = "") -> Check:
+def check_within(name: str, value: float | None, low: float | None, high: float | None, detail: str = "") -> Check:
     """The check that `low <= value <= high`; None and NaN are outside.
 
     Args:
@@ -36,13 +36,13 @@ def within(name: str, value: float | None, low: float | None, high: float | None
 
 def _short(value: float, low: float | None, high: float | None) -> float:
     """Four decimals, unless that would hide on which side of a limit it is."""
-    shown = round(value, 4)
-    return value if shown in (low, high) and shown != value else shown
+    rounded = round(value, 4)
+    return value if rounded in (low, high) and rounded != value else rounded
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the columns of a day's rows are called, and what is expected of each row and list."""
+    """Names of the columns of a day's rows, and expectations of each row and list."""
 
     #: Names of the keys' columns.
     user: str
@@ -54,7 +54,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class DayCounts:
-    """Of the staged rows, in a single pass over them."""
+    """Counts of the staged rows, from a single pass over them."""
 
     rows: int
     #: With a list; null is none.
@@ -85,8 +85,8 @@ def count_day(staged: StagedDay, expected: Expected, edges: Sequence[float] = ()
     """
     q = staged.quote
     user, item, rank, score = q(expected.user), q(expected.item), q("rank"), q("score")
-    nulls = _one(" OR ".join(f"{q(name)} IS NULL" for name in expected.required))
-    other_day = _one(f"{q('ds')} <> {staged.day}")
+    nulls = _flag(" OR ".join(f"{q(name)} IS NULL" for name in expected.required))
+    other_day = _flag(f"{q('ds')} <> {staged.day}")
     by_rank = f"OVER (PARTITION BY {user} ORDER BY {rank})"
     by_item = f"OVER (PARTITION BY {user} ORDER BY {item})"
     # row_number() - rank() tells equal ones apart: 0 is the first of them, 1 the second.
@@ -100,16 +100,16 @@ def count_day(staged: StagedDay, expected: Expected, edges: Sequence[float] = ()
         "d.is_null",
         "d.other_day",
         # NaN is above all numbers, or fails both comparisons: it is outside too.
-        _one("NOT (d.given >= 0 AND d.given <= 1)"),
-        _one("d.same_rank = 1"),
-        _one("d.same_item = 1"),
-        _one("d.given > d.better"),
-        *(_one(f"d.given < {edge!r}") for edge in edges),
+        _flag("NOT (d.given >= 0 AND d.given <= 1)"),
+        _flag("d.same_rank = 1"),
+        _flag("d.same_item = 1"),
+        _flag("d.given > d.better"),
+        *(_flag(f"d.given < {edge!r}") for edge in edges),
     ]
-    ranks = f"sum({_one('d.same_rank = 0 AND d.place IS NOT NULL')})"
+    ranks = f"sum({_flag('d.same_rank = 0 AND d.place IS NOT NULL')})"
     of_users = [
-        _one(f"min(d.place) <> 1 OR max(d.place) <> {ranks}"),
-        _one(f"count(*) > {int(expected.top_k)}"),
+        _flag(f"min(d.place) <> 1 OR max(d.place) <> {ranks}"),
+        _flag(f"count(*) > {int(expected.top_k)}"),
         "count(*)",
         *(f"sum({flag})" for flag in of_rows),
     ]
@@ -119,13 +119,13 @@ def count_day(staged: StagedDay, expected: Expected, edges: Sequence[float] = ()
     )
     sums = ", ".join(f"sum(g.n{i})" for i in range(len(of_users)))
     ((n_users, *counted),) = staged.query(f"SELECT count(g.of_user), {sums} FROM ({users}) AS g")
-    broken, long, n, null, other, outside, repeated, items, above, *below = (int(x or 0) for x in counted)
+    broken, long, n, null, other_days, outside, repeated, items, above, *below = (int(x or 0) for x in counted)
     cuts = [0, *below, n]
     return DayCounts(
         rows=n,
         users=int(n_users),
         nulls=null,
-        other_days=other,
+        other_days=other_days,
         outside=outside,
         repeated_ranks=repeated,
         repeated_items=items,
@@ -138,12 +138,12 @@ def count_day(staged: StagedDay, expected: Expected, edges: Sequence[float] = ()
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """Of the items of the staged day and of the one before."""
+    """Counts of the items of the staged day and of the day before."""
 
     #: Rows of the day before, and of the staged day: of each item that was most frequent before, then of all others.
     by_item: tuple[list[int], list[int]]
     #: Distinct items of the staged day.
-    given: int
+    distinct: int
     #: Rows of the staged day whose item the day before lacks.
     new_rows: int
 
@@ -164,24 +164,24 @@ def count_items(staged: StagedDay, item: str, top: int) -> ItemCounts:
     ordered = f"SELECT c.*, row_number() OVER (ORDER BY c.past DESC, c.item) AS place FROM ({items}) AS c"
     frequent = f"CASE WHEN o.past > 0 AND o.place <= {int(top)} THEN o.place ELSE 0 END"
     places = f"SELECT o.*, {frequent} AS frequent FROM ({ordered}) AS o"
-    found: list[tuple[Any, ...]] = staged.query(
-        f"SELECT t.frequent, sum(t.past), sum(t.now), sum({_one('t.now > 0 AND t.item IS NOT NULL')}), "
+    bins: list[tuple[Any, ...]] = staged.query(
+        f"SELECT t.frequent, sum(t.past), sum(t.now), sum({_flag('t.now > 0 AND t.item IS NOT NULL')}), "
         f"sum(CASE WHEN t.past = 0 THEN t.now ELSE 0 END) FROM ({places}) AS t GROUP BY t.frequent ORDER BY t.frequent"
     )
     # Place 0, all others, comes last, and is a bin without rows, too.
-    ordered_bins = [row for row in found if row[0]] + ([row for row in found if not row[0]] or [(0, 0, 0, 0, 0)])
+    ordered_bins = [row for row in bins if row[0]] + ([row for row in bins if not row[0]] or [(0, 0, 0, 0, 0)])
     past, now = ([int(row[i]) for row in ordered_bins] for i in (1, 2))
-    return ItemCounts((past, now), sum(int(row[3]) for row in found), sum(int(row[4]) for row in found))
+    return ItemCounts((past, now), sum(int(row[3]) for row in bins), sum(int(row[4]) for row in bins))
 
 
-def _one(condition: str) -> str:
+def _flag(condition: str) -> str:
     """1 where it is true, else 0."""
     return f"CASE WHEN {condition} THEN 1 ELSE 0 END"
 
 
 @dataclass(frozen=True)
 class Limits(Expected):
-    """What to hold the day's scores against."""
+    """Limits that always hold for a day's scores."""
 
     #: Rows that the scores' manifest states.
     expected_rows: int
@@ -208,11 +208,11 @@ def integrity_checks(staged: StagedDay, limits: Limits, counts: DayCounts) -> li
         """A check that there are none; of a query of offenders, `words` stand before each column, to name them."""
         if not count:
             return Check(name, 0, "0", True)
-        shown = [
+        examples = [
             " ".join(f"{word} {value}".strip() for word, value in zip(words, row, strict=True) if value is not None)
             for row in staged.query(f"{offenders} LIMIT 3")
         ]
-        return Check(name, count, "0", False, "for example " + ", ".join(shown))
+        return Check(name, count, "0", False, "for example " + ", ".join(examples))
 
     rows = counts.rows
     checks = [
@@ -293,15 +293,15 @@ def _row_change(staged: StagedDay, rows: int, limit: float) -> Check:
 _TENTHS = 10
 
 
-def score_edges(staged: StagedDay, asked: Audit) -> list[float]:
-    """The scores that part the tenths of the day before; none where `asked` does not compare scores."""
-    before = staged.previous
-    if asked.max_score_psi is None or before is None:
+def score_edges(staged: StagedDay, audit: Audit) -> list[float]:
+    """Return the scores between the tenths of the day before; none where `audit` does not compare scores."""
+    previous = staged.previous
+    if audit.max_score_psi is None or previous is None:
         return []
     score = staged.quote("score")
     tenths = staged.query(
         f"SELECT min(t.x) AS low FROM (SELECT {score} AS x, ntile({_TENTHS}) OVER (ORDER BY {score}) AS tenth "
-        f"FROM {before.relation}) AS t GROUP BY t.tenth ORDER BY low"
+        f"FROM {previous.relation}) AS t GROUP BY t.tenth ORDER BY low"
     )
     # Equal scores at a cut belong to the bin above it, on both days.
     edges = sorted({float(low) for (low,) in tenths})
@@ -310,44 +310,44 @@ def score_edges(staged: StagedDay, asked: Audit) -> list[float]:
 
 def distribution_checks(
     staged: StagedDay,
-    asked: Audit,
+    audit: Audit,
     item: str,
     counts: DayCounts,
     edges: Sequence[float],
     candidates: int | None,
     users: int | None,
 ) -> Iterator[Check]:
-    """The checks that `asked` is for.
+    """Yield the checks that `audit` asks for.
 
     Args:
         staged: the day.
-        asked: see there.
+        audit: see there.
         item: the items' column.
         counts: of the day.
         edges: of `score_edges`, by which they were counted.
         candidates: items that could be given; None: unknown, and coverage is not checked.
         users: users that were scored; None likewise.
     """
-    before = staged.previous
-    compares_items = before is not None and (asked.max_item_psi is not None or asked.max_new_items is not None)
-    covers = asked.min_coverage is not None and bool(candidates)
-    items = count_items(staged, item, asked.top_items) if compares_items or covers else ItemCounts(([], []), 0, 0)
-    compares_scores = before is not None and asked.max_score_psi is not None
+    previous = staged.previous
+    compares_items = previous is not None and (audit.max_item_psi is not None or audit.max_new_items is not None)
+    covers = audit.min_coverage is not None and bool(candidates)
+    items = count_items(staged, item, audit.top_items) if compares_items or covers else ItemCounts(([], []), 0, 0)
+    compares_scores = previous is not None and audit.max_score_psi is not None
     score_psi = psi(_previous_counts(staged, edges), counts.by_score) if compares_scores else None
     compared: list[tuple[str, float | None, float | None]] = [
-        ("PSI of the scores", asked.max_score_psi, score_psi),
-        ("PSI of the items", asked.max_item_psi, psi(*items.by_item)),
-        ("share of rows with a new item", asked.max_new_items, items.new_rows / counts.rows if counts.rows else None),
+        ("PSI of the scores", audit.max_score_psi, score_psi),
+        ("PSI of the items", audit.max_item_psi, psi(*items.by_item)),
+        ("share of rows with a new item", audit.max_new_items, items.new_rows / counts.rows if counts.rows else None),
     ]
     for name, limit, value in compared:
-        if limit is not None and before is None:
+        if limit is not None and previous is None:
             yield Check(name, 0.0, "compared with an earlier day", True, "no earlier day")
-        elif limit is not None and before is not None:
-            yield within(name, value, None, limit, f"against {before.ds}")
-    if asked.min_coverage is not None and candidates:
-        yield _share(items.given, candidates, "share of the candidate items given", asked.min_coverage)
-    if asked.min_users is not None and users:
-        yield _share(counts.users, users, "share of the scored users with a list", asked.min_users)
+        elif limit is not None and previous is not None:
+            yield check_within(name, value, None, limit, f"against {previous.ds}")
+    if audit.min_coverage is not None and candidates:
+        yield _share(items.distinct, candidates, "share of the candidate items given", audit.min_coverage)
+    if audit.min_users is not None and users:
+        yield _share(counts.users, users, "share of the scored users with a list", audit.min_users)
 
 
 def _previous_counts(staged: StagedDay, edges: Sequence[float]) -> list[int]:
@@ -355,33 +355,33 @@ def _previous_counts(staged: StagedDay, edges: Sequence[float]) -> list[int]:
     assert staged.previous is not None, "asked where there is one"
     score = staged.quote("score")
     whens = " ".join(f"WHEN {score} < {edge!r} THEN {i}" for i, edge in enumerate(edges))
-    found = staged.query(
+    counts = staged.query(
         f"SELECT b.bin, count(*) FROM (SELECT CASE {whens} ELSE {len(edges)} END AS bin "
         f"FROM {staged.previous.relation}) AS b GROUP BY b.bin"
     )
-    by_bin = {int(bin_): int(n) for bin_, n in found}
+    by_bin = {int(bin_): int(n) for bin_, n in counts}
     return [by_bin.get(i, 0) for i in range(len(edges) + 1)]
 
 
-def _share(found: int, of: int, name: str, limit: float) -> Check:
-    return within(name, found / of, limit, None, f"{found:,} of {of:,}")
+def _share(count: int, total: int, name: str, limit: float) -> Check:
+    return check_within(name, count / total, limit, None, f"{count:,} of {total:,}")
 
 
 def day_checks(
-    staged: StagedDay, limits: Limits, asked: Audit | None, candidates: int | None = None, users: int | None = None
+    staged: StagedDay, limits: Limits, audit: Audit | None, candidates: int | None = None, users: int | None = None
 ) -> list[Check]:
-    """What must always hold, and what `publish.audit` asks for about the day beside the one before it.
+    """Return the checks that always hold, and those that `publish.audit` asks for against the day before.
 
     Args:
         staged: the day.
         limits: what must always hold.
-        asked: None: nothing.
+        audit: None: nothing.
         candidates: items that could be given; None: unknown.
         users: users that were scored; None: unknown.
     """
-    edges = [] if asked is None else score_edges(staged, asked)
+    edges = [] if audit is None else score_edges(staged, audit)
     counts = count_day(staged, limits, edges)
     checks = integrity_checks(staged, limits, counts)
-    if asked is not None:
-        checks += distribution_checks(staged, asked, limits.item, counts, edges, candidates, users)
+    if audit is not None:
+        checks += distribution_checks(staged, audit, limits.item, counts, edges, candidates, users)
     return checks

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.publish import AuditRule, Reference
 from headrace.errors import UserError, nearest
-from headrace.publish.audit import within
+from headrace.publish.audit import check_within
 from headrace.publish.target import Check, StagedDay
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_SHOWN = 3
+_EXAMPLES = 3
 
 
 def reference_checks(spark: SparkSession, df: DataFrame, references: Mapping[str, Reference]) -> Iterator[Check]:
@@ -28,31 +28,31 @@ def reference_checks(spark: SparkSession, df: DataFrame, references: Mapping[str
     from headrace.features.functions.spark_expressions import col
 
     for column, reference in references.items():
-        where = f"publish.audit.references.{column}"
+        key_path = f"publish.audit.references.{column}"
         if column not in df.columns:
             raise UserError(
-                f"{where}: the scores have no such column{nearest(column, df.columns)}; they have: "
+                f"{key_path}: the scores have no such column{nearest(column, df.columns)}; they have: "
                 f"{', '.join(df.columns)}"
             )
-        there = _read(spark, reference.table, where)
+        table = _read(spark, reference.table, key_path)
         key = reference.column or column
-        if key not in there.columns:
+        if key not in table.columns:
             raise UserError(
-                f"{where}: {reference.table} has no column '{key}'{nearest(key, there.columns)}; it has: "
-                f"{', '.join(there.columns)}"
+                f"{key_path}: {reference.table} has no column '{key}'{nearest(key, table.columns)}; it has: "
+                f"{', '.join(table.columns)}"
             )
-        given = df.select(col(column).alias("value")).where(F.col("value").isNotNull()).distinct()
-        known = there.select(col(key).alias("known"))
-        missing = given.join(known, given["value"].eqNullSafe(known["known"]), "left_anti")
+        values = df.select(col(column).alias("value")).where(F.col("value").isNotNull()).distinct()
+        known = table.select(col(key).alias("known"))
+        missing = values.join(known, values["value"].eqNullSafe(known["known"]), "left_anti")
         count = missing.count()
         detail = ""
         if count:
-            shown = missing.orderBy("value").limit(_SHOWN).collect()
-            detail = "for example " + ", ".join(str(row["value"]) for row in shown)
+            examples = missing.orderBy("value").limit(_EXAMPLES).collect()
+            detail = "for example " + ", ".join(str(row["value"]) for row in examples)
         yield Check(f"values of {column} that {reference.table} lacks", count, "0", not count, detail)
 
 
-def _read(spark: SparkSession, table: str, where: str) -> DataFrame:
+def _read(spark: SparkSession, table: str, key_path: str) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     from headrace.storage import local
@@ -63,7 +63,7 @@ def _read(spark: SparkSession, table: str, where: str) -> DataFrame:
         kind = "delta" if (local(table) / "_delta_log").is_dir() else "parquet"
         return spark.read.format(kind).load(table)
     except AnalysisException as e:
-        raise UserError(f"{where}: {table} cannot be read ({str(e).splitlines()[0]})") from None
+        raise UserError(f"{key_path}: {table} cannot be read ({str(e).splitlines()[0]})") from None
 
 
 def own_checks(df: DataFrame, staged: StagedDay, rules: Mapping[str, AuditRule]) -> Iterator[Check]:
@@ -94,13 +94,13 @@ def _by_spark(df: DataFrame, rules: Mapping[str, AuditRule]) -> Iterator[Check]:
         except (AnalysisException, ParseException) as e:
             raise UserError(f"publish.audit.rules.{name}.expr: {str(e).strip().splitlines()[0]}") from None
         columns.append(column.cast("double").alias(name))
-    found = df.agg(*columns).collect()[0].asDict()
+    figures = df.agg(*columns).collect()[0].asDict()
     for name, rule in rules.items():
-        yield within(name, found[name], rule.min, rule.max, rule.expr or "")
+        yield check_within(name, figures[name], rule.min, rule.max, rule.expr or "")
 
 
 def _by_warehouse(staged: StagedDay, name: str, rule: AuditRule) -> Check:
-    where = f"publish.audit.rules.{name}.sql"
+    key_path = f"publish.audit.rules.{name}.sql"
     assert rule.sql is not None
     places: dict[str, str] = {"staged": staged.relation}
     if staged.previous is not None:
@@ -110,17 +110,17 @@ def _by_warehouse(staged: StagedDay, name: str, rule: AuditRule) -> Check:
     except KeyError as e:
         if e.args == ("previous",):
             return Check(name, 0.0, "compared with an earlier day", True, "no earlier day")
-        raise UserError(f"{where}: {{{e.args[0]}}} is none of {{staged}}, {{previous}}") from None
+        raise UserError(f"{key_path}: {{{e.args[0]}}} is none of {{staged}}, {{previous}}") from None
     except (ValueError, IndexError) as e:
-        raise UserError(f"{where}: {e}; double a brace that is meant as such") from None
+        raise UserError(f"{key_path}: {e}; double a brace that is meant as such") from None
     rows = staged.query(sql)
     if len(rows) != 1 or len(rows[0]) != 1:
-        raise UserError(f"{where}: gives {len(rows)} rows of {len(rows[0]) if rows else 0} columns, not one number")
-    return within(name, _number(rows[0][0], where), rule.min, rule.max)
+        raise UserError(f"{key_path}: gives {len(rows)} rows of {len(rows[0]) if rows else 0} columns, not one number")
+    return check_within(name, _number(rows[0][0], key_path), rule.min, rule.max)
 
 
-def _number(value: Any, where: str) -> float | None:
+def _number(value: Any, key_path: str) -> float | None:
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError):
-        raise UserError(f"{where}: gives {value!r}, not a number") from None
+        raise UserError(f"{key_path}: gives {value!r}, not a number") from None

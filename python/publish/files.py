@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Rows of a file, at most: enough for a load to be quick, few enough for one to be held by a client.
 _FILE_ROWS = 5_000_000
 #: A file in a folder that is kept for a look.
-_KEPT = "_kept"
+_KEPT_MARK = "_kept"
 
 
 @dataclass
@@ -41,7 +41,7 @@ class StagedFiles:
     key: str
     previous: PublishedDay | None
     rows: int = 0
-    kept: bool = False
+    is_kept: bool = False
     view: str = field(default_factory=lambda: f"headrace_staged_{uuid.uuid4().hex[:8]}")
 
     @property
@@ -101,7 +101,7 @@ def staged_files(
     from pyspark.sql import functions as F
 
     for entry in folder.entries() if folder.is_dir() else []:
-        if entry.name.startswith(ds) or not (entry / _KEPT).is_file():
+        if entry.name.startswith(ds) or not (entry / _KEPT_MARK).is_file():
             entry.remove()
     place = folder / f"{ds}_{uuid.uuid4().hex[:8]}"
     spark = df.sparkSession
@@ -118,44 +118,44 @@ def staged_files(
     finally:
         spark.catalog.dropTempView(staged.view)
         spark.catalog.dropTempView(previous)
-        if not staged.kept:
+        if not staged.is_kept:
             place.remove()
 
 
 def files_folder(folder: Location) -> Path:
-    """Where on this host the `files` of days are that are staged below a folder: there, or among the store's copies."""
+    """Return the folder on this host that has the staged `files`: the folder itself, or the store's copies."""
     return folder.local_path() if folder.scheme == "file" else copies_folder()
 
 
 def keep_folder(staged: StagedFiles) -> None:
     """Leave the folder for a look."""
-    (staged.folder / _KEPT).put_text("its audit failed\n")
-    staged.kept = True
+    (staged.folder / _KEPT_MARK).put_text("its audit failed\n")
+    staged.is_kept = True
 
 
 def kept_folders(folder: Location, days: Sequence[str] | None = None) -> list[Location]:
     """The folders (of these days) that were kept."""
-    found = [entry for entry in folder.entries() if (entry / _KEPT).is_file()]
-    return [entry for entry in found if days is None or entry.name.startswith(tuple(f"{day}_" for day in days))]
+    entries = [entry for entry in folder.entries() if (entry / _KEPT_MARK).is_file()]
+    return [entry for entry in entries if days is None or entry.name.startswith(tuple(f"{day}_" for day in days))]
 
 
 def drop_kept_folders(folder: Location, days: Sequence[str] | None = None) -> list[str]:
     """Remove them. Returns their places."""
-    found = kept_folders(folder, days)
-    for entry in found:
+    entries = kept_folders(folder, days)
+    for entry in entries:
         entry.remove()
-    return [str(entry) for entry in found]
+    return [str(entry) for entry in entries]
 
 
 def _previous(spark: SparkSession, view: str, ds: str, table: Location, days: Mapping[str, int]) -> PublishedDay | None:
     """The newest published day before `ds`, its rows as the lake's table has them."""
-    before = sorted(day for day in days if day < ds)
-    if not before:
+    earlier_days = sorted(day for day in days if day < ds)
+    if not earlier_days:
         return None
-    if not re.fullmatch(r"[0-9-]+", before[-1]) or DeltaLog(table).version is None:
+    if not re.fullmatch(r"[0-9-]+", earlier_days[-1]) or DeltaLog(table).version is None:
         return None
-    spark.read.format("delta").load(table.uri).where(f"ds = '{before[-1]}'").createOrReplaceTempView(view)
-    return PublishedDay(before[-1], days[before[-1]], f"`{view}`")
+    spark.read.format("delta").load(table.uri).where(f"ds = '{earlier_days[-1]}'").createOrReplaceTempView(view)
+    return PublishedDay(earlier_days[-1], days[earlier_days[-1]], f"`{view}`")
 
 
 log = logging.getLogger("headrace.publish")
@@ -163,7 +163,7 @@ log = logging.getLogger("headrace.publish")
 
 @dataclass(frozen=True)
 class Record:
-    """What is recorded of a publication."""
+    """The record of a publication."""
 
     key: str
     rows: int
@@ -188,7 +188,7 @@ class FilesTarget(Target):
 
     @property
     def fence(self) -> Fence | None:
-        """What its commits carry; None: there is no lease."""
+        """Return the fence that its commits carry; None: there is no lease."""
         return self.lock.fence if self.lock is not None else None
 
     def check_lease(self) -> None:
@@ -237,7 +237,7 @@ class FilesTarget(Target):
         assert isinstance(staged, StagedFiles), "of stage()"
         keep_folder(staged)
 
-    def kept(self, days: Sequence[str] | None = None) -> list[str]:
+    def kept_labels(self, days: Sequence[str] | None = None) -> list[str]:
         return [str(folder) for folder in kept_folders(self.staging, days)]
 
     def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:

@@ -27,8 +27,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.identifiers import column
 from headrace.publish.opening import client_library, password_of
-from headrace.publish.target import lease_lost, table_name
-from headrace.publish.unfit_keys import KeyLimits, LeftOut, without_unfit_keys
+from headrace.publish.target import KeyLimits, LeftOut, lease_lost, table_name, without_unfit_keys
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost, Location, local
 from headrace.workspace import Workspace
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Version:
+class OnlineVersion:
     """A day's scores by one run."""
 
     ds: str
@@ -47,14 +46,14 @@ class Version:
     key: str
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the version as JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str | bytes) -> Version:
-        """From the text of `to_json`; what else is there is passed over."""
-        found = json.loads(text)
-        return Version(found["ds"], found["key"])
+    def from_json(text: str | bytes) -> OnlineVersion:
+        """Return the version in the text of `to_json`; other keys are ignored."""
+        record = json.loads(text)
+        return OnlineVersion(record["ds"], record["key"])
 
 
 #: The database of the version. Its name is an entry beside the users' keys, and no text in UTF-8: no user's key.
@@ -79,9 +78,9 @@ class LmdbStore:
         self._lmdb, self._file, self._lock = lmdb, file, lock
         self.label = str(file)
 
-    def current(self) -> Version | None:
-        found = self._entry()
-        return None if found is None else Version.from_json(found)
+    def current(self) -> OnlineVersion | None:
+        entry = self._entry()
+        return None if entry is None else OnlineVersion.from_json(entry)
 
     def _entry(self) -> bytes | None:
         """Return the record of the version that the file is by now; None where there is no file, or no record."""
@@ -96,10 +95,10 @@ class LmdbStore:
         try:
             database = env.open_db(VERSION_DATABASE, txn=reading, create=False)
         except self._lmdb.NotFoundError:
-            found = reading.get(_OLD_VERSION_KEY)
+            old_record = reading.get(_OLD_VERSION_KEY)
             # There a user of that name took the record's place; his items are a list.
-            is_record = found is not None and bytes(found).startswith(b"{")
-            return _OLD_VERSION_KEY, bytes(found) if is_record else None
+            is_record = old_record is not None and bytes(old_record).startswith(b"{")
+            return _OLD_VERSION_KEY, bytes(old_record) if is_record else None
         return VERSION_DATABASE, bytes(reading.get(VERSION_KEY, db=database))
 
     def _check(self) -> None:
@@ -111,7 +110,7 @@ class LmdbStore:
             raise lease_lost(self.label)
         self._lock.check()
 
-    def put(self, users: DataFrame, version: Version) -> None:
+    def put(self, users: DataFrame, version: OnlineVersion) -> None:
         with self._file.new_file() as path:
             with self._new(path) as env:
                 writing = env.begin(write=True)
@@ -148,7 +147,7 @@ class LmdbStore:
             return sum(reading.get(key) is not None for key in known)
 
     def erase(self, users: Sequence[str]) -> None:
-        gone, path, before = {u.encode() for u in users}, str(self._file.local_path()), self._entry()
+        erased_keys, path, previous_entry = {u.encode() for u in users}, str(self._file.local_path()), self._entry()
         with self._file.new_file() as new:
             with (
                 self._lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=1) as old,
@@ -159,11 +158,11 @@ class LmdbStore:
                     if record is not None:
                         self._put_record(env, writing, record)
                     for key, value in reading.cursor():
-                        if bytes(key) not in gone and bytes(key) != no_user:
+                        if bytes(key) not in erased_keys and bytes(key) != no_user:
                             writing.put(key, value)
                 env.sync(True)
             self._check()
-            if self._entry() != before:
+            if self._entry() != previous_entry:
                 raise lease_lost(self.label)
 
 
@@ -196,16 +195,16 @@ class RedisStore:
         self._client, self._url, self._password, self._table, self._fence = client, url, password, table, fence
         self.label = f"{url} ({table}:*)"
 
-    def current(self) -> Version | None:
-        found = self._client.get(f"{self._table}:current")
-        return None if found is None else Version.from_json(found)
+    def current(self) -> OnlineVersion | None:
+        pointer = self._client.get(f"{self._table}:current")
+        return None if pointer is None else OnlineVersion.from_json(pointer)
 
-    def put(self, users: DataFrame, version: Version) -> None:
+    def put(self, users: DataFrame, version: OnlineVersion) -> None:
         table, url, password, token = self._table, self._url, self._password, uuid.uuid4().hex[:12]
         known = f"{table}:versions"
         pointer = self._client.get(f"{table}:current")
-        before = None if pointer is None else json.loads(pointer)["version"]
-        for old in {name.decode() for name in self._client.smembers(known)} - {before}:
+        previous_token = None if pointer is None else json.loads(pointer)["version"]
+        for old in {name.decode() for name in self._client.smembers(known)} - {previous_token}:
             self._drop(old)
         # Known before the first key is written: what a killed run leaves, the next one drops.
         self._change(lambda pipe: pipe.sadd(known, token))
@@ -247,14 +246,14 @@ class RedisStore:
 
     def _of_versions(self, users: Sequence[str], command: str) -> list[int]:
         """A command for the key of each user in each version; its answers."""
-        found: list[int] = []
+        answers: list[int] = []
         for token in sorted(name.decode() for name in self._client.smembers(f"{self._table}:versions")):
             for start in range(0, len(users), _REDIS_BATCH):
                 pipe = self._client.pipeline(transaction=False)
                 for user in users[start : start + _REDIS_BATCH]:
                     getattr(pipe, command)(f"{self._table}:{token}:{user}")
-                found += pipe.execute()
-        return found
+                answers += pipe.execute()
+        return answers
 
     def _drop(self, token: str) -> None:
         for some in self._keys(token):
@@ -272,8 +271,8 @@ class RedisStore:
         fence, key = self._fence, f"{self._table}:lease:{self._fence.lease if self._fence else ''}"
 
         def queue(pipe: Any) -> None:
-            found = pipe.get(key)
-            if fence is not None and found is not None and int(found) > fence.token:
+            newest_token = pipe.get(key)
+            if fence is not None and newest_token is not None and int(newest_token) > fence.token:
                 raise lease_lost(self.label)
             pipe.multi()
             if fence is not None:
@@ -312,11 +311,11 @@ class OnlineStore(Protocol):
     #: What a user's key may be.
     key_limits: KeyLimits
 
-    def current(self) -> Version | None:
+    def current(self) -> OnlineVersion | None:
         """The version that readers see; None where there is none."""
         ...
 
-    def put(self, users: DataFrame, version: Version) -> None:
+    def put(self, users: DataFrame, version: OnlineVersion) -> None:
         """Write the items of all users (columns `user` and `items`, text), then make them current in one step."""
         ...
 
@@ -329,7 +328,7 @@ class OnlineStore(Protocol):
         ...
 
     def users_with(self, users: Sequence[str]) -> int:
-        """How many of these users it has, in whatever version."""
+        """Count these users in all versions."""
         ...
 
     def erase(self, users: Sequence[str]) -> None:
@@ -375,7 +374,7 @@ def items_by_user(df: DataFrame, user: str, item: str) -> DataFrame:
     return df.groupBy(user_key.cast("string").alias("user")).agg(items.alias("items"))
 
 
-def export(store: OnlineStore, df: DataFrame, user: str, item: str, version: Version) -> LeftOut:
+def export(store: OnlineStore, df: DataFrame, user: str, item: str, version: OnlineVersion) -> LeftOut:
     """Make the day's scores what readers of the store see, unless they are already.
 
     Returns:

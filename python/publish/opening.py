@@ -22,7 +22,7 @@ from headrace.workspace import Workspace
 
 @contextmanager
 def client_library(kind: str, section: str = "publish.warehouse", package: str | None = None) -> Iterator[None]:
-    """Within, a client library is imported.
+    """Import a client library within the block.
 
     Args:
         kind: what needs it, the value of `kind` in the section.
@@ -59,13 +59,13 @@ def connecting(warehouse: Warehouse) -> Iterator[None]:
 
 @contextmanager
 def failures(
-    error: type[Exception] | tuple[type[Exception], ...], of: str, label: str, *, transactions: bool = True
+    error: type[Exception] | tuple[type[Exception], ...], description: str, label: str, *, transactions: bool = True
 ) -> Iterator[None]:
     """For the block in which a warehouse is open.
 
     Args:
         error: what its client library raises.
-        of: the warehouse and the pipeline, for people.
+        description: the warehouse and the pipeline, for people.
         label: the table.
         transactions: whether a day and its record are one step.
 
@@ -77,11 +77,11 @@ def failures(
     except error as e:
         left = f"; {label} holds what it held before. Run" if transactions else f". Each day of {label} is whole; run"
         reason = (str(e).splitlines() or [type(e).__name__])[0]
-        raise UserError(f"{of} failed: {reason}{left} the same command again once that is mended") from None
+        raise UserError(f"{description} failed: {reason}{left} the same command again once that is mended") from None
 
 
 def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse") -> str | None:
-    """From the variable or the file that the spec names; None where it names neither (trust, ~/.pgpass, ...).
+    """Return the password of the variable or file in the spec; None where it names neither (trust, ~/.pgpass, ...).
 
     Raises:
         UserError: it is not there.
@@ -90,25 +90,25 @@ def password_of(warehouse: Warehouse | Online, section: str = "publish.warehouse
         raise UserError(f"{section}: give password_env or password_file, not both")
     if warehouse.password_env:
         # The spec names the variable, so the spec is still what says where the password comes from.
-        found = os.environ.get(warehouse.password_env)
-        if not found:
+        password = os.environ.get(warehouse.password_env)
+        if not password:
             raise UserError(
                 f"{section}.password_env names the variable {warehouse.password_env}, which is "
-                f"{'empty' if found == '' else 'not set'}: export it, or use password_file"
+                f"{'empty' if password == '' else 'not set'}: export it, or use password_file"
             )
-        hide(found)
-        return found
+        hide(password)
+        return password
     if warehouse.password_file:
         path = Path(warehouse.password_file).expanduser()
         try:
-            found = path.read_text(encoding="utf-8").rstrip("\r\n")
+            password = path.read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as e:
             reason = e.strerror if isinstance(e, OSError) else "not a text file"
             raise UserError(f"{section}.password_file: cannot read {path}: {reason}") from None
-        if not found:
+        if not password:
             raise UserError(f"{section}.password_file: {path} is empty")
-        hide(found)
-        return found
+        hide(password)
+        return password
     return None
 
 

@@ -14,10 +14,9 @@ from headrace.lake.spark.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.publish.audit import Limits, day_checks
 from headrace.publish.audit_rules import own_checks, reference_checks
-from headrace.publish.online import Version, export, open_store
+from headrace.publish.online import OnlineVersion, export, open_store
 from headrace.publish.opening import open_target
-from headrace.publish.target import Target, beyond_retention, table_name
-from headrace.publish.unfit_keys import without_unfit_keys
+from headrace.publish.target import Target, beyond_retention, table_name, without_unfit_keys
 from headrace.stage import Context, Result, Stage
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Publish(Stage):
     needs: tuple[str, ...] = ("score",)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """Where the rows go and what they must pass. Not how we log in, nor an embedded server's port."""
+        """Return the rows' destination and checks, without login details or an embedded server's port."""
         publish, score = _sections(spec)
         target = publish.warehouse.model_dump(include={"kind", "database", "schema_name"})
         if publish.warehouse.kind == "postgres":
@@ -62,7 +61,7 @@ class Publish(Stage):
         return ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """Whether the warehouse still holds what the manifest says.
+        """Return why the warehouse no longer holds what the manifest says, or None.
 
         Raises:
             UserError: the warehouse cannot be asked.
@@ -72,8 +71,11 @@ class Publish(Stage):
             return "the Delta table of published scores is gone"
         version = int(manifest.output("delta").version)
         files = log.files(version) if log.has(version) else None
-        if files is not None and (why := damaged_file(f for f in files if f.partition.get("ds") == ctx.ds)) is not None:
-            return why
+        if (
+            files is not None
+            and (damage := damaged_file(f for f in files if f.partition.get("ds") == ctx.ds)) is not None
+        ):
+            return damage
         retain_days = _sections(ctx.spec)[0].retain_days
         with open_target(ctx.spec, ctx.ws) as target:
             if retain_days is not None and ctx.ds in beyond_retention([*target.days(), ctx.ds], retain_days):
@@ -118,10 +120,10 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             by_score=score.rerank is None,
         )
         with target.stage(df, ctx.ds, ctx.key) as staged:
-            made, asked = ctx.upstream["score"].rows, publish.audit
-            checks = day_checks(staged, limits, asked, made.get("candidates"), made.get("users"))
-            if asked is not None:
-                checks += [*reference_checks(spark, df, asked.references), *own_checks(df, staged, asked.rules)]
+            scored_rows, audit = ctx.upstream["score"].rows, publish.audit
+            checks = day_checks(staged, limits, audit, scored_rows.get("candidates"), scored_rows.get("users"))
+            if audit is not None:
+                checks += [*reference_checks(spark, df, audit.references), *own_checks(df, staged, audit.rules)]
             failed = [check for check in checks if not check.ok]
             if failed:
                 target.keep(staged)
@@ -144,7 +146,7 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
     version = _write_delta(ctx, df)
     if publish.online is not None and ctx.ds == max(target.days()):
         with open_store(ctx.spec, ctx.ws, ctx.lock) as store:
-            unfit = export(store, df, score.user.key, score.item.key, Version(ctx.ds, ctx.key))
+            unfit = export(store, df, score.user.key, score.item.key, OnlineVersion(ctx.ds, ctx.key))
             unfit.warn(store.label)
             left_out += unfit
             log.info("the items of %s are in %s", ctx.ds, store.label)
@@ -167,12 +169,14 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
 
 
 def _not_online(ctx: Context, target: Target, key: str) -> str | None:
-    """Why the store of keys and values does not have the run's scores, though its day is the newest; or None."""
+    """Return why the online store lacks the run's scores though its day is the newest, or None."""
     if _sections(ctx.spec)[0].online is None or ctx.ds != max(target.days()):
         return None
     with open_store(ctx.spec, ctx.ws) as store:
-        found = store.current()
-        return None if found == Version(ctx.ds, key) else f"{store.label} has other scores than those of {ctx.ds}"
+        version = store.current()
+        return (
+            None if version == OnlineVersion(ctx.ds, key) else f"{store.label} has other scores than those of {ctx.ds}"
+        )
 
 
 def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
@@ -184,7 +188,7 @@ def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
 
     path = ctx.ws.locate(scores.name)
     try:
-        df = read_version(spark, path, int(scores.version), lambda of: of["ds"] == ctx.ds)
+        df = read_version(spark, path, int(scores.version), lambda partition: partition["ds"] == ctx.ds)
     except AnalysisException as e:
         raise UserError(
             f"version {scores.version} of {path} cannot be read ({str(e).splitlines()[0]}); make it again: "

@@ -32,21 +32,29 @@ A package adds a warehouse by a `headrace.config.warehouse.WarehouseKind`, whose
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.publish.unfit_keys import KeyLimits
+from headrace.identifiers import column
 from headrace.storage import LeaseLost
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
+log = logging.getLogger("headrace.publish")
+
+#: Keys that are named.
+_NAMED = 5
+#: Characters of a key that a manifest takes; of a longer one its length alone is told.
+_MOST_CHARACTERS = 8_192
 #: A value of the user's or the item's key.
 Key = int | str
 
@@ -153,7 +161,7 @@ class Target(Protocol):
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         """Make the table and its current view where there are none; add columns that the scores have gained.
 
-        The columns and their order are those of `headrace.publish.target.published_columns`. The view `TABLE_current`
+        The columns and their order are those of `headrace.publish.target.published_columns`. The view TABLE_current
         has the rows of the newest published day.
 
         Args:
@@ -195,7 +203,7 @@ class Target(Protocol):
         """Leave the staged rows when the block of `stage` ends, until the day is staged again or `drop_kept`."""
         ...
 
-    def kept(self, days: Sequence[str] | None = None) -> list[str]:
+    def kept_labels(self, days: Sequence[str] | None = None) -> list[str]:
         """Return the labels of what `keep` left, of all runs (of these days alone)."""
         ...
 
@@ -217,14 +225,14 @@ class Target(Protocol):
 
     def missing(self, ds: str, key: str) -> str | None:
         """Return why the day's rows are not those of the run `key`, or None."""
-        found = self.published(ds)
-        if found is None:
+        publication = self.published(ds)
+        if publication is None:
             return f"{self.label} has no publication for {ds}"
-        if found.key != key:
+        if publication.key != key:
             return f"{self.label} holds another run's rows for {ds}"
         rows = self.count(ds)
-        if rows != found.rows:
-            return f"{self.label} has {rows:,} rows for {ds}, and {found.rows:,} were published"
+        if rows != publication.rows:
+            return f"{self.label} has {rows:,} rows for {ds}, and {publication.rows:,} were published"
         return None
 
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
@@ -325,15 +333,107 @@ def published_columns(
     types = dict(spark_types)
     first = ("ds", user, item, "rank", "score", "model_version")
     columns = []
-    for column in (*first, *(name for name in types if name not in first)):
-        found = types.get(column)
-        if found is None:
+    for name in (*first, *(extra for extra in types if extra not in first)):
+        type_ = types.get(name)
+        if type_ is None:
             raise UserError(
-                f"the scores to publish have no column '{column}' (they have {', '.join(types)}): "
-                f"run stage 'score' again"
+                f"the scores to publish have no column '{name}' (they have {', '.join(types)}): run stage 'score' again"
             )
-        if found not in taken:
+        if type_ not in taken:
             known = f"; it takes {', '.join(taken)}" if isinstance(taken, Iterable) else ""
-            raise UserError(f"the scores' column '{column}' has type {found}, which the warehouse does not take{known}")
-        columns.append((column, found))
+            raise UserError(f"the scores' column '{name}' has type {type_}, which the warehouse does not take{known}")
+        columns.append((name, type_))
     return columns
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """Limits of a target for a key that is text; None: any length."""
+
+    #: UTF-8 bytes at most.
+    max_bytes: int | None = None
+    #: Characters at most.
+    max_characters: int | None = None
+    #: Whether it takes a NUL character (U+0000).
+    nul: bool = True
+    #: Whether it takes the empty text.
+    empty: bool = True
+
+    def reason(self, key: Column) -> Column:
+        """Return why a key cannot be held, as text; null where it can."""
+        from pyspark.sql import functions as F
+
+        reason = F.when(F.lit(False), F.lit(""))
+        if not self.nul:
+            reason = reason.when(key.contains("\0"), F.lit("it has a NUL character"))
+        if not self.empty:
+            reason = reason.when(key == "", F.lit("it is empty"))
+        for most, length, unit in (
+            (self.max_bytes, F.octet_length(key), "bytes"),
+            (self.max_characters, F.length(key), "characters"),
+        ):
+            if most is not None:
+                reason = reason.when(length > most, F.concat(length, F.lit(f" {unit}, at most {most:,} are taken")))
+        return reason
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows that are not in a target, and some of the keys that it cannot hold."""
+
+    rows: int = 0
+    #: `{column: key, "reason": text}`; of a key that is too long to be named the key is None.
+    keys: Sequence[dict[str, Any]] = field(default=())
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        return LeftOut(self.rows + other.rows, [*self.keys, *(k for k in other.keys if k not in self.keys)])
+
+    def warn(self, label: str) -> None:
+        """Log what is left out of a target, if anything is."""
+        if self.rows:
+            log.warning("%s: %s rows are left out: %s", label, f"{self.rows:,}", "; ".join(map(described, self.keys)))
+
+
+def described(key: dict[str, Any]) -> str:
+    """Return a key of `LeftOut` for people: at most 40 characters of it, control characters escaped."""
+    column = next(name for name in key if name != "reason")
+    value = key[column]
+    shortened = "a key" if value is None else repr(value if len(value) <= 40 else value[:40] + "…")
+    return f"{column} {shortened}: {key['reason']}"
+
+
+def without_unfit_keys(df: DataFrame, limits: dict[str, KeyLimits], user: str) -> tuple[DataFrame, LeftOut]:
+    """Leave out the rows whose keys a target cannot hold; ranks of a list begin at 1 and have no gaps as before.
+
+    Args:
+        df: the day's scores.
+        limits: by key column. Columns that are no text are passed over.
+        user: name of the user key.
+
+    Returns:
+        the rows that the target holds, and what is left out.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    texts = {name for name, type_ in df.dtypes if type_ == "string"}
+    names = [name for name, key_limits in limits.items() if name in texts and key_limits != KeyLimits()]
+    if not names:
+        return df, LeftOut()
+    keys = [column(name) for name in names]
+    reasons = [limits[name].reason(key) for name, key in zip(names, keys, strict=True)]
+    unfit = reduce(lambda a, b: a | b, (reason.isNotNull() for reason in reasons))
+    rows = df.where(unfit).count()
+    if not rows:
+        return df, LeftOut()
+    named: list[dict[str, Any]] = []
+    for name, key, reason in zip(names, keys, reasons, strict=True):
+        named_key = F.when(F.length(key) <= _MOST_CHARACTERS, key)
+        unfit_keys = df.select(named_key.alias("key"), reason.alias("reason")).where("reason IS NOT NULL").distinct()
+        named += [
+            {name: row["key"], "reason": row["reason"]} for row in unfit_keys.orderBy("reason", "key").take(_NAMED)
+        ]
+    fitting = df.where(~unfit)
+    order = Window.partitionBy(column(user)).orderBy("rank")
+    rank = F.row_number().over(order).cast(df.schema["rank"].dataType)
+    return fitting.withColumn("rank", rank).select(*map(column, df.columns)), LeftOut(rows, named[:_NAMED])

@@ -108,7 +108,7 @@ def test_a_warehouse_of_a_package_is_published_to(spark: SparkSession, tmp_path:
     same(stored(path), first)
     with open_target(by_class, ws) as target:
         assert target.drop_kept() == [f"clicks_scores_staging_{NEXT}"]
-        assert target.kept() == []
+        assert target.kept_labels() == []
 
 
 def test_the_example_of_the_contract_runs(spark: SparkSession, tmp_path: Path) -> None:

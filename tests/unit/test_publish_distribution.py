@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.config.publish import Audit, AuditRule
 from headrace.errors import UserError
-from headrace.publish.audit import Expected, Limits, count_day, day_checks, within
+from headrace.publish.audit import Expected, Limits, check_within, count_day, day_checks
 from headrace.publish.audit_rules import own_checks
 from headrace.publish.target import Check, PublishedDay
 
@@ -241,6 +241,6 @@ def test_rules_that_can_be_none(keys: dict[str, Any]) -> None:
 
 
 def test_a_figure_just_over_its_limit_is_shown_as_such() -> None:
-    assert within("x", 0.25000001, None, 0.25).value != 0.25
-    assert not within("x", 0.25000001, None, 0.25).ok
-    assert within("x", 0.25, 0.25, 0.25).ok
+    assert check_within("x", 0.25000001, None, 0.25).value != 0.25
+    assert not check_within("x", 0.25000001, None, 0.25).ok
+    assert check_within("x", 0.25, 0.25, 0.25).ok

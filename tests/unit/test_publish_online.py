@@ -16,13 +16,13 @@ import redis
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.publish.online import VERSION_DATABASE, VERSION_KEY, RedisStore, Version, open_store
+from headrace.publish.online import VERSION_DATABASE, VERSION_KEY, OnlineVersion, RedisStore, open_store
 from headrace.storage import LeaseLost
 from headrace.workspace import Workspace
 from tests.fence_support import holding
 from tests.publish_support import redis_server
 
-OLD, NEW = Version("2026-01-09", "old"), Version("2026-01-10", "new")
+OLD, NEW = OnlineVersion("2026-01-09", "old"), OnlineVersion("2026-01-10", "new")
 
 
 READER = """
@@ -82,7 +82,7 @@ def test_a_run_that_is_paused_while_it_writes_changes_nothing_after_a_later_one(
     settings: list[str], tmp_path: Path
 ) -> None:
     spec, ws = load_spec("clicks", settings), Workspace(tmp_path / "home")
-    newer = Version("2026-01-11", "newer")
+    newer = OnlineVersion("2026-01-11", "newer")
 
     class Paused(Users):
         """Another run publishes while these are on their way."""
@@ -171,7 +171,7 @@ def read_redis(store: RedisStore, folder: Path) -> None:
         assert json.loads(client.get(f"clicks_scores:{new}:u77")) == [{"item": "new", "score": 77}]
         assert client.get(f"clicks_scores:{old}:u77"), "a reader with the older pointer finds nothing"
         assert client.dbsize() == 2500 + 1500 + 2, "what the killed run wrote is still there"
-        store.put(Users(10, "newer"), Version("2026-01-11", "newer"))  # type: ignore[arg-type]
+        store.put(Users(10, "newer"), OnlineVersion("2026-01-11", "newer"))  # type: ignore[arg-type]
         assert client.dbsize() == 1500 + 10 + 2
 
 
@@ -204,7 +204,7 @@ def read_lmdb(store: Any, ws: Workspace) -> None:
     with lmdb.open(str(file), subdir=False, readonly=True, lock=False, max_dbs=1) as after:
         database = after.open_db(VERSION_DATABASE, create=False)
         with after.begin() as reading:
-            assert Version.from_json(bytes(reading.get(VERSION_KEY, db=database))) == NEW
+            assert OnlineVersion.from_json(bytes(reading.get(VERSION_KEY, db=database))) == NEW
     assert [f.name for f in file.parent.iterdir()] == [file.name]
 
 

@@ -116,7 +116,7 @@ def test_a_killed_user_leaves_a_server_that_the_next_one_uses_and_stops(home: Wo
 def test_start_keeps_the_server_until_stop(home: Workspace) -> None:
     started = embedded.start(home)
     assert started.running
-    assert started.kept
+    assert started.keeps_running
     with embedded.lease(home):
         pass
     assert embedded.status(home).pid == started.pid

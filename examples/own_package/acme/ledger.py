@@ -134,14 +134,14 @@ class LedgerTarget(Target):
     def keep(self, staged: StagedDay) -> None:
         self._retained_days.add(staged.ds)
 
-    def kept(self, days: Sequence[str] | None = None) -> list[str]:
+    def kept_labels(self, days: Sequence[str] | None = None) -> list[str]:
         begin = self._staging("")
         rows = self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
         tables = [name for (name,) in rows if name.startswith(begin)]
         return [name for name in tables if days is None or name.removeprefix(begin) in days]
 
     def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
-        dropped = self.kept(days)
+        dropped = self.kept_labels(days)
         for name in dropped:
             self._db.execute(f"DROP TABLE {_quoted(name)}")
         return dropped

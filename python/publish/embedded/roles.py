@@ -135,7 +135,7 @@ _STATISTICS = ("pg_catalog", "pg_statistic")
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether an erasure was killed before the server's files were without its rows."""
+    """Return whether an erasure was killed before the server's files were without its rows."""
     return (folder / _MARK).exists()
 
 

@@ -59,14 +59,14 @@ _PORT_TRIES = 5
 
 @dataclass(frozen=True)
 class Status:
-    """What `status` found. `port` and `pid` are None where the server does not run."""
+    """The state of the server. `port` and `pid` are None where it does not run."""
 
     running: bool
     port: int | None
     pid: int | None
     data: Path
     #: The server stays when its last user leaves.
-    kept: bool
+    keeps_running: bool
     #: Another process is using it now.
     used: bool
 
@@ -103,13 +103,13 @@ def stop(ws: Workspace) -> Status:
 def status(ws: Workspace) -> Status:
     """Look, and change nothing."""
     folder = ws.postgres
-    found = running(folder / "data")
+    server = running(folder / "data")
     return Status(
-        running=found is not None,
-        pid=found[0] if found else None,
-        port=found[1] if found else None,
+        running=server is not None,
+        pid=server[0] if server else None,
+        port=server[1] if server else None,
         data=folder / "data",
-        kept=(folder / "keep").exists(),
+        keeps_running=(folder / "keep").exists(),
         used=_in_use(folder),
     )
 
@@ -121,15 +121,15 @@ def lease(ws: Workspace, port: int = 0, database: str = "headrace", user: str = 
     Arguments and errors as for `start`. Leases nest and may be taken by several processes at once.
     """
     folder = _folder(ws)
-    with open(folder / "leases", "a+b") as mine:
+    with open(folder / "leases", "a+b") as lease_file:
         with _locked(folder):
-            found = _start(folder, port, database, user)
-            fcntl.flock(mine, fcntl.LOCK_SH)
+            bound_port = _start(folder, port, database, user)
+            fcntl.flock(lease_file, fcntl.LOCK_SH)
         try:
-            yield found
+            yield bound_port
         finally:
             with _locked(folder):
-                fcntl.flock(mine, fcntl.LOCK_UN)
+                fcntl.flock(lease_file, fcntl.LOCK_UN)
                 _stop_if_unused(folder)
 
 
@@ -190,8 +190,8 @@ def _start(folder: Path, wanted_port: int, database: str, user: str) -> int:
     data = folder / "data"
     if not (data / "PG_VERSION").is_file():
         _initialise(folder)
-    found = _wait_until_ready(data)
-    port = found[1] if found else _launch(folder, wanted_port)
+    server = _wait_until_ready(data)
+    port = server[1] if server else _launch(folder, wanted_port)
     ensure_database(folder, port, database, user)
     return port
 
@@ -247,9 +247,9 @@ def _wait_until_ready(data: Path) -> tuple[int, int] | None:
     """(pid, port) of the running server, waiting while one is starting or ending; None: none runs."""
     give_up = time.monotonic() + _START_SECONDS
     while postgres_in(data):
-        found = running(data)
-        if found:
-            return found
+        server = running(data)
+        if server:
+            return server
         if time.monotonic() > give_up:
             raise UserError(
                 f"a PostgreSQL server in {data} (process {postgres_in(data)[0]}) neither starts nor ends; "
@@ -308,9 +308,9 @@ def _forget_reused_pid(data: Path) -> None:
         mark.unlink()
 
 
-def _ports(folder: Path, wanted: int) -> Iterator[int]:
-    if wanted:
-        yield wanted
+def _ports(folder: Path, requested: int) -> Iterator[int]:
+    if requested:
+        yield requested
         return
     with suppress(FileNotFoundError, ValueError):
         yield int((folder / "port").read_text())

@@ -1,4 +1,4 @@
-"""Whose commits to a scores table stand: a row for each lease says the token of its newest holder.
+"""Fencing of commits to a scores table: a row for each lease has the token of its newest holder.
 
 The row is raised in the transaction that it guards, which holds it until its end: whoever comes with a larger token
 waits, and whoever comes with a smaller one afterwards is refused with all that its transaction has done.
@@ -24,8 +24,8 @@ def make_fences(conn: Connection, schema: str, fence: Fence | None) -> None:
     """Make the table of tokens where there is none; call it before the transaction locks anything else."""
     if fence is None:
         return
-    there = conn.execute("SELECT to_regclass(format('%%I.%%I', %s::text, %s::text))", [schema, FENCES]).fetchone()
-    if there != (None,):
+    existing = conn.execute("SELECT to_regclass(format('%%I.%%I', %s::text, %s::text))", [schema, FENCES]).fetchone()
+    if existing != (None,):
         return
     with conn.transaction():
         # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.

@@ -1,4 +1,4 @@
-"""Where scores are published: a connection to the user's PostgreSQL, or to the one that comes as a wheel.
+"""Connections to the user's PostgreSQL, or to the one that comes as a wheel.
 
     with connect(spec.publish.warehouse, ws) as conn:
         conn.execute("SELECT ...")
@@ -138,8 +138,8 @@ def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
         elif warehouse.password_file:
             secret = f'PGPASSWORD="$(cat {shlex.quote(warehouse.password_file)})" '
         secret += "".join(f"PG{name.upper()}={shlex.quote(value)} " for name, value in warehouse.ssl.items())
-    where = ["-h", host, "-p", str(port), "-U", warehouse.user, "-d", warehouse.database]
-    return secret + shlex.join([psql, *where])
+    arguments = ["-h", host, "-p", str(port), "-U", warehouse.user, "-d", warehouse.database]
+    return secret + shlex.join([psql, *arguments])
 
 
 def _advice(reason: str, warehouse: Warehouse) -> str:

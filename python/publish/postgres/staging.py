@@ -45,7 +45,7 @@ log = logging.getLogger("headrace.publish")
 _WRITERS = 8
 
 #: How the comment of a staging table begins that is kept for a look.
-_KEPT = "kept by headrace"
+_KEPT_MARK = "kept by headrace"
 #: The end of the name of the table that notes what was sent.
 _PARTS = "_parts"
 
@@ -65,7 +65,7 @@ class PostgresStagedDay:
     #: The label of the table that they are for.
     table: str
     rows: int = 0
-    kept: bool = False
+    is_kept: bool = False
 
     @property
     def id(self) -> sql.Identifier:
@@ -131,7 +131,7 @@ def staging_table(conn: Connection, table: ScoresTable, ds: str, key: str) -> It
         finally:
             if not conn.closed:
                 drop_parts(conn, staged)
-                if not staged.kept:
+                if not staged.is_kept:
                     # After the swap there is none of that name: it is the partition.
                     conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(staged.id))
     finally:
@@ -146,63 +146,65 @@ def drop_parts(conn: Connection, staged: PostgresStagedDay) -> None:
 
 def keep(conn: Connection, staged: PostgresStagedDay) -> None:
     """Leave a staging table for a look."""
-    conn.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(staged.id, sql.Literal(_kept(staged.table))))
-    staged.kept = True
+    conn.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(staged.id, sql.Literal(_kept_comment(staged.table))))
+    staged.is_kept = True
 
 
-def kept(conn: Connection, table: ScoresTable, days: Sequence[str] | None = None) -> list[str]:
+def kept_tables(conn: Connection, table: ScoresTable, days: Sequence[str] | None = None) -> list[str]:
     """The names of this table's staging tables (of these days) that were kept."""
-    found = conn.execute(
+    rows = conn.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s "
         "AND obj_description(c.oid, 'pg_class') = %s AND NOT c.relispartition ORDER BY 1",
-        [table.schema, _kept(table.label)],
+        [table.schema, _kept_comment(table.label)],
     ).fetchall()
     starts = None if days is None else tuple(table.staging(day) for day in days)
-    return [str(name) for (name,) in found if starts is None or str(name).startswith(starts)]
+    return [str(name) for (name,) in rows if starts is None or str(name).startswith(starts)]
 
 
 def drop_kept(conn: Connection, table: ScoresTable, days: Sequence[str] | None = None) -> list[str]:
     """Drop them. Returns their labels."""
-    names = kept(conn, table, days)
+    names = kept_tables(conn, table, days)
     for name in names:
         conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(table.schema, name)))
     return [f"{table.schema}.{name}" for name in names]
 
 
-def _kept(label: str) -> str:
+def _kept_comment(label: str) -> str:
     """The comment of a kept staging table: whose it is."""
-    return f"{_KEPT}: rows for {label} that failed their audit"
+    return f"{_KEPT_MARK}: rows for {label} that failed their audit"
 
 
 def _previous(conn: Connection, table: ScoresTable, ds: str) -> PublishedDay | None:
-    before = [(day, rows) for day, rows in published_days(conn, table.schema, table.name).items() if day < ds]
-    if not before:
+    earlier_days = [(day, rows) for day, rows in published_days(conn, table.schema, table.name).items() if day < ds]
+    if not earlier_days:
         return None
-    day, rows = before[-1]
+    day, rows = earlier_days[-1]
     of_day = sql.SQL("(SELECT * FROM {} WHERE ds = {}) AS previous").format(
         table.id, sql.Literal(date.fromisoformat(day))
     )
     return PublishedDay(day, rows, of_day.as_string(conn))
 
 
-def _drop_orphans(conn: Connection, schema: str, own: str) -> list[str]:
+def _drop_orphans(conn: Connection, schema: str, own_prefix: str) -> list[str]:
     """Drop the staging tables whose runs are gone: those, and our own day's, whose lock can be had. Kept ones stay."""
-    found = conn.execute(
+    rows = conn.execute(
         "SELECT c.relname, coalesce(obj_description(c.oid, 'pg_class') LIKE %s, false) FROM pg_class c "
         "JOIN pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s) "
         "AND pg_get_userbyid(c.relowner) = current_user AND NOT c.relispartition",
-        [f"{_KEPT}%", schema, STAGING_PREFIX],
+        [f"{_KEPT_MARK}%", schema, STAGING_PREFIX],
     ).fetchall()
     dropped = []
-    for name, kept in found:
-        lock = name[: len(own)]
-        mine = lock == own
-        if mine or (not kept and conn.execute(f"SELECT pg_try_advisory_lock({_LOCK})", [lock]).fetchone() == (True,)):
+    for name, is_kept in rows:
+        lock = name[: len(own_prefix)]
+        is_own = lock == own_prefix
+        if is_own or (
+            not is_kept and conn.execute(f"SELECT pg_try_advisory_lock({_LOCK})", [lock]).fetchone() == (True,)
+        ):
             conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name)))
             log.info("dropped %s.%s, left by an earlier run", schema, name)
             dropped.append(f"{schema}.{name}")
-            if not mine:
+            if not is_own:
                 conn.execute(f"SELECT pg_advisory_unlock({_LOCK})", [lock])
     return dropped
 

@@ -54,16 +54,16 @@ def partition_by_day(conn: Connection, schema: str, name: str, fence: Fence | No
         conn.execute(f"SELECT pg_advisory_xact_lock({_LOCK})", [f"{schema}.{name}"])
         # Writers wait, readers read on.
         conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(old))
-        found = conn.execute(
+        relation = conn.execute(
             "SELECT c.oid, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = %s AND c.relname = %s",
             [schema, name],
         ).fetchone()
-        assert found is not None, "locked just now"
-        oid, kind = found
+        assert relation is not None, "locked just now"
+        oid, kind = relation
         if kind == "p":  # another process was first
             return
-        hanging = [str(what) for (what,) in conn.execute(_HANGING, {"oid": oid}).fetchall()]
+        hanging = [str(description) for (description,) in conn.execute(_HANGING, {"oid": oid}).fetchall()]
         if hanging:
             raise UserError(
                 f"{schema}.{name} was made by an earlier version as one table of all days, and is to be partitioned by "
@@ -168,7 +168,7 @@ class ScoresTable:
         return sql.SQL(", ").join(sql.Identifier(n) for n in ("ds", self.user, "rank"))
 
     def staging(self, ds: str) -> str:
-        """How the names of all staging tables of a day begin, and the name of the lock of the one that is alive."""
+        """Return the prefix of a day's staging tables, which is also the name of the live one's lock."""
         return STAGING_PREFIX + hashlib.sha256(f"{self.label}/{ds}".encode()).hexdigest()[:24]
 
 
@@ -244,9 +244,9 @@ def create_tables(conn: Connection, table: ScoresTable, fence: Fence | None = No
         )
         fault = _misfit(conn, table)
         if fault is None:
-            found = columns_of(conn, table.schema, table.name)
+            existing = columns_of(conn, table.schema, table.name)
             for column in table.columns:
-                if column.name not in found:
+                if column.name not in existing:
                     conn.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {}").format(table.id, _definition(column)))
             _create_current_view(conn, table)
     if fault:
@@ -260,15 +260,15 @@ def _definition(column: Column) -> sql.Composed:
 
 
 def _misfit(conn: Connection, table: ScoresTable) -> str | None:
-    """Why the table that is there cannot take the scores, or None."""
-    found, wanted = columns_of(conn, table.schema, table.name), {c.name: c.type for c in table.columns}
+    """Return why the existing table cannot take the scores, or None."""
+    existing, required_types = columns_of(conn, table.schema, table.name), {c.name: c.type for c in table.columns}
     required = required_columns(conn, table.schema, table.name)
     faults = [
-        f"'{c.name}' is {found.get(c.name, 'missing')}, not {c.type}"
+        f"'{c.name}' is {existing.get(c.name, 'missing')}, not {c.type}"
         for c in table.columns
-        if (c.name in found or not c.nullable) and found.get(c.name) != c.type
+        if (c.name in existing or not c.nullable) and existing.get(c.name) != c.type
     ]
-    faults += [f"'{n}' is unknown and must not be null" for n in found if n not in wanted and n in required]
+    faults += [f"'{n}' is unknown and must not be null" for n in existing if n not in required_types and n in required]
     if not faults:
         return None
     return (
@@ -304,12 +304,12 @@ def _create_current_view(conn: Connection, table: ScoresTable) -> None:
 
 def relation_kind(conn: Connection, schema: str, name: str) -> str | None:
     """`pg_class.relkind`: r is a table, p a partitioned one, v a view; None where there is nothing of that name."""
-    found = conn.execute(
+    row = conn.execute(
         "SELECT c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %s AND c.relname = %s",
         [schema, name],
     ).fetchone()
-    return None if found is None else str(found[0])
+    return None if row is None else str(row[0])
 
 
 def columns_of(conn: Connection, schema: str, name: str) -> dict[str, str]:
@@ -336,13 +336,13 @@ def published(conn: Connection, schema: str, name: str, ds: str) -> Publication 
     """The day's publication; None where there is none."""
     if not columns_of(conn, schema, PUBLICATIONS) or not columns_of(conn, schema, name):
         return None
-    found = conn.execute(
+    row = conn.execute(
         sql.SQL("SELECT key, rows, audit FROM {} WHERE table_name = %s AND ds = %s").format(
             sql.Identifier(schema, PUBLICATIONS)
         ),
         [name, ds],
     ).fetchone()
-    return None if found is None else Publication(str(found[0]), int(found[1]), list(found[2]))
+    return None if row is None else Publication(str(row[0]), int(row[1]), list(row[2]))
 
 
 def published_days(conn: Connection, schema: str, name: str) -> dict[str, int]:
@@ -360,11 +360,11 @@ def published_days(conn: Connection, schema: str, name: str) -> dict[str, int]:
 
 def count_day(conn: Connection, schema: str, name: str, ds: str) -> int:
     """Rows of the day in a scores table."""
-    found = conn.execute(
+    row = conn.execute(
         sql.SQL("SELECT count(*) FROM {} WHERE ds = %s").format(sql.Identifier(schema, name)), [ds]
     ).fetchone()
-    assert found is not None
-    return int(found[0])
+    assert row is not None
+    return int(row[0])
 
 
 def sample(conn: Connection, schema: str, name: str, ds: str, n: int = 10) -> list[dict[str, Any]]:

@@ -20,8 +20,7 @@ from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.postgres.fencing import claim_in_time, make_fences
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
 from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, columns_of
-from headrace.publish.target import Check, Key, Publication, StagedDay, Target, table_name
-from headrace.publish.unfit_keys import KeyLimits
+from headrace.publish.target import Check, Key, KeyLimits, Publication, StagedDay, Target, table_name
 from headrace.stage import RunLock
 from headrace.storage import Fence
 from headrace.workspace import Workspace
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def count_rows_with(conn: Connection, schema: str, name: str, column: str, keys: Sequence[Key]) -> dict[str, int]:
-    """By day, the rows with one of these keys in a column."""
+    """Count by day the rows with one of these keys in a column."""
     if column not in columns_of(conn, schema, name):
         return {}
     counted = sql.SQL("SELECT ds, count(*) FROM {} WHERE {} = ANY(%s) GROUP BY ds ORDER BY ds")
@@ -46,14 +45,14 @@ def erase_rows(
 
     What the server's write-ahead log, its backups and its replicas hold is theirs to let go.
     """
-    table, of = sql.Identifier(schema, name), sql.Identifier(column)
+    table, key_column = sql.Identifier(schema, name), sql.Identifier(column)
     make_fences(conn, schema, fence)
     with conn.transaction():
         claim_in_time(conn, schema, name, fence)
-        gone = sql.SQL(
+        deletion = sql.SQL(
             "WITH gone AS (DELETE FROM {} WHERE {} = ANY(%s) RETURNING ds) SELECT ds, count(*) FROM gone GROUP BY ds"
         )
-        days: list[tuple[date, int]] = conn.execute(gone.format(table, of), [list(keys)]).fetchall()
+        days: list[tuple[date, int]] = conn.execute(deletion.format(table, key_column), [list(keys)]).fetchall()
         for day, count in days:
             conn.execute(
                 sql.SQL("UPDATE {} SET rows = rows - %s WHERE table_name = %s AND ds = %s").format(
@@ -88,7 +87,7 @@ def set_grants(
         BusyError: a transaction of another run holds the table's row of `headrace_fences`.
         LeaseLost: a later holder has been at work on the table; nothing was changed.
     """
-    wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
+    requested = {(privilege, role) for privilege, roles in grants.items() for role in roles}
     record, schema = sql.Identifier(table.schema, GRANTS), sql.Identifier(table.schema)
     make_fences(conn, table.schema, fence)
     with conn.transaction():
@@ -96,7 +95,7 @@ def set_grants(
         # One at a time: pipelines share the record and the schema. After the row: who waits for that hinders no other.
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
         if not columns_of(conn, table.schema, GRANTS):
-            if not wanted:
+            if not requested:
                 return
             conn.execute(
                 sql.SQL(
@@ -104,17 +103,17 @@ def set_grants(
                     "PRIMARY KEY (table_name, privilege, role))"
                 ).format(record)
             )
-        given = conn.execute(
+        recorded = conn.execute(
             sql.SQL("SELECT privilege, role FROM {} WHERE table_name = %s").format(record), [table.name]
         )
-        ours = {(str(privilege), str(role)) for privilege, role in given.fetchall()}
+        granted = {(str(privilege), str(role)) for privilege, role in recorded.fetchall()}
 
         def note(statement: str, name: str, privilege: str, role: str) -> None:
             conn.execute(sql.SQL(statement).format(record), [name, privilege, role])
 
         add = "INSERT INTO {} VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
         remove = "DELETE FROM {} WHERE table_name = %s AND privilege = %s AND role = %s"
-        for privilege, role in sorted(ours - wanted):
+        for privilege, role in sorted(granted - requested):
             note(remove, table.name, privilege, role)
             if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
                 continue
@@ -127,10 +126,10 @@ def set_grants(
                 sql.SQL("SELECT array_agg(table_name) FROM {} WHERE role = %s").format(record), [role]
             ).fetchone()
             # The last one, and not wanted for another privilege.
-            if left == ([""],) and role not in {r for _, r in wanted}:
+            if left == ([""],) and role not in {r for _, r in requested}:
                 note(remove, *_USAGE, role)
                 conn.execute(sql.SQL("REVOKE USAGE ON SCHEMA {} FROM {}").format(schema, sql.Identifier(role)))
-        for privilege, role in sorted(wanted):
+        for privilege, role in sorted(requested):
             note(add, table.name, privilege, role)
             uses = conn.execute("SELECT has_schema_privilege(%s, %s, 'USAGE')", [role, table.schema]).fetchone()
             if uses != (True,):
@@ -224,8 +223,8 @@ class PostgresTarget(Target):
         assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
         staging.keep(self._conn, staged)
 
-    def kept(self, days: Sequence[str] | None = None) -> list[str]:
-        return [f"{self._schema}.{name}" for name in staging.kept(self._conn, self._table, days)]
+    def kept_labels(self, days: Sequence[str] | None = None) -> list[str]:
+        return [f"{self._schema}.{name}" for name in staging.kept_tables(self._conn, self._table, days)]
 
     def drop_kept(self, days: Sequence[str] | None = None) -> list[str]:
         return staging.drop_kept(self._conn, self._table, days)

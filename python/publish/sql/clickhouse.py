@@ -105,14 +105,14 @@ class ClickHouseClient(SqlClient):
     def day(self, ds: str) -> str:
         return f"toDate('{ds}')"
 
-    def delete_rows(self, table: str, where: str) -> str:
+    def delete_rows(self, table: str, condition: str) -> str:
         # Written again by the statement itself, not at leisure.
-        return f"ALTER TABLE {table} DELETE WHERE {where} SETTINGS mutations_sync = 2"
+        return f"ALTER TABLE {table} DELETE WHERE {condition} SETTINGS mutations_sync = 2"
 
-    def update_rows(self, table: str, change: str, where: str) -> str:
-        return f"ALTER TABLE {table} UPDATE {change} WHERE {where} SETTINGS mutations_sync = 2"
+    def update_rows(self, table: str, change: str, condition: str) -> str:
+        return f"ALTER TABLE {table} UPDATE {change} WHERE {condition} SETTINGS mutations_sync = 2"
 
-    def replace_record(self, publications: str, names: str, values: str, where: str) -> list[str]:
+    def replace_record(self, publications: str, names: str, values: str, condition: str) -> list[str]:
         return [f"INSERT INTO {publications} ({names}) VALUES ({values})"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.identifiers import quoted
-from headrace.publish.unfit_keys import KeyLimits
+from headrace.publish.target import KeyLimits
 from headrace.redaction import redact
 
 log = logging.getLogger("headrace.publish")
@@ -95,7 +95,7 @@ class SqlClient(ABC):
         return kind
 
     def table_options(self, user: str) -> str:
-        """What the definition of a scores table ends with; `user` is the column of the user key."""
+        """Return the end of a scores table's definition; `user` is the column of the user key."""
         return ""
 
     def quote(self, *parts: str) -> str:
@@ -144,24 +144,24 @@ class SqlClient(ABC):
             with cleaned_up(lambda: self.run("ROLLBACK"), "ROLLBACK failed: it is done when the connection is closed"):
                 raise
 
-    def highest_token(self, fences: str, where: str, lease: str) -> int:
-        """That of a table's holders of a lease; 0: there was none. Arguments as of `check_token`."""
+    def highest_token(self, fences: str, condition: str, lease: str) -> int:
+        """Return the highest token of a table's holders of a lease; 0 without any. See `check_token` for arguments."""
         # Of no row a database says null, or 0.
-        return int(self.run(f"SELECT max({self.quote('token')}) FROM {fences} WHERE {where}", [lease])[0][0] or 0)
+        return int(self.run(f"SELECT max({self.quote('token')}) FROM {fences} WHERE {condition}", [lease])[0][0] or 0)
 
-    def check_token(self, fences: str, where: str, lease: str, token: int) -> None:
-        """Whether a holder may go on; where there are transactions it is one of their statements.
+    def check_token(self, fences: str, condition: str, lease: str, token: int) -> None:
+        """Check that a holder may go on; where there are transactions it is one of their statements.
 
         Args:
             fences: the table of tokens, quoted.
-            where: the condition of a table's rows of a lease, with one mark: the lease.
+            condition: the condition of a table's rows of a lease, with one mark: the lease.
             lease: which.
             token: of the holder.
 
         Raises:
             TokenOvertaken: a later holder has been here.
         """
-        if self.highest_token(fences, where, lease) > token:
+        if self.highest_token(fences, condition, lease) > token:
             raise TokenOvertaken
 
     def create_view(self, view: str, select: str) -> list[str]:
@@ -196,39 +196,42 @@ class SqlClient(ABC):
         """The statement that removes a day's rows; `table` is quoted."""
         return f"DELETE FROM {table} WHERE {self.quote('ds')} = {self.day(ds)}"
 
-    def delete_rows(self, table: str, where: str) -> str:
+    def delete_rows(self, table: str, condition: str) -> str:
         """The statement that removes rows for good; `table` is quoted."""
-        return f"DELETE FROM {table} WHERE {where}"
+        return f"DELETE FROM {table} WHERE {condition}"
 
-    def update_rows(self, table: str, change: str, where: str) -> str:
+    def update_rows(self, table: str, change: str, condition: str) -> str:
         """The statement that changes columns of rows; `table` is quoted."""
-        return f"UPDATE {table} SET {change} WHERE {where}"
+        return f"UPDATE {table} SET {change} WHERE {condition}"
 
-    def replace_record(self, publications: str, names: str, values: str, where: str) -> list[str]:
+    def replace_record(self, publications: str, names: str, values: str, condition: str) -> list[str]:
         """The statements that replace a record; the last of them has the values' marks.
 
         Args:
             publications: the table, quoted.
             names: the columns, quoted.
             values: marks and literals.
-            where: the condition of the record before, without marks.
+            condition: the condition of the record before, without marks.
         """
-        return [f"DELETE FROM {publications} WHERE {where}", f"INSERT INTO {publications} ({names}) VALUES ({values})"]
+        return [
+            f"DELETE FROM {publications} WHERE {condition}",
+            f"INSERT INTO {publications} ({names}) VALUES ({values})",
+        ]
 
     def day(self, ds: str) -> str:
         """A day as a literal; it was parsed as a date."""
         return f"DATE '{ds}'"
 
     def rights(self, privilege: str, table: str, view: str) -> list[str]:
-        """What stands between GRANT and TO, REVOKE and FROM: a privilege on a table and on a view, both quoted."""
+        """Return the text between GRANT and TO: a privilege on a table and on a view, both quoted."""
         return [f"{privilege.upper()} ON {name}" for name in (table, view)]
 
     def grantee(self, role: str) -> str:
-        """What stands behind TO and FROM. Raises UserError where the database has no roles."""
+        """Return the text after TO and FROM. Raises UserError where the database has no roles."""
         return self.quote(role)
 
     def has_role(self, role: str) -> bool | None:
-        """Whether the database has the role; None where its catalog does not tell everybody."""
+        """Return whether the database has the role; None where its catalog is not open to everybody."""
         return None
 
 

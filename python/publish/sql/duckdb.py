@@ -37,8 +37,8 @@ class DuckDbClient(SqlClient):
         return (self._schema,)
 
     def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        found = self._connection.execute(statement, list(params)).fetchall()
-        return [tuple(row) for row in found]
+        rows = self._connection.execute(statement, list(params)).fetchall()
+        return [tuple(row) for row in rows]
 
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
         listed = ", ".join(map(self.quote, columns))

@@ -13,8 +13,7 @@ from headrace.errors import UserError
 from headrace.publish.opening import connecting, password_of
 from headrace.publish.sql.client import PARAMETER, SqlClient, cleaned_up
 from headrace.publish.sql.target import SqlTarget
-from headrace.publish.target import Target, table_name
-from headrace.publish.unfit_keys import KeyLimits
+from headrace.publish.target import KeyLimits, Target, table_name
 from headrace.stage import RunLock
 from headrace.workspace import Workspace
 
@@ -126,9 +125,9 @@ class SqlAlchemyClient(SqlClient):
         from sqlalchemy.exc import NoSuchTableError
 
         # Databases that write names in capitals have ours as they stand, since they are quoted.
-        asked = quoted_name(name, quote=True)
+        quoted = quoted_name(name, quote=True)
         try:
-            return [str(c["name"]) for c in inspect(self._connection).get_columns(asked, schema=self._schema)]
+            return [str(c["name"]) for c in inspect(self._connection).get_columns(quoted, schema=self._schema)]
         except NoSuchTableError:
             return []
         finally:
@@ -137,9 +136,9 @@ class SqlAlchemyClient(SqlClient):
     def tables(self, prefix: str) -> list[str]:
         from sqlalchemy import inspect
 
-        found = inspect(self._connection).get_table_names(schema=self._schema)
+        names = inspect(self._connection).get_table_names(schema=self._schema)
         self._finish()
-        return [str(n) for n in found if n.startswith(prefix)]
+        return [str(n) for n in names if n.startswith(prefix)]
 
 
 class SqliteClient(SqlAlchemyClient):
@@ -275,7 +274,7 @@ def open_sqlalchemy(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
     schema = None if conf.schema_name == "public" else conf.schema_name
     try:
         url = make_url(conf.url)
-        shown = url.set(query={}).render_as_string()
+        address = url.set(query={}).render_as_string()
         password = password_of(conf)
         is_sqlite = url.get_backend_name() == "sqlite"
         waits: dict[str, Any] = {"timeout": _PATIENCE_SECONDS} if is_sqlite else {}
@@ -304,10 +303,10 @@ def open_sqlalchemy(spec: Spec, ws: Workspace, lock: RunLock | None = None) -> I
 
     label = f"{schema}.{table_name(spec)}" if schema else table_name(spec)
     try:
-        yield SqlTarget(spec, ws, "sqlalchemy", label, shown, SqlAlchemyClient, connect, lock)
+        yield SqlTarget(spec, ws, "sqlalchemy", label, address, SqlAlchemyClient, connect, lock)
     except SQLAlchemyError as e:
         raise UserError(
-            f"the warehouse {shown} of {spec.pipeline} failed: {reason_of(e)}; {label} holds what it "
+            f"the warehouse {address} of {spec.pipeline} failed: {reason_of(e)}; {label} holds what it "
             f"held before. Run the same command again once that is mended"
         ) from None
     finally:

@@ -15,8 +15,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.publish.files import FilesTarget, Record, StagedFiles
 from headrace.publish.sql.client import SqlClient, TokenOvertaken, cleaned_up
-from headrace.publish.target import SCORES, Key, Publication, lease_lost
-from headrace.publish.unfit_keys import KeyLimits
+from headrace.publish.target import SCORES, Key, KeyLimits, Publication, lease_lost
 from headrace.stage import RunLock
 from headrace.storage import Fence, LeaseLost
 from headrace.workspace import Workspace
@@ -72,18 +71,18 @@ class SqlTarget(FilesTarget):
         with self._connect() as client:
             self._claim(client)
             table, q = self._id(client, self.name), client.quote
-            found = client.columns(self.name)
-            if not found:
+            existing = client.columns(self.name)
+            if not existing:
                 key = f", PRIMARY KEY ({q('ds')}, {q(self.user)}, {q('rank')})" if client.has_keys else ""
                 defined = ", ".join(self._definition(client, i) for i in range(len(self.columns)))
                 client.run(f"CREATE TABLE {table} ({defined}{key}){client.table_options(self.user)}")
-            elif missing := [c for c, _ in self.columns[:SCORES] if c not in found]:
+            elif missing := [c for c, _ in self.columns[:SCORES] if c not in existing]:
                 raise UserError(
                     f"table {self.label} does not fit the scores: it has no column {', '.join(missing)}. Publish to "
                     f"another table (publish.table) or change this one"
                 )
             for i, (column, _) in enumerate(self.columns):
-                if found and column not in found:
+                if existing and column not in existing:
                     client.run(client.add_column(table, self._definition(client, i)))
             self._create_publications(client)
             view = f"{self.name}_current"
@@ -165,8 +164,8 @@ class SqlTarget(FilesTarget):
             primary = f", PRIMARY KEY ({q('table_name')}, {q('lease')})" if client.has_keys else ""
             defined = ", ".join(f"{q(name)} {kind} NOT NULL" for name, kind in kinds.items())
             client.run(f"CREATE TABLE {record} ({defined}{primary}){client.fences_options}")
-        where, lease = self._of_lease(client), self.fence.lease
-        highest = client.highest_token(record, where, lease)
+        condition, lease = self._of_lease(client), self.fence.lease
+        highest = client.highest_token(record, condition, lease)
         if highest > token:
             raise lease_lost(self.label)
         if not highest:
@@ -218,15 +217,15 @@ class SqlTarget(FilesTarget):
         """
         if self.fence is None:
             return
-        token, own, where = self.fence.token, records[0], self._of_lease(client)
+        token, own_record, condition = self.fence.token, records[0], self._of_lease(client)
         if client.transactions:
-            change = f"{client.quote('token')} = {token}", f"{where} AND {client.quote('token')} <= {token}"
-            client.run(client.update_rows(own, *change), [self.fence.lease])
+            change = f"{client.quote('token')} = {token}", f"{condition} AND {client.quote('token')} <= {token}"
+            client.run(client.update_rows(own_record, *change), [self.fence.lease])
         for record in records:
-            client.check_token(record, where, self.fence.lease, token)
+            client.check_token(record, condition, self.fence.lease, token)
 
     def _check_replaced(self, client: SqlClient, ds: str) -> None:
-        """Where a check and a day are not one step: a day may have been replaced after a later run has."""
+        """Check the token again after a day, for databases where a check and a day are not one step."""
         try:
             self._hold(client, self._tokens(client))
         except TokenOvertaken:
@@ -252,8 +251,10 @@ class SqlTarget(FilesTarget):
         }
         names = ", ".join(map(client.quote, ["ds", *values]))
         marks = ", ".join([client.day(ds), *[client.mark] * len(values)])
-        *before, last = client.replace_record(self._id(client, PUBLICATIONS), names, marks, self._of_day(client, ds))
-        for statement in before:
+        *first_statements, last = client.replace_record(
+            self._id(client, PUBLICATIONS), names, marks, self._of_day(client, ds)
+        )
+        for statement in first_statements:
             client.run(statement)
         client.run(last, list(values.values()))
 
@@ -285,8 +286,8 @@ class SqlTarget(FilesTarget):
 
     def count(self, ds: str) -> int:
         with self._connect() as client:
-            where = f"{client.quote('ds')} = {client.day(ds)}"
-            return int(client.run(f"SELECT count(*) FROM {self._id(client, self.name)} WHERE {where}")[0][0])
+            condition = f"{client.quote('ds')} = {client.day(ds)}"
+            return int(client.run(f"SELECT count(*) FROM {self._id(client, self.name)} WHERE {condition}")[0][0])
 
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
         with self._connect() as client:
@@ -298,8 +299,8 @@ class SqlTarget(FilesTarget):
                 f"SELECT {', '.join(map(q, columns))} FROM {self._id(client, self.name)} "
                 f"WHERE {q('ds')} = {client.day(ds)} ORDER BY {q(columns[1])}, {q('rank')}"
             )
-            found = client.run(client.first_rows(select, int(rows)))
-        return [dict(zip(columns, row, strict=True)) for row in found]
+            records = client.run(client.first_rows(select, int(rows)))
+        return [dict(zip(columns, row, strict=True)) for row in records]
 
     def drop_days(self, days: Sequence[str]) -> None:
         for ds in days:
@@ -308,17 +309,17 @@ class SqlTarget(FilesTarget):
                 client.run(f"DELETE FROM {self._id(client, PUBLICATIONS)} WHERE {self._of_day(client, ds)}")
 
     def rows_with(self, column: str, keys: Sequence[Key]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         with self._connect() as client:
             if column not in client.columns(self.name):
-                return found
+                return counts
             q, table = client.quote, self._id(client, self.name)
-            for where, some in _having(client, column, keys):
+            for condition, some in _having(client, column, keys):
                 for ds, count in client.run(
-                    f"SELECT {q('ds')}, count(*) FROM {table} WHERE {where} GROUP BY {q('ds')}", some
+                    f"SELECT {q('ds')}, count(*) FROM {table} WHERE {condition} GROUP BY {q('ds')}", some
                 ):
-                    found[str(ds)[:10]] = found.get(str(ds)[:10], 0) + int(count)
-        return found
+                    counts[str(ds)[:10]] = counts.get(str(ds)[:10], 0) + int(count)
+        return counts
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         left = {ds: self.count(ds) - rows for ds, rows in self.rows_with(column, keys).items()}
@@ -328,37 +329,38 @@ class SqlTarget(FilesTarget):
             for ds, rows in left.items():
                 change = f"{client.quote('row_count')} = {rows}"
                 client.run(client.update_rows(records, change, self._of_day(client, ds)))
-            for where, some in _having(client, column, keys):
-                client.run(client.delete_rows(table, where), some)
+            for condition, some in _having(client, column, keys):
+                client.run(client.delete_rows(table, condition), some)
         return ""
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
-        wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
+        requested = {(privilege, role) for privilege, roles in grants.items() for role in roles}
         with self._connect() as client:
             self._claim(client)
             q, record = client.quote, self._id(client, GRANTS)
             names = self._id(client, self.name), self._id(client, f"{self.name}_current")
-            kept = [q(c) for c in ("table_name", "privilege", "role")]
+            key_columns = [q(c) for c in ("table_name", "privilege", "role")]
             if not client.columns(GRANTS):
-                if not wanted:
+                if not requested:
                     return
-                defined = ", ".join(f"{c} {client.key_type} NOT NULL" for c in kept)
+                defined = ", ".join(f"{c} {client.key_type} NOT NULL" for c in key_columns)
                 client.run(f"CREATE TABLE {record} ({defined}){client.grants_options}")
-            of_table = f"{kept[0]} = '{self.name}'"
-            found = client.run(f"SELECT {kept[1]}, {kept[2]} FROM {record} WHERE {of_table}")
-            ours = {(str(privilege), str(role)) for privilege, role in found}
+            of_table = f"{key_columns[0]} = '{self.name}'"
+            recorded = client.run(f"SELECT {key_columns[1]}, {key_columns[2]} FROM {record} WHERE {of_table}")
+            granted = {(str(privilege), str(role)) for privilege, role in recorded}
             # What was given is on record, wherever a run is killed: the record is first to come and last to go.
-            for privilege, role in sorted(ours - wanted):
+            for privilege, role in sorted(granted - requested):
                 if not self._revoke(client, client.rights(privilege, *names), role):
                     continue
-                mine = f"{of_table} AND {kept[1]} = {client.mark} AND {kept[2]} = {client.mark}"
-                client.run(f"DELETE FROM {record} WHERE {mine}", [privilege, role])
-            for privilege, role in sorted(wanted):
+                condition = f"{of_table} AND {key_columns[1]} = {client.mark} AND {key_columns[2]} = {client.mark}"
+                client.run(f"DELETE FROM {record} WHERE {condition}", [privilege, role])
+            for privilege, role in sorted(requested):
                 statements = [f"GRANT {right} TO {client.grantee(role)}" for right in client.rights(privilege, *names)]
-                if (privilege, role) not in ours:
-                    marks = ", ".join([client.mark] * len(kept))
+                if (privilege, role) not in granted:
+                    marks = ", ".join([client.mark] * len(key_columns))
                     client.run(
-                        f"INSERT INTO {record} ({', '.join(kept)}) VALUES ({marks})", [self.name, privilege, role]
+                        f"INSERT INTO {record} ({', '.join(key_columns)}) VALUES ({marks})",
+                        [self.name, privilege, role],
                     )
                 for statement in statements:
                     client.run(statement)

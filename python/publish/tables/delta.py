@@ -54,8 +54,8 @@ class DeltaTarget(SparkTableTarget):
         log = DeltaLog(self.folder)
         if log.version is None:
             return
-        found = list(log.columns())
-        if found != CLAIMED and (missing := [c for c, _ in self.columns[:SCORES] if c not in found]):
+        existing = list(log.columns())
+        if existing != CLAIMED and (missing := [c for c, _ in self.columns[:SCORES] if c not in existing]):
             raise UserError(f"the Delta table {self.folder} does not fit the scores: it has no {', '.join(missing)}")
 
     def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
@@ -104,12 +104,12 @@ class DeltaTarget(SparkTableTarget):
     def leftovers(self, column: str, keys: Sequence[Key]) -> int:
         count = 0
         for table, change, values in self._erasures(column, keys):
-            found = erase(table, change, "forget", False)
-            count += found.removed + len(found.left) + redact_log(table, values, False)
+            erasure = erase(table, change, "forget", False)
+            count += erasure.removed + len(erasure.left) + redact_log(table, values, False)
         return count + len(self.records.changing())
 
     def _erasures(self, column: str, keys: Sequence[Key]) -> Iterator[tuple[Location, Change, Values]]:
-        """Of both tables: what becomes of their rows, and what must not be in their logs."""
+        """Yield for both tables the change of their rows, and the values to remove from their logs."""
         change = Change((column,), partial(without_keys, column, keys))
         for table in (self.current, self.folder):
             yield table, change, {column: exactly(frozenset(map(str, keys)))}

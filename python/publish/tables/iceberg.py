@@ -48,8 +48,8 @@ class IcebergTarget(SparkTableTarget):
         kinds = {c: "date" if c == "ds" else self.types[t] for c, t in self.columns}
         with self._spark() as spark:
             self._make(spark, self.table, kinds)
-            found = spark.table(self.table).columns
-            if found != CLAIMED and (missing := [c for c, _ in self.columns[:SCORES] if c not in found]):
+            existing = spark.table(self.table).columns
+            if existing != CLAIMED and (missing := [c for c, _ in self.columns[:SCORES] if c not in existing]):
                 raise UserError(f"the Iceberg table {self.label} does not fit the scores: no {', '.join(missing)}")
             self._add_columns(spark, self.table, kinds)
             of_table = {f.name: f.dataType.simpleString() for f in spark.table(self.table).schema}
@@ -64,8 +64,8 @@ class IcebergTarget(SparkTableTarget):
 
     @staticmethod
     def _add_columns(spark: SparkSession, table: str, kinds: Mapping[str, str]) -> None:
-        found = spark.table(table).columns
-        if added := [f"{quoted(c)} {t}" for c, t in kinds.items() if c not in found]:
+        existing = spark.table(table).columns
+        if added := [f"{quoted(c)} {t}" for c, t in kinds.items() if c not in existing]:
             spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({', '.join(added)})")
 
     def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
@@ -78,17 +78,17 @@ class IcebergTarget(SparkTableTarget):
 
         self._replace(self.current, rows, key, F.lit(True))
 
-    def _replace(self, table: str, rows: DataFrame, key: str, where: Column) -> None:
+    def _replace(self, table: str, rows: DataFrame, key: str, condition: Column) -> None:
         """Put rows in the place of those of a table for which a condition is true."""
         from pyspark.sql import functions as F
 
         spark = rows.sparkSession
         columns = spark.table(table).schema
         absent = [F.lit(None).cast(f.dataType).alias(f.name) for f in columns if f.name not in rows.columns]
-        whole = rows.select("*", *absent).select(*[quoted(c) for c in columns.names])
+        complete_rows = rows.select("*", *absent).select(*[quoted(c) for c in columns.names])
 
         def write(branch: str) -> None:
-            whole.writeTo(branch).option("snapshot-property.headrace-key", key).overwrite(where)
+            complete_rows.writeTo(branch).option("snapshot-property.headrace-key", key).overwrite(condition)
 
         self.check_lease()
         iceberg_fencing.change(spark, table, self.label, self.fence, write, self.check_lease)
@@ -120,11 +120,13 @@ class IcebergTarget(SparkTableTarget):
 
     def leftovers(self, column: str, keys: Sequence[Key]) -> int:
         with self._spark() as spark:
-            return sum(one.files() for one in self._erasures(spark, column, keys)) + len(self.records.changing())
+            return sum(erasure.files() for erasure in self._erasures(spark, column, keys)) + len(
+                self.records.changing()
+            )
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         with self._spark() as spark, self.erasing(column, keys):
-            left = [text for one in self._erasures(spark, column, keys) if (text := one.run())]
+            left = [text for erasure in self._erasures(spark, column, keys) if (text := erasure.run())]
         if not left and (files := self.leftovers(column, keys)):
             left.append(
                 f"snapshots of {self.label} or {self.label}_current that branches or tags keep have {files} files with "
@@ -134,18 +136,18 @@ class IcebergTarget(SparkTableTarget):
 
     def _erasures(self, spark: SparkSession, column: str, keys: Sequence[Key]) -> Iterator[IcebergErasure]:
         for table, name in self._tables(spark):
-            of = (spark, table, self.label, self.fence)
-            change = partial(iceberg_fencing.change, *of, check_lease=self.check_lease)
+            table_arguments = (spark, table, self.label, self.fence)
+            change = partial(iceberg_fencing.change, *table_arguments, check_lease=self.check_lease)
             yield IcebergErasure(spark, table, column, keys, self.expired / f"{name}.json", change)
 
     def _tables(self, spark: SparkSession) -> list[tuple[str, str]]:
-        """Those that have rows, and their names: the newest day's first, whose rows the other one has, too."""
+        """Return the tables that have rows, with short names; the newest day's copy is first."""
         both = ((self.current, "current"), (self.table, "table"))
         return [(table, name) for table, name in both if self._columns(spark, table) not in ([], CLAIMED)]
 
     @staticmethod
     def _columns(spark: SparkSession, table: str) -> list[str]:
-        """Of a table; none where there is none."""
+        """Return the columns of a table; empty where there is no table."""
         return list(spark.table(table).columns) if spark.catalog.tableExists(table) else []
 
     def drop_days(self, days: Sequence[str]) -> None:

@@ -75,9 +75,9 @@ class SnapshotExpiry:
         except Py4JJavaError as e:
             if store_away(e) is not None:
                 raise
-            said = redact(str(e.java_exception.getMessage()).split("\n", 1)[0])
+            reason = redact(str(e.java_exception.getMessage()).split("\n", 1)[0])
             return (
-                f"files of old snapshots of {self._name} cannot be deleted ({said}): see that this host may delete "
+                f"files of old snapshots of {self._name} cannot be deleted ({reason}): see that this host may delete "
                 f"them, and run the same command again"
             )
         self._record.remove()
@@ -89,8 +89,8 @@ class SnapshotExpiry:
 
     def _delete(self, io: Any, paths: Sequence[str]) -> None:
         """Files that are gone already count as deleted."""
-        for at in range(0, len(paths), _BATCH):
-            some = list(paths[at : at + _BATCH])
+        for start in range(0, len(paths), _BATCH):
+            some = list(paths[start : start + _BATCH])
             if is_instance_of(self._spark.sparkContext._gateway, io, _BULK):
                 io.deleteFiles(some)
                 continue
@@ -108,11 +108,11 @@ class SnapshotExpiry:
         table = load_table(self._spark, self._name) if of_newest is None else of_newest
         newest = None if of_newest is None else of_newest.currentSnapshot().snapshotId()
         every = "all_" if newest is None else ""
-        where = "" if newest is None else f" WHERE snapshot_id = {newest}"
+        condition = "" if newest is None else f" WHERE snapshot_id = {newest}"
         query = (
             f"SELECT file_path FROM {self._name}.{every}files "
             f"UNION ALL SELECT path FROM {self._name}.{every}manifests "
-            f"UNION ALL SELECT manifest_list FROM {self._name}.snapshots{where}"
+            f"UNION ALL SELECT manifest_list FROM {self._name}.snapshots{condition}"
         )
         paths = {str(row[0]) for row in self._spark.sql(query).collect()}
         for file in (*table.statisticsFiles(), *table.partitionStatisticsFiles()):
@@ -204,18 +204,18 @@ class IcebergErasure:
         Those of older snapshots; and, where delete files hide rows of the newest one (merge-on-read), or a column of
         this name was dropped, all of its data files, and the delete files that have values.
         """
-        what = "SELECT file_path, file_format, content"
-        query = f"{what}, true FROM {self._name}.files"
+        selection = "SELECT file_path, file_format, content"
+        query = f"{selection}, true FROM {self._name}.files"
         if not of_newest:
-            query += f" UNION ALL {what}, false FROM {self._name}.all_files"
-        found = {_Entry(*row) for row in self._spark.sql(query).collect()}
-        live = {f.path for f in found if f.is_live}
-        hides = any(f.is_live and f.content != _DATA for f in found) or len(self._columns()) > 1
-        read = (f for f in found if f.content in (_DATA, _EQUALITY))
+            query += f" UNION ALL {selection}, false FROM {self._name}.all_files"
+        entries = {_Entry(*row) for row in self._spark.sql(query).collect()}
+        live = {f.path for f in entries if f.is_live}
+        hides = any(f.is_live and f.content != _DATA for f in entries) or len(self._columns()) > 1
+        read = (f for f in entries if f.content in (_DATA, _EQUALITY))
         return {f.path: f.format for f in read if f.path not in live or hides}
 
     def _having(self, files: _Files) -> int:
-        """How many have such rows, whether deleted or not."""
+        """Count the files that have such rows, deleted or not."""
         parquet = [path for path, kind in files.items() if kind == "PARQUET"]
         # Of another format than this table is made with nobody looks into: it may have some.
         return len(files) - len(parquet) + (self._parquet_having(parquet) if parquet else 0)
@@ -231,8 +231,8 @@ class IcebergErasure:
         fields = [StructField(f"c{i}", t, True, {"parquet.field.id": i}) for i, t in columns.items()]
         texts = [str(key) for key in self._keys]
         # The column's own is compared as it is: Parquet's statistics tell which row groups have none.
-        own, *dropped = (F.col(field.name) for field in fields)
-        has = reduce(or_, (c.cast("string").isin(texts) for c in dropped), own.isin(list(self._keys)))
+        current, *dropped = (F.col(field.name) for field in fields)
+        has = reduce(or_, (c.cast("string").isin(texts) for c in dropped), current.isin(list(self._keys)))
         with spark_settings(self._spark, _BY_ID):
             rows = self._spark.read.schema(StructType(fields)).parquet(*paths).where(has)
             try:
@@ -254,14 +254,14 @@ class IcebergErasure:
         assert jvm is not None, "a session has one"
         table = load_table(self._spark, self._name)
         now = {column.fieldId() for column in table.schema().columns()}
-        found: dict[int, DataType] = {}
+        columns_by_id: dict[int, DataType] = {}
         for schema in (table.schema(), *table.schemas().values()):
             spark_schema = jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(schema)
             types = StructType.fromJson(json.loads(spark_schema.json()))
             for column in schema.columns():
-                if column.name() == self._column and (not found or column.fieldId() not in now):
-                    found.setdefault(int(column.fieldId()), types[self._column].dataType)
-        return found
+                if column.name() == self._column and (not columns_by_id or column.fieldId() not in now):
+                    columns_by_id.setdefault(int(column.fieldId()), types[self._column].dataType)
+        return columns_by_id
 
     def _rewrite(self) -> None:
         jvm = self._spark._jvm

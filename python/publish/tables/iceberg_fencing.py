@@ -97,7 +97,7 @@ class _Change:
     ) -> None:
         self._spark, self._name, self._label, self._fence = spark, name, label, fence
         self._check_lease = check_lease
-        self._lease, self._mine = ("", 0) if fence is None else (fence.lease, fence.token)
+        self._lease, self._token_number = ("", 0) if fence is None else (fence.lease, fence.token)
         #: Why the last try was none.
         self._refusal = ""
 
@@ -116,13 +116,13 @@ class _Change:
         )
 
     def attempt(self, write: Callable[[str], None]) -> bool:
-        """Whether it is the table's now; else it is to be written again."""
+        """Return whether the change is the table's now; otherwise it must be written again."""
         table = load_table(self._spark, self._name)
         self._check(table.properties())
         self._remove_left(table)
         head = table.currentSnapshot()
         start = None if head is None else int(head.snapshotId())
-        branch = f"{_BRANCHES}{self._lease}_{self._mine}_{uuid.uuid4().hex}"
+        branch = f"{_BRANCHES}{self._lease}_{self._token_number}_{uuid.uuid4().hex}"
         manage = table.manageSnapshots()
         try:
             # Of a table without a snapshot: an empty one.
@@ -176,7 +176,7 @@ class _Change:
             raise lease_lost(self._label)
 
     def _is_conflict(self, error: Exception) -> bool:
-        """Whether it says that others were first; then it is what is told of this try."""
+        """Return whether the error is a conflict with another writer, and keep its message for this try."""
         gateway = self._spark.sparkContext._gateway
         if not isinstance(error, Py4JJavaError) or not is_instance_of(gateway, error.java_exception, _CONFLICT):
             return False
@@ -194,8 +194,8 @@ class _Change:
     def _remove_left(self, table: Any) -> None:
         """The branches of processes that were killed, and of earlier holders that stand still."""
         for branch in [str(name) for name in table.refs()]:
-            of = _BRANCH.fullmatch(branch)  # None: of people
-            if of is not None and of["lease"] == self._lease and int(of["token"]) <= self._mine:
+            match = _BRANCH.fullmatch(branch)  # None: of people
+            if match is not None and match["lease"] == self._lease and int(match["token"]) <= self._token_number:
                 _remove(table, branch)
 
 
@@ -210,5 +210,5 @@ def _remove(table: Any, branch: str) -> None:
 
 
 def _token(properties: Any, fence: Fence) -> int:
-    """That of the newest holder of the lease; 0: there was none."""
+    """Return the token of the newest holder of the lease; 0 without any."""
     return int(properties.get(application_of(fence)) or 0)

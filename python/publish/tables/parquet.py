@@ -39,10 +39,10 @@ class ParquetTarget(FilesTarget):
         super().__init__(spec, ws, "parquet", str(self.folder), "files", lock)
 
     def manifest(self) -> dict[str, Any]:
-        """What `manifest.json` holds; no days where there is none."""
+        """Return the content of `manifest.json`; without days where there is no file."""
         file = self.folder / MANIFEST
-        found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"days": {}}
-        return found
+        manifest: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"days": {}}
+        return manifest
 
     def claim(self) -> None:
         if self.fence is not None:
@@ -75,10 +75,10 @@ class ParquetTarget(FilesTarget):
             version.remove()
 
     def _unnamed(self, manifest: Mapping[str, Any]) -> Iterator[Location]:
-        kept = {str(day["folder"]) for day in manifest["days"].values()}
+        named = {str(day["folder"]) for day in manifest["days"].values()}
         for day in self.folder.entries() if self.folder.is_dir() else []:
             if day.name.startswith("ds="):
-                yield from (v for v in day.entries() if f"{day.name}/{v.name}" not in kept)
+                yield from (v for v in day.entries() if f"{day.name}/{v.name}" not in named)
 
     def _save(self, manifest: dict[str, Any]) -> None:
         manifest["days"] = dict(sorted(manifest["days"].items()))
@@ -87,7 +87,9 @@ class ParquetTarget(FilesTarget):
         if fences:  # those of other leases stay: pipelines may share a table
             manifest["fences"] = {**manifest.get("fences", {}), **{f.lease: f.token for f in fences}}
         text = json.dumps(manifest, indent=1) + "\n"
-        put_fenced(self.folder / MANIFEST, text, fences, lambda there: json.loads(there).get("fences", {}))
+        put_fenced(
+            self.folder / MANIFEST, text, fences, lambda current_text: json.loads(current_text).get("fences", {})
+        )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -132,8 +134,8 @@ class ParquetTarget(FilesTarget):
 
     def leftovers(self, column: str, keys: Sequence[Key]) -> int:
         # Unfinished files, too, which a process that was killed has left.
-        found = (file for folder in self._unnamed(self.manifest()) for file in folder.local_path().rglob("*"))
-        return sum(_may_have(file, column, keys) for file in found if file.is_file())
+        files = (file for folder in self._unnamed(self.manifest()) for file in folder.local_path().rglob("*"))
+        return sum(_may_have(file, column, keys) for file in files if file.is_file())
 
     def erase(self, column: str, keys: Sequence[Key]) -> str:
         import pyarrow.parquet as pq
@@ -144,10 +146,10 @@ class ParquetTarget(FilesTarget):
                 day, folder = manifest["days"][ds], f"ds={ds}/{uuid.uuid4().hex[:8]}"
                 names = []
                 for old in day["files"]:
-                    kept, _ = without_keys(column, keys, pq.read_table(self.folder / old, partitioning=None))
+                    remaining, _ = without_keys(column, keys, pq.read_table(self.folder / old, partitioning=None))
                     names.append(f"{folder}/{old.rpartition('/')[2]}")
                     with (self.folder / names[-1]).new_file() as path:
-                        pq.write_table(kept, path)
+                        pq.write_table(remaining, path)
                 manifest["days"][ds] = day | {"folder": folder, "files": names, "rows": day["rows"] - rows}
             self._save(manifest)
             # At once: readers of the manifest before find their files gone, and read it anew.
@@ -160,7 +162,7 @@ class ParquetTarget(FilesTarget):
 
 
 def _may_have(file: Path, column: str, keys: Sequence[Key]) -> bool:
-    """Whether a file has such rows; one that was not written to its end may have some."""
+    """Return whether a file may have such rows; an incomplete file may."""
     import pyarrow as pa
 
     try:

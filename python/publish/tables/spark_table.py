@@ -50,26 +50,26 @@ class Records:
         file = self._folder / f"{ds}.json"
         if not file.is_file():
             return None
-        found = Record(**known_keys(self._said(ds), _KEYS, str(file)))
-        return Publication(found.key, found.rows, found.audit)
+        record = Record(**known_keys(self._record_of(ds), _KEYS, str(file)))
+        return Publication(record.key, record.rows, record.audit)
 
     def rows_by_day(self) -> dict[str, int]:
         """Day -> rows."""
-        return {ds: found.rows for ds in self._days() if (found := self.published(ds)) is not None}
+        return {ds: publication.rows for ds in self._days() if (publication := self.published(ds)) is not None}
 
     def begin_change(self, days: Iterable[str]) -> None:
         """Note that days' rows change now: `changing` names them until `set_rows` does, also after a kill."""
         for ds in days:
-            self._put(ds, {**self._said(ds), _CHANGES: True})
+            self._put(ds, {**self._record_of(ds), _CHANGES: True})
 
     def changing(self) -> list[str]:
         """The days of which nobody has said yet how many rows they have after their change."""
         return [ds for ds in self._days() if self._text(ds).get(_CHANGES)]
 
     def set_rows(self, rows: Mapping[str, int]) -> None:
-        """How many rows days have by now."""
+        """Record the current number of rows of days."""
         for ds, count in rows.items():
-            self._put(ds, self._said(ds) | {"rows": count})
+            self._put(ds, self._record_of(ds) | {"rows": count})
 
     def forget(self, days: Sequence[str]) -> None:
         """Remove the records of days."""
@@ -80,18 +80,20 @@ class Records:
         return sorted(f.stem for f in self._folder.entries() if f.suffix == ".json") if self._folder.is_dir() else []
 
     def _text(self, ds: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self._folder / f"{ds}.json").read_text())
-        return found
+        content: dict[str, Any] = json.loads((self._folder / f"{ds}.json").read_text())
+        return content
 
-    def _said(self, ds: str) -> dict[str, Any]:
+    def _record_of(self, ds: str) -> dict[str, Any]:
         """The record alone."""
         return {name: value for name, value in self._text(ds).items() if name not in (_FENCES, _CHANGES)}
 
-    def _put(self, ds: str, said: Mapping[str, Any]) -> None:
+    def _put(self, ds: str, record: Mapping[str, Any]) -> None:
         fences = () if self._fence is None else (self._fence,)
-        whole = {**said, **({_FENCES: {f.lease: f.token for f in fences}} if fences else {})}
-        text = json.dumps(whole, indent=1) + "\n"
-        put_fenced(self._folder / f"{ds}.json", text, fences, lambda there: json.loads(there).get(_FENCES, {}))
+        content = {**record, **({_FENCES: {f.lease: f.token for f in fences}} if fences else {})}
+        text = json.dumps(content, indent=1) + "\n"
+        put_fenced(
+            self._folder / f"{ds}.json", text, fences, lambda current_text: json.loads(current_text).get(_FENCES, {})
+        )
 
 
 def first_rows(files: Sequence[Path], ds: str, user: str, rows: int) -> list[dict[str, Any]]:
@@ -108,13 +110,13 @@ def first_rows(files: Sequence[Path], ds: str, user: str, rows: int) -> list[dic
     for file in files:
         table = pq.ParquetFile(file).read()
         if table.num_rows:
-            found = table.sort_by([(user, "ascending"), ("rank", "ascending")]).slice(0, rows).to_pylist()
-            return [{"ds": ds} | row for row in found]
+            records = table.sort_by([(user, "ascending"), ("rank", "ascending")]).slice(0, rows).to_pylist()
+            return [{"ds": ds} | row for row in records]
     return []
 
 
 def rows_having(files: Sequence[Path], column: str, keys: Sequence[Key]) -> int:
-    """How many rows of some files have one of these keys in a column."""
+    """Count the rows of some files that have one of these keys in a column."""
     import pyarrow.parquet as pq
 
     return sum(without_keys(column, keys, pq.ParquetFile(file).read([column]))[1] for file in files)
@@ -128,9 +130,9 @@ def without_keys(column: str, keys: Sequence[Key], rows: pa.Table) -> tuple[pa.T
     values = rows.column(column)
     numbers = pa.types.is_integer(values.type)
     known = pa.array(keys, pa.int64() if numbers else pa.string())
-    gone = pc.fill_null(pc.is_in(values.cast(known.type), value_set=known), False)
-    count = int(pc.sum(gone).as_py() or 0)
-    return (rows.filter(pc.invert(gone)), count) if count else (rows, 0)
+    is_erased = pc.fill_null(pc.is_in(values.cast(known.type), value_set=known), False)
+    count = int(pc.sum(is_erased).as_py() or 0)
+    return (rows.filter(pc.invert(is_erased)), count) if count else (rows, 0)
 
 
 #: The columns of a table that a run has claimed before its first day.
@@ -190,10 +192,10 @@ class SparkTableTarget(FilesTarget):
         """
         begun = set(self.records.changing())
         # A day that a killed run has not recorded is erased as well.
-        found = set(self.rows_with(column, keys)) & set(self.days())
-        self.records.begin_change(sorted(found - begun))
+        affected = set(self.rows_with(column, keys)) & set(self.days())
+        self.records.begin_change(sorted(affected - begun))
         yield
-        self.records.set_rows({ds: self.count(ds) for ds in sorted(found | begun)})
+        self.records.set_rows({ds: self.count(ds) for ds in sorted(affected | begun)})
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
         if grants:
