@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -121,6 +123,16 @@ def path_steps(path: str) -> tuple[str, ...]:
     return tuple(steps)
 
 
+def path_of(steps: Sequence[str]) -> str:
+    """Return the path of names and keys as `path_steps` splits it; odd ones stand in brackets and quotes."""
+    parts = list[str]()
+    for step in steps:
+        quoted = step.replace("'", "''")
+        is_plain = re.fullmatch(r"[^.\[\]'\"]+", step) is not None
+        parts.append((f".{step}" if parts else step) if is_plain else f"['{quoted}']")
+    return "".join(parts)
+
+
 class Each(str):
     """A step of a path into all elements of a list."""
 
@@ -202,24 +214,52 @@ class TimeFormat:
 def match_names(requested: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Map requested names to names of a source: to the equal one, else to the only one that differs in case.
 
-    Names without a match are left out. The rule holds for columns and fields of all sources.
+    A name of the source that is itself requested stands for no other one. Names without a match are left out. The rule
+    holds for columns and fields of all sources.
 
     Raises:
         ValueError: two names of the source differ from a requested one only in case, and none is equal.
     """
-    present = list(dict.fromkeys(names))
+    present, wanted = list(dict.fromkeys(names)), dict.fromkeys(requested)
     exact = set(present)
     by_lower: dict[str, list[str]] = {}
     for name in present:
         by_lower.setdefault(name.lower(), []).append(name)
     matches: dict[str, str] = {}
-    for name in dict.fromkeys(requested):
-        same = [name] if name in exact else by_lower.get(name.lower(), [])
+    for name in wanted:
+        same = [name] if name in exact else [n for n in by_lower.get(name.lower(), []) if n not in wanted]
         if len(same) > 1:
-            raise ValueError(f"'{same[0]}' and '{same[1]}' both differ from column '{name}' in case alone")
+            raise ValueError(
+                f"'{same[0]}' and '{same[1]}' both differ from column '{name}' in case alone: {how_to_declare(same)}"
+            )
         if same:
             matches[name] = same[0]
     return matches
+
+
+def how_to_declare(twins: Sequence[str]) -> str:
+    """Return what to write for columns of a source whose names differ in case alone: for messages."""
+    columns = []
+    for number, twin in enumerate(twins, 1):
+        path = twin if re.fullmatch(r"[A-Za-z_]\w*", twin) else json.dumps(path_of([twin]), ensure_ascii=False)
+        name = re.sub(r"\W+", "_", twin.lower()).strip("_") or "column"
+        columns.append(f"{{name: {name}_{number}, path: {path}}}")
+    return f"declare those that are needed by their exact names (table.columns: {', '.join(columns)})"
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return names with a number behind each that differs from an earlier one in case alone."""
+    unique: list[str] = []
+    taken = {name.lower() for name in names}
+    seen: set[str] = set()
+    for name in names:
+        new = name
+        if name.lower() in seen:
+            new = next(n for n in (f"{name}_{k}" for k in itertools.count(2)) if n.lower() not in taken)
+        taken.add(new.lower())
+        seen.add(new.lower())
+        unique.append(new)
+    return unique
 
 
 #: Codes with a fixed meaning in every vocabulary. With several out-of-vocabulary buckets the first value's code is

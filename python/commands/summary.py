@@ -64,7 +64,10 @@ def data_lines(manifests: Mapping[str, Manifest], ds: str) -> list[str]:
     for name, of_source in {"": ingest, **facts.mapping(ingest.get("sources"))}.items():
         source = f"source {name}, " if name else ""
         for one in facts.records(facts.mapping(of_source).get("bad_files")):
-            lines.append(f"warning: {source}landing file {one.get('file')} was left out: {one.get('reason')}")
+            file = (
+                f"file {one.get('file')} of {one.get('table')}" if "table" in one else f"landing file {one.get('file')}"
+            )
+            lines.append(f"warning: {source}{file} was left out: {one.get('reason')}")
         for one in facts.records(facts.mapping(of_source).get("drift")):
             if one.get("ds") == ds and one.get("change") != "new":
                 lines.append(

@@ -31,8 +31,8 @@ class Expectations(Section):
     ranges: Mapping[str, tuple[float | None, float | None]] = Field(default_factory=dict)
     #: The newest event may be at most this many hours before the end of the landing day; None: not checked.
     freshness_hours: float | None = None
-    #: Landing files of a day that may be damaged or no file of the source's format. Each is named, none of its rows is
-    #: taken, and one that is delivered again is loaded. With more the day is not loaded.
+    #: Landing files of a day, or files of a Parquet, ORC or Avro folder, that may be damaged or of another format. Each
+    #: is named, none of its rows is taken, and one that is delivered again is loaded. With more the day is not loaded.
     max_bad_files: int = Field(default=0, ge=0)
     #: present: each declared column is in some file (or table) of the day. null: one that is in none is a warning.
     columns: Literal["present"] | None = None

@@ -35,6 +35,7 @@ from pyspark.sql import types as T
 from headrace.config import AnySource
 from headrace.errors import UserError
 from headrace.identifiers import quoted_names
+from headrace.lake.stored_names import stored_name
 from headrace.schema import KEY_FIELD, Each, Element, EpochUnit, TableColumn, decimal_digits, is_of_list, match_names
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?( ?(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?))?)?$"
@@ -58,10 +59,14 @@ _EXACT = 1 << 53
 #: Spark's type of undeclared columns: name to text.
 EXTRA_TYPE = "map<string,string>"
 #: Ends the reason of a row whose JSON object has several members for one name.
-AMBIGUOUS = ": several fields have this name or differ from it in case alone"
+AMBIGUOUS = ": several fields have this name or differ from it in case alone; name one exactly, by path"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 #: Types whose cast to text has one spelling a value.
 _SPELLED_ONCE = (*_INTEGERS, "boolean", "date", "timestamp", "timestamp_ntz")
+
+
+class AmbiguousColumn(UserError):
+    """A declared name that two columns or fields of a table may mean."""
 
 
 def kind_unreadable(column: TableColumn) -> str:
@@ -129,7 +134,13 @@ class Extracted:
     checked: bool = False
 
 
-def extract(column: TableColumn, schema: T.StructType, source: AnySource, place: str = "the table") -> Extracted | None:
+def extract(
+    column: TableColumn,
+    schema: T.StructType,
+    source: AnySource,
+    place: str = "the table",
+    declared: Iterable[TableColumn] = (),
+) -> Extracted | None:
     """A declared column as expressions over the columns of a table (Delta, Parquet, Iceberg, ...).
 
     Its `path` goes through structs, maps with text keys, JSON objects in text, and lists of them. What is there is read
@@ -151,6 +162,7 @@ def extract(column: TableColumn, schema: T.StructType, source: AnySource, place:
         schema: of the table.
         source: timezone and timestamps.
         place: where the column is, for messages.
+        declared: all columns: one that another of them names exactly does not stand for this one.
 
     Returns:
         None where the table has no such column or field.
@@ -159,7 +171,7 @@ def extract(column: TableColumn, schema: T.StructType, source: AnySource, place:
         UserError: the table has it as a type that cannot be read as declared, or the path leads through one that has no
             fields.
     """
-    found = _at_path(column, schema)
+    found = _at_path(column, schema, [c.steps[0] for c in declared])
     if found is None:
         return None
     value, type_ = found
@@ -253,9 +265,9 @@ def _declared_names(members: Column, declared: list[str]) -> Column:
     return F.transform(F.map_keys(members), name_of)
 
 
-def _at_path(column: TableColumn, schema: T.StructType) -> tuple[Column, T.DataType] | None:
+def _at_path(column: TableColumn, schema: T.StructType, declared: Iterable[str]) -> tuple[Column, T.DataType] | None:
     """The value that a column's path leads to, and its type in the table; None where a column or field is not there."""
-    field = _field(schema, column.steps[0])
+    field = _field(schema, column.steps[0], declared)
     return None if field is None else _inside(F.col(quoted_names([field.name])[0]), field.dataType, column, 1)
 
 
@@ -312,13 +324,14 @@ def _inside_list(
     return _inside(first, element, column, done + 1)
 
 
-def _field(struct: T.StructType, name: str) -> T.StructField | None:
-    """Return the field of that name, else the only one that differs in case alone."""
+def _field(struct: T.StructType, name: str, declared: Iterable[str] = ()) -> T.StructField | None:
+    """Return the field of that name, else the only one that differs in case alone and that nobody else declares."""
+    present = [stored_name(f) for f in struct.fields]
     try:
-        found = match_names([name], struct.names)
+        found = match_names([name, *(other for other in declared if other in present)], present)
     except ValueError as e:
-        raise UserError(f"the table has the columns or fields {e}; rename one of them") from None
-    return next((f for f in struct.fields if f.name == found.get(name)), None)
+        raise AmbiguousColumn(f"the table has the columns or fields {e}") from None
+    return next((f for f in struct.fields if stored_name(f) == found.get(name)), None)
 
 
 def _convert(

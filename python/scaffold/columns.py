@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace.scaffold.names import is_identifier, is_item, is_time, is_user
-from headrace.schema import EpochUnit
+from headrace.schema import EpochUnit, path_of
 
 _INTEGER = r"^[+-]?\d{1,19}$"
 _ZEROS = r"^[+-]?0\d"
@@ -163,7 +163,7 @@ def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
                 found.append(_column(plain, values, copied))
                 continue
             made = _free_name("_".join(steps), taken)
-            found.append(replace(_column(made, values, copied), path=_path(steps)))
+            found.append(replace(_column(made, values, copied), path=path_of(steps)))
     return found
 
 
@@ -188,16 +188,6 @@ def _free_name(wanted: str, taken: set[str]) -> str:
     name = next(n for n in chain([name], numbered) if n.lower() not in taken | {"ds"})
     taken.add(name.lower())
     return name
-
-
-def _path(steps: tuple[str, ...]) -> str:
-    """As `path` of a declared column writes it (headrace.schema.path_steps)."""
-    parts = []
-    for k, step in enumerate(steps):
-        plain = re.fullmatch(r"[^.\[\]'\"]+", step)
-        quoted = step.replace("'", "''")
-        parts.append(("." if k else "") + step if plain else f"['{quoted}']")
-    return "".join(parts)
 
 
 def _column(name: str, values: pa.Array, copied: bool) -> ColumnProfile:

@@ -81,7 +81,7 @@ def test_fields_of_one_object_that_differ_in_case_alone(spark: SparkSession, tmp
         kept = {1: 1.0, 2: 2.0, 5: 5.0} if nested else {1: 1.0, 2: 2.0, 4: 4.0, 5: 5.0}
         assert dict(zip(found.event_id, found.price, strict=True)) == kept
         assert found.country.dropna().tolist() == (["b"] if nested else [])
-        several = ": several fields have this name or differ from it in case alone"
+        several = ": several fields have this name or differ from it in case alone; name one exactly, by path"
         assert bad._reason.tolist() == [f"price{several}", *([f"country{several}"] if nested else [])]
         assert bad._source_line.tolist() == ([3, 4] if nested else [3])
 

@@ -25,7 +25,7 @@ def test_a_stray_file_is_named(spark: SparkSession, ws: Workspace, tmp_path: Pat
     spec = pipeline({"format": "parquet", "path": str(tmp_path / "data"), "day": day}, COLUMNS)
     assert kept_rows(spark, spec, ws, DAYS[2]).event_id.tolist() == rows.event_id.tolist()
     (folder / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match=r"manifest\.json is no whole Parquet file") as refused:
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read: it is no whole Parquet file") as refused:
         ingest(spec, ws, DAYS[2])
     assert "\n" not in str(refused.value)
 

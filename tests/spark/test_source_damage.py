@@ -5,20 +5,38 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
+from headrace.commands.summary import data_lines
 from headrace.errors import UserError
 from headrace.lake.spark.errors import exit_message
+from headrace.monitor.blocks import Cell, Day, Table
+from headrace.monitor.data import data_quality
 from headrace.workspace import Workspace
-from tests.source_table_support import D1, D2, D3, arrow_rows, ingest, make_rows, make_spec
+from tests.source_table_support import (
+    D1,
+    D2,
+    D3,
+    arrow_rows,
+    dataset,
+    expected,
+    frame,
+    ids,
+    ingest,
+    make_rows,
+    make_spec,
+)
 
 DAY = {"partition": {"partition": "dt"}, "time": {"time": "ts"}}
 
@@ -68,6 +86,88 @@ def test_a_damaged_file_of_a_folder_is_named(spark: SparkSession, ws: Workspace,
         assert str(files[1]) in refusal(lambda s=spec, n=name: ingest(s, Workspace(ws.home / n), D3))  # type: ignore[misc]
 
 
+def in_two_parts(spark: SparkSession, folder: Path, form: str, rows: pd.DataFrame) -> list[Path]:
+    """Write rows as two files below each day's partition; return the second of D2."""
+    even = F.col("id") % 2 == 0
+    for part in (even, ~even):
+        frame(spark, rows).where(part).coalesce(1).write.mode("append").format(form).partitionBy("dt").save(str(folder))
+    (folder / "_SUCCESS").unlink()
+    for checksum in folder.rglob(".*.crc"):
+        checksum.unlink()
+    return sorted((folder / f"dt={D2}").iterdir(), key=lambda f: f.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("form", ["orc", pytest.param("avro", marks=pytest.mark.slow)])
+def test_a_damaged_file_of_another_folder_is_named(
+    spark: SparkSession, ws: Workspace, tmp_path: Path, form: str
+) -> None:
+    """The file with the folder, once as the main source and once as a named one."""
+    _, file = in_two_parts(spark, tmp_path / form, form, make_rows())
+    whole = file.read_bytes()
+    source = {"format": form, "path": str(tmp_path / form), "day": {"partition": "dt"}}
+    for how in ("cut", "no parquet", "zeroed", "empty", "zeros within"):
+        file.write_bytes(damaged(whole, how))
+        message = refusal(partial(ingest, make_spec(source), Workspace(ws.home / how), D3))
+        assert message.startswith(f"source: {form} {tmp_path / form}: {file} cannot be read: ")
+        assert f"Nothing of {D2} was taken" in message
+    other = {"columns": [{"name": "id", "type": "bigint"}], "keys": ["id"], "expectations": {}}
+    spec = make_spec(
+        source, {"expectations": {"max_bad_files": 1}}, sources={"seen": {"source": source, "table": other}}
+    )
+    message = refusal(lambda: ingest(spec, Workspace(ws.home / "named"), D3))
+    assert message.startswith(f"sources.seen.source: {form} {tmp_path / form}: {file} cannot be read: ")
+    assert message.endswith("(sources.seen.table.expectations.max_bad_files)")
+
+
+#: Format, damage, and what a day is.
+LEFT_OUT = [
+    ("parquet", "cut", "time"),
+    ("parquet", "zeros within", "partition"),
+    ("orc", "zeroed", "partition"),
+    ("orc", "zeros within", "partition"),
+    ("avro", "no parquet", "partition"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "how", "day"), LEFT_OUT)
+def test_the_day_goes_on_without_it_and_takes_it_when_it_comes_again(
+    spark: SparkSession, ws: Workspace, tmp_path: Path, form: str, how: str, day: str
+) -> None:
+    rows = make_rows()
+    whole_file, file = in_two_parts(spark, tmp_path / form, form, rows)
+    whole = file.read_bytes()
+    file.write_bytes(damaged(whole, how))
+    source = {"format": form, "path": str(tmp_path / form), "day": DAY[day], "changed_days": {"late": "refuse"}}
+    spec = make_spec(source, {"expectations": {"max_bad_rate": 0.5, "max_bad_files": 1}})
+    manifest = ingest(spec, ws, D3)
+    read = rows[~((rows["dt"].astype(str) == D2) & (rows["id"] % 2 == 1))]
+    assert manifest.rows == {"read": len(read), "kept": len(read), "quarantined": 0, "duplicates": 0}
+    (bad,) = manifest.facts["bad_files"]
+    assert (bad["file"], bad["table"]) == (f"dt={D2}/{file.name}", str(tmp_path / form))
+    checks = [c for c in manifest.facts["expectations"] if c["name"] == "max_bad_files"]
+    assert (D2, 1, 1, True) in [(c["ds"], c["value"], c["limit"], c["ok"]) for c in checks]
+    warning = f"warning: file {bad['file']} of {bad['table']} was left out: {bad['reason']}"
+    assert [line for line in data_lines({"ingest": manifest}, D3) if line] == [warning]
+    blocks = data_quality(Day(spec, D3, {"ingest": manifest})).blocks
+    (table,) = (b for b in blocks if isinstance(b, Table) and b.title == "Files left out")
+    assert table.rows == ((bad["ds"], Cell(bad["file"], code=True), bad["reason"]),)
+    assert ids(dataset(spec, ws, D3)) == expected(read)
+    assert ingest(spec, ws, D3).started == manifest.started  # nothing has changed
+
+    # The other one, too: now the day has no file that can be read.
+    other = whole_file.read_bytes()
+    whole_file.write_bytes(other[:20])
+    message = refusal(lambda: ingest(spec, ws, D3))
+    assert str(whole_file) in message
+    assert str(file) in message
+    whole_file.write_bytes(other)
+    file.write_bytes(whole)
+    manifest = ingest(spec, ws, D3)
+    assert "bad_files" not in manifest.facts
+    assert ids(dataset(spec, ws, D3)) == expected(rows)
+
+
 @pytest.mark.parametrize("how", ["gone", "cut", "empty", "zeroed"])
 def test_a_damaged_file_of_a_delta_table_is_named(spark: SparkSession, ws: Workspace, tmp_path: Path, how: str) -> None:
     path = tmp_path / "events"
@@ -80,7 +180,7 @@ def test_a_damaged_file_of_a_delta_table_is_named(spark: SparkSession, ws: Works
     spec = make_spec({"format": "delta", "path": str(path), "day": {"partition": "dt"}})
     message = refusal(lambda: ingest(spec, ws, D3))
     assert str(file) in message
-    assert how == "zeroed" or f"{path} cannot be read at version 0" in message
+    assert f"{path} cannot be read at version 0" in message
 
 
 def test_a_torn_commit_of_a_source(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from headrace.config import TableSource
 from headrace.config.source import SourceDay
@@ -115,6 +116,15 @@ def test_reader_features_of_a_source(tmp_path: Path, feature: str, known: bool) 
             _ = snapshot.files
 
 
+def test_a_delta_table_with_columns_that_differ_in_case_alone(tmp_path: Path) -> None:
+    """Neither Spark nor delta-rs writes one."""
+    fields = [{"name": n, "type": "double", "nullable": True, "metadata": {}} for n in ("Price", "x", "price")]
+    commit(tmp_path, 0, metadata({}, json.dumps({"type": "struct", "fields": fields})))
+    snapshot = DeltaSnapshot(TableSource(format="delta", path=str(tmp_path)), local(tmp_path), 0)
+    with pytest.raises(UserError, match="has columns 'Price' and 'price', which differ in case alone"):
+        _ = snapshot.schema
+
+
 def test_success_files_of_a_table(ws: Workspace) -> None:
     def folders(**source: Any) -> list[str]:
         table = TableSource(format="parquet", path="/lake/t", **source)
@@ -126,15 +136,18 @@ def test_success_files_of_a_table(ws: Workspace) -> None:
 
 
 def test_files_that_arrow_cannot_open(tmp_path: Path) -> None:
-    """Of a newer writer: Spark reads them, and their statistics are not known. What is no Parquet is refused."""
+    """Of a newer writer: Spark reads them, and their statistics are not known. What is no Parquet has a fault."""
     source = TableSource(format="parquet", path=str(tmp_path), day=SourceDay(time="ts"))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 written by another PAR1")
     snapshot = FolderSnapshot(source, local(tmp_path), "parquet")
     assert [(f.first, f.last) for f in snapshot.files] == [(FIRST, LAST)]
     assert not arrow_reads(snapshot.files)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 cut off")
-    with pytest.raises(UserError, match=r"a\.parquet is no whole Parquet file"):
-        _ = FolderSnapshot(source, local(tmp_path), "parquet").files
+    snapshot = FolderSnapshot(source, local(tmp_path), "parquet")
+    assert [(f.first, f.last) for f in snapshot.files] == [(FIRST, LAST)]
+    faults = snapshot.faults(cast(SparkSession, None), None)  # Spark is asked of other formats alone
+    assert list(faults) == ["a.parquet"]
+    assert faults["a.parquet"].startswith("it is no whole Parquet file: ")
     pq.write_table(pa.table({"ts": [datetime(2026, 3, 1, tzinfo=UTC)]}), tmp_path / "a.parquet")
     snapshot = FolderSnapshot(source, local(tmp_path), "parquet")
     assert [(f.first, f.last) for f in snapshot.files] == [("2026-03-01", "2026-03-01")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from fastavro import parse_schema, writer
 from pyarrow import orc
 
 from headrace.errors import UserError
-from headrace.lake.tables.folder import check_same_types
+from headrace.lake.tables.orc_avro_schema import check_same_types, read_schema, with_aliases
 from headrace.lake.tables.snapshot import TableFile
 from headrace.storage import local
 
@@ -94,3 +96,32 @@ def test_avro_files_that_are_alike(tmp_path: Path) -> None:
     ]
     (tmp_path / "c.avro").write_bytes(b"Obj cut off")
     check_same_types([*files, table_file(tmp_path / "c.avro")], "avro")
+
+
+def test_a_damaged_header_of_an_avro_file_is_a_fault_and_no_trace(tmp_path: Path) -> None:
+    """Bytes drawn anew, and files that end within."""
+    form = "avro"
+    avro_file(tmp_path / "whole", x="long", who=record(id="long", name=["null", "string"]))
+    whole = (tmp_path / "whole").read_bytes()
+    seed = random.randrange(2**32)
+    rng, faults = random.Random(seed), 0
+    for number in range(300):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 8)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path = tmp_path / f"{number}.{form}"
+        path.write_bytes(data[: rng.randrange(len(data))] if number % 3 == 0 else data)
+        schema = read_schema(local(path), str(number), form)
+        assert schema.fault is None or (schema.fault and "\n" not in schema.fault), seed
+        faults += schema.fault is not None
+    assert faults > 100
+    assert read_schema(local(tmp_path / "whole"), "", form).fault is None
+
+
+def test_avro_fields_that_differ_in_case_alone_have_aliases() -> None:
+    inner = {"type": "record", "name": "who", "fields": [{"name": "Id", "type": "long"}, {"name": "id", "type": "int"}]}
+    fields = [{"name": "a", "type": ["null", inner]}, {"name": "A", "type": {"type": "array", "items": "string"}}]
+    found = json.loads(with_aliases(json.dumps({"type": "record", "name": "row", "fields": fields})))
+    assert [(f["name"], f.get("aliases")) for f in found["fields"]] == [("a", None), ("A_2", ["A"])]
+    of_inner = found["fields"][0]["type"][1]["fields"]
+    assert [(f["name"], f.get("aliases")) for f in of_inner] == [("Id", None), ("id_2", ["id"])]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headrace.features.types import declared
-from headrace.schema import COLUMN_TYPES, TableColumn, match_names, path_steps
+from headrace.schema import COLUMN_TYPES, TableColumn, how_to_declare, match_names, path_of, path_steps, unique_names
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4), st.sampled_from("'\""))
@@ -28,10 +28,21 @@ def test_paths() -> None:
 def test_names_match_exactly_or_in_case_alone() -> None:
     assert match_names(["price", "Größe", "gone"], ["PRICE", "größe", "other"]) == {"price": "PRICE", "Größe": "größe"}
     assert match_names(["price"], ["Price", "price", "PRICE"]) == {"price": "price"}
+    # A name that is asked for itself stands for no other one.
+    assert match_names(["price", "Price"], ["Price"]) == {"Price": "Price"}
+    assert match_names(["price", "Price"], ["Price", "PRICE"]) == {"price": "PRICE", "Price": "Price"}
     # What nobody asks for may differ in case alone.
     assert match_names(["a"], ["a", "b", "B"]) == {"a": "a"}
     with pytest.raises(ValueError, match="'Price' and 'PRICE' both differ from column 'price' in case alone"):
         match_names(["price"], ["Price", "x", "PRICE"])
+
+
+def test_what_to_declare_for_names_that_differ_in_case_alone() -> None:
+    message = how_to_declare(["Price [EUR]", "price [eur]"])
+    assert "(table.columns: {name: price_eur_1, path: \"['Price [EUR]']\"}, " in message
+    for steps in (("a.b", "c"), ("it's", "['x']"), ("user", "geo")):
+        assert path_steps(path_of(steps)) == steps
+    assert unique_names(["Price", "price", "price_2", "PRICE"]) == ["Price", "price_3", "price_2", "PRICE_4"]
 
 
 def test_types() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -39,11 +40,12 @@ from headrace.lake.landing.table_rows import (
     to_quarantine,
 )
 from headrace.lake.landing.write_rows import QUARANTINE, frame_files
-from headrace.lake.spark.errors import own_error
+from headrace.lake.spark.errors import UnreadableDataFile, own_error
 from headrace.lake.tables.change_feed import ChangeFeed
 from headrace.lake.tables.declared import StoredColumns, table_rows
+from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.tables.opened import open_table
-from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, Snapshot
+from headrace.lake.tables.snapshot import FILE, LINE, FileSnapshot, Snapshot, files_of, is_at
 from headrace.manifest import fingerprint
 from headrace.storage import StoreError, StoreRefused
 
@@ -64,6 +66,8 @@ class DaysCheck:
     #: Fingerprints of the declaration, see headrace.lake.landing.load_history.LoadRecord.
     declared: str
     judged: str
+    #: By name: files of the days that cannot be read, and why.
+    bad_files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ctx(self) -> SourceContext:
@@ -90,7 +94,7 @@ class DaysCheck:
         found = profiles(rows, self.source, self.table, stored.missing)
         self._count_forgotten(spark, found)
         changes = self._changes(spark, found)
-        refuse_changes(changes, self.source, self.ctx.where)
+        refuse_changes(self._without_repaired(changes), self.source, self.ctx.where)
         repeated = self._duplicates(spark, rows, stored)
         try:
             by_day = [] if repeated is None else repeated.groupBy("_ds").count().collect()
@@ -160,6 +164,18 @@ class DaysCheck:
                 _LOG.warning("%s: rows have changed since the day was taken: %s", ds, said)
         return changes
 
+    def _without_repaired(self, changes: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """Return changes without the late rows of days that had a damaged file: they are of the file, repaired."""
+        taken = self.seen.taken.days
+        return {
+            ds: counts | {"late": 0} if ds in taken and taken[ds].bad_files else counts
+            for ds, counts in changes.items()
+        }
+
+    def _bad_files_of(self, ds: str) -> dict[str, str]:
+        holding = {f.name for f in files_of(self.snapshot, [ds])} if self.bad_files else set()
+        return {name: why for name, why in self.bad_files.items() if name in holding}
+
     def _any_age(self) -> set[str]:
         """Days whose events may be of any age: the first of a feed has all that was there before."""
         return {self.snapshot.first_day or ""} if isinstance(self.snapshot, ChangeFeed) else set()
@@ -202,11 +218,12 @@ class DaysCheck:
                 continue  # a file without statistics might have had rows of it
             profile = profile or FileProfile(ds, self.source.shown)
             duplicates = repeated.get(ds, 0)
-            drift = self._drift(profile, stored)
+            drift, bad_files = self._drift(profile, stored), self._bad_files_of(ds)
             checks = []
             if profile.read or ds == self.ctx.ds:
                 end = midnight(self.source, following(ds))
-                checks = expectations.check_limits(ds, end, [profile], duplicates, self.table.expectations)
+                files = [profile, *(FileProfile(ds, name, fault=why) for name, why in bad_files.items())]
+                checks = expectations.check_limits(ds, end, files, duplicates, self.table.expectations)
             try:
                 if before is None and (wanted := declared_rows(self.source, self.ctx.ws, ds)) is not None:
                     checks.append(expectations.Check(ds, "control_rows", profile.read, wanted, profile.read == wanted))
@@ -234,6 +251,7 @@ class DaysCheck:
                     expectations=expectations.as_facts(checks),
                     reasons=profile.reasons,
                     changes=dict(changes.get(ds, {})),
+                    bad_files=bad_files,
                 )
             )
             counts = ", ".join(f"{name} {n:,}" for name, n in rows.items())
@@ -288,6 +306,8 @@ class TableCheck:
         self.seen, self.ctx, self.source, self.table = seen, seen.ctx, seen.source, seen.ctx.table
         self.declared = declaration(self.source, self.table, version)
         self.judged = fingerprint(self.table.model_dump(mode="json"))
+        #: By name: files that Spark has come upon and cannot read, and why.
+        self._damaged: dict[str, str] = {}
         #: Oldest first.
         self.days = self._to_check()
 
@@ -318,10 +338,81 @@ class TableCheck:
         done: list[str] = []
         for days, snapshot in self._views():
             self._check_files(snapshot, days)
-            DaysCheck(self.seen, snapshot, days, tuple(done), self.declared, self.judged).run(spark)
+            if isinstance(snapshot, FolderSnapshot):
+                self._take_from_folder(spark, snapshot, days, done)
+            else:
+                with self._naming(snapshot):
+                    DaysCheck(self.seen, snapshot, days, tuple(done), self.declared, self.judged).run(spark)
             done += days
         if self.ctx.ds in left_out:
             raise incomplete(self.ctx, self.ctx.ds, [left_out[self.ctx.ds]])
+
+    def _take_from_folder(
+        self, spark: SparkSession, folder: FolderSnapshot, days: Sequence[str], done: Sequence[str]
+    ) -> None:
+        """Take days up to the first with more damaged files than `max_bad_files`; rows of damaged files are left out.
+
+        Raises:
+            UserError: as of `run`; or names the damaged files.
+        """
+        while True:
+            faults = folder.faults(spark, days if self.source.daily else None) | self._damaged
+            taken, stopped = self._readable_days(folder, days, faults)
+            before = (d for d in self.seen.taken.days.values() if d.ds not in days)
+            snapshot = folder.leaving_out({*faults, *(name for d in before for name in d.bad_files)})
+            try:
+                if taken:
+                    check = DaysCheck(self.seen, snapshot, taken, tuple(done), self.declared, self.judged, faults)
+                    check.run(spark)
+                break
+            except (UserError, PySparkException, Py4JJavaError) as e:
+                found = own_error(e)
+                if not isinstance(found, UnreadableDataFile) or found.damage is None:
+                    raise
+                name = next((f.name for f in snapshot.files if is_at(f.path, found.path)), None)
+                if name is None or name in faults:
+                    raise
+                self._damaged[name] = found.damage
+        for name in sorted({name for d in taken for name in _bad_files_of(folder, d, faults)}):
+            _LOG.warning("file %s of %s cannot be read: %s; its rows are left out", name, folder.folder, faults[name])
+        if stopped is not None:
+            raise stopped
+
+    def _readable_days(
+        self, folder: FolderSnapshot, days: Sequence[str], faults: Mapping[str, str]
+    ) -> tuple[list[str], UserError | None]:
+        """Return the days up to the first that has too many damaged files, and why that one is not taken."""
+        readable = list[str]()
+        for ds in days:
+            files = files_of(folder, [ds])
+            bad = [f for f in files if f.name in faults]
+            is_known = any(f.first == f.last for f in bad) or ds == self.ctx.ds or ds in self.seen.taken.days
+            if len(bad) == len(files) and bad and not is_known:
+                continue  # nobody knows of which days its rows are
+            if len(bad) > self.table.expectations.max_bad_files or (bad and len(bad) == len(files)):
+                first, *others = bad
+                more = f"; nor can {', '.join(str(f.path) for f in others)}" if others else ""
+                return readable, UserError(
+                    f"{self.ctx.where}source: {self.source.shown}: {first.path} cannot be read: {faults[first.name]}"
+                    f"{more}. Nothing of {ds} was taken; deliver the file again, move it away (names that begin with _ "
+                    f"or . are left out), or say how many files of a day may be left out "
+                    f"({self.ctx.where}table.expectations.max_bad_files)"
+                )
+            readable.append(ds)
+        return readable, None
+
+    @contextmanager
+    def _naming(self, snapshot: Snapshot) -> Iterator[None]:
+        """Within, the error of a damaged data file names the table and its version, which has all of its files."""
+        try:
+            yield
+        except (UserError, PySparkException, Py4JJavaError) as e:
+            if not isinstance(found := own_error(e), UnreadableDataFile):
+                raise
+            version = snapshot.pin(self.seen.versions)
+            raise UserError(
+                f"{self.ctx.where}source: {self.source.shown} cannot be read at version {version}: {found}"
+            ) from e
 
     def _check_files(self, snapshot: Snapshot, days: Collection[str]) -> None:
         """Raises UserError where a file is not the one that the table's log names: Spark reads an empty one as no rows.
@@ -357,7 +448,10 @@ class TableCheck:
         if not watermark or not new:
             return {}
         column = next(c for c in self.table.columns if c.name == watermark.column)
-        parts = self.seen.snapshot.stored_rows(spark, None, [column.steps])
+        snapshot = self.seen.snapshot
+        if isinstance(snapshot, FolderSnapshot):
+            snapshot = snapshot.leaving_out(snapshot.faults(spark, None))
+        parts = snapshot.stored_rows(spark, None, [column.steps])
         reached = (newest(part.frame, column, self.source) for part in parts)
         greatest = max((one for one in reached if one is not None), default=None)
         found = {ds: why for ds in new if (why := behind(self.source, ds, greatest)) is not None}
@@ -365,3 +459,7 @@ class TableCheck:
             if ds != self.ctx.ds:
                 warn_left_out(ds, why)
         return found
+
+
+def _bad_files_of(folder: FolderSnapshot, ds: str, faults: Mapping[str, str]) -> list[str]:
+    return [f.name for f in files_of(folder, [ds]) if f.name in faults]

@@ -261,7 +261,10 @@ def assess_day(
     # One of another type was added by somebody else: nothing is known of its values.
     extra = sorted(n for n in accepted if existing[n] == "string")
     if table.new_columns == "accept":
-        extra += _acceptable([d.column for d in drift if d.change == "new"], existing)
+        # Delta has no two columns whose names differ in case alone: the other one of a declared column is reported.
+        lower = {name.lower() for name in declared}
+        new = [d.column for d in drift if d.change == "new" and d.column.lower() not in lower]
+        extra += _acceptable(new, existing)
     reasons = summed(f.reasons for f in files)
     end = midnight(ctx.source, following(day.ds))
     checks = check_limits(day.ds, end, files, duplicates, table.expectations)

@@ -242,7 +242,7 @@ def declared_names(file: LandingFile, header: Sequence[str], declared: Iterable[
     try:
         by_file = {name: wanted for wanted, name in match_names(declared, header).items()}
     except ValueError as e:
-        raise FileRefused(file, f"landing file {file.name}: its header names {e}; rename one of them") from None
+        raise FileRefused(file, f"landing file {file.name}: its header names {e}") from None
     return tuple(by_file.get(name, name) for name in header)
 
 

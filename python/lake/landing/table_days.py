@@ -53,6 +53,8 @@ class TakenDay:
     reasons: dict[str, int] = field(default_factory=dict)
     #: Rows that came, changed and went since the day was taken before: late, updated, deleted. Empty the first time.
     changes: dict[str, int] = field(default_factory=dict)
+    #: By name: files that may hold its rows and cannot be read, and why (`expectations.max_bad_files`).
+    bad_files: dict[str, str] = field(default_factory=dict)
 
     @property
     def left_out(self) -> int:
@@ -96,7 +98,11 @@ class TakenDays:
 
 def metadata(days: Sequence[TakenDay], place: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     """The text for `userMetadata`."""
-    said = {"place": dict(place), "columns": dict(columns), "days": [asdict(d) for d in days]}
+    stored = [asdict(d) for d in days]
+    for day in stored:
+        if not day["bad_files"]:  # releases that do not know the key read the record
+            del day["bad_files"]
+    said = {"place": dict(place), "columns": dict(columns), "days": stored}
     return json.dumps({_MARK: said}, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -175,6 +181,9 @@ def table_result(seen: TableLook) -> Result:
     rows = summed(d.rows for d in mine)
     changed = [{"ds": d.ds, **d.changes} for d in mine if any(d.changes.values())]
     name = table_name(seen.source, ctx.ws, seen.place)
+    left_out = sorted({file for d in days.values() for file in d.bad_files})
+    # A file whose days are not known is one of each day.
+    bad_files = {file: {"ds": d.ds, "file": file, "reason": why} for d in mine for file, why in d.bad_files.items()}
     return Result(
         outputs=(
             Output(kind="table", name=name, version=seen.snapshot.pin(seen.versions), rows=rows["kept"]),
@@ -196,7 +205,9 @@ def table_result(seen: TableLook) -> Result:
                 "name": name,
                 "place": seen.place.facts(),
                 "days": {d.ds: [d.files, d.left_out] for d in days.values()},
+                **({"bad_files": left_out} if left_out else {}),
             },
+            **({"bad_files": [bad_files[file] | {"table": name} for file in sorted(bad_files)]} if bad_files else {}),
             **({"changed_days": changed} if changed else {}),
         },
     )

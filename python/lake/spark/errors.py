@@ -246,7 +246,41 @@ def error_in_spark(error: BaseException) -> Exception | None:
     return next((known for text in texts if (known := _unreadable_file(text)) is not None), None)
 
 
-def _unreadable_file(text: str) -> UserError | None:
+class UnreadableDataFile(UserError):
+    """A data file of a table that is damaged or gone.
+
+    It crosses the boundary between a task and the driver as its text alone, so the text says everything.
+    """
+
+    _TEXT = re.compile(
+        r"the data file (.+?) is (?:gone|damaged: (.+)\. Restore it, or have it delivered again$)", re.DOTALL
+    )
+
+    @classmethod
+    def damaged(cls, path: str, reason: str) -> UnreadableDataFile:
+        """Return the error of a file that is there and cannot be read."""
+        return cls(f"the data file {path} is damaged: {reason}. Restore it, or have it delivered again")
+
+    @classmethod
+    def missing(cls, path: str) -> UnreadableDataFile:
+        """Return the error of a file that is not there any more."""
+        return cls(f"the data file {path} is gone. Restore it, or have its table written again")
+
+    @property
+    def path(self) -> str:
+        """Return the file, as its reader has named it."""
+        match = self._TEXT.match(str(self))
+        assert match is not None
+        return match[1]
+
+    @property
+    def damage(self) -> str | None:
+        """Return why the file cannot be read; None where it is gone."""
+        match = self._TEXT.match(str(self))
+        return None if match is None else match[2]
+
+
+def _unreadable_file(text: str) -> UnreadableDataFile | None:
     """Return the error of a data file that is damaged or gone, as Spark's scans report it."""
     failed = re.search(_FAILED_READ, text)
     causes = [cause.strip() for cause in re.findall(_CAUSE, text)]
@@ -255,12 +289,9 @@ def _unreadable_file(text: str) -> UserError | None:
     kind, file = failed.groups()
     path = unquote(re.sub("^file:/+", "/", file))
     if kind == "FILE_NOT_EXIST":
-        return UserError(f"the data file {path} is gone. Restore it, or have its table written again")
+        return UnreadableDataFile.missing(path)
     reason = causes[-1] if causes else _HINTS.get(kind, kind.replace("_", " ").lower())
-    return UserError(
-        f"the data file {path} is damaged: Spark cannot read it ({reason[:_CAUSE_CHARACTERS]}). Restore it, or "
-        f"have it delivered again"
-    )
+    return UnreadableDataFile.damaged(path, f"Spark cannot read it ({reason[:_CAUSE_CHARACTERS]})")
 
 
 class TaskError(Exception):

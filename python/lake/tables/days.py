@@ -18,6 +18,7 @@ from headrace.config.section import day_groups, day_regex
 from headrace.errors import UserError, nearest
 from headrace.identifiers import quoted_names
 from headrace.lake.calendar import following, midnight
+from headrace.lake.stored_names import stored_name
 from headrace.lake.tables.snapshot import DAY, FIRST, LAST, WHOLE_TABLE, StoredRows, TableFile, uri_path
 
 _DAY = re.compile(r"(\d{4})-(\d{2})-(\d{2})|(\d{4})(\d{2})(\d{2})")
@@ -217,8 +218,8 @@ def day_limits(
 def _column_and_type(
     frame: DataFrame, source: TableSource, name: str, place: str = WHOLE_TABLE
 ) -> tuple[Column, T.DataType]:
-    for field in sorted(frame.schema.fields, key=lambda f: f.name != name):
-        if field.name.lower() == name.lower():
+    for field in sorted(frame.schema.fields, key=lambda f: stored_name(f) != name):
+        if stored_name(field).lower() == name.lower():
             return F.col(quoted_names([field.name])[0]), field.dataType
     raise UserError(f"source.day: {source.shown} has no column '{name}'{_in_file(place)}{nearest(name, frame.columns)}")
 

@@ -20,10 +20,11 @@ from headrace.identifiers import quoted_names
 from headrace.lake.delta.with_spark import read_version
 from headrace.lake.forgotten import ForgottenValues
 from headrace.lake.tables.days import day_column
+from headrace.lake.tables.folder import FolderSnapshot
 from headrace.lake.tables.opened import TablePlace, open_table
 from headrace.lake.tables.parquet import arrow_reads
-from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, StoredRows, TableFile
-from headrace.lake.values import Extracted, a_type, extract, kind_unreadable
+from headrace.lake.tables.snapshot import FILE, LINE, Snapshot, StoredRows, TableFile, files_of
+from headrace.lake.values import AmbiguousColumn, Extracted, a_type, extract, kind_unreadable
 from headrace.schema import TableColumn
 from headrace.storage import Location
 
@@ -151,7 +152,9 @@ def _extracted(parts: Sequence[StoredRows], table: Table, source: TableSource) -
         extracted.append({})
         for column in table.columns:
             try:
-                extracted[-1][column.name] = extract(column, part.frame.schema, source, part.place)
+                extracted[-1][column.name] = extract(column, part.frame.schema, source, part.place, table.columns)
+            except AmbiguousColumn:
+                raise
             except UserError as e:
                 faults.append(str(e))
     if faults:
@@ -227,6 +230,9 @@ class PinnedTable:
                 f"source: the files of {source.shown} of {', '.join(changed[:3])} are others than when ingest ran; run "
                 f"ingest again"
             )
+        if bad_files := pinned.get("bad_files"):
+            assert isinstance(snapshot, FolderSnapshot), "other tables have no such files"
+            snapshot = snapshot.leaving_out(bad_files)
         return PinnedTable(source, table, ds, snapshot, days, *quarantine, forgotten)
 
     def rows(self, spark: SparkSession, days: Collection[str]) -> DataFrame:
@@ -265,7 +271,9 @@ class PinnedTable:
         if not self.snapshot.plain or self.forgotten is not None or any(self.days[day][1] for day in read_days):
             return None
         _, stored = table_rows(spark, self.snapshot, self.table, self.source, read_days, self.ds)
-        files = [f for f in self.snapshot.files if not self.source.daily or any(f.may_hold(day) for day in read_days)]
+        files = files_of(self.snapshot, read_days if self.source.daily else None)
+        if isinstance(self.snapshot, FolderSnapshot):
+            files = [f for f in files if f.name not in self.snapshot.left_out]
         partitions = set((files[0].partition or {}) if files else {})
         if not set(columns) <= stored.exact or {c.lower() for c in columns} & partitions:
             return None

@@ -35,6 +35,7 @@ from headrace.lake.tables.snapshot import (
     relative_file,
     relative_name,
 )
+from headrace.schema import unique_names
 from headrace.storage import Location
 
 _PHYSICAL = "delta.columnMapping.physicalName"
@@ -86,8 +87,16 @@ class DeltaSnapshot(FileSnapshot):
 
     @cached_property
     def schema(self) -> T.StructType:
-        """Return all columns, by their logical names."""
-        return T.StructType.fromJson(json.loads(self._state.metadata["schemaString"]))
+        """Return all columns, by their logical names. Raises UserError where two differ in case alone."""
+        schema = T.StructType.fromJson(json.loads(self._state.metadata["schemaString"]))
+        for name, unique in zip(schema.names, unique_names(schema.names), strict=True):
+            if name != unique:
+                twin = next(n for n in schema.names if n.lower() == name.lower())
+                raise UserError(
+                    f"source: {self.source.shown} has columns '{twin}' and '{name}', which differ in case alone, and "
+                    f"neither Spark nor Delta reads such a table: have one of them renamed"
+                )
+        return schema
 
     def check(self) -> None:
         """Raises UserError where the version is gone, or the table has features that are not known."""

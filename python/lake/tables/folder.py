@@ -6,24 +6,28 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from headrace.config import TableSource
 from headrace.errors import UserError
+from headrace.lake.spark.errors import own_error
 from headrace.lake.spark.session import spark_settings
+from headrace.lake.stored_names import has_twins, with_unique_names
 from headrace.lake.tables.days import Bounds, days_of_file, path_day, path_day_column
 from headrace.lake.tables.mixed_files import mixed_rows, partition_values
+from headrace.lake.tables.orc_avro_schema import check_same_types, read_schema, with_aliases
 from headrace.lake.tables.parquet import StoredSchema, escaped, footer, time_bounds
 from headrace.lake.tables.snapshot import (
     DAY,
     FILE,
     READERS,
+    WHOLE_TABLE,
     FileSnapshot,
     StoredRows,
     TableFile,
@@ -32,7 +36,7 @@ from headrace.lake.tables.snapshot import (
     relative_name,
 )
 from headrace.manifest import fingerprint
-from headrace.storage import Location, StoreError
+from headrace.storage import Location, StoreError, StoreRefused
 from headrace.storage.store import Info
 
 
@@ -44,6 +48,8 @@ class FolderSnapshot(FileSnapshot):
     folder: Location
     format: str
     versioned: bool = False
+    #: Names of files that cannot be read: they stay in `files`, and none of their rows is read.
+    left_out: frozenset[str] = frozenset()
 
     @property
     def plain(self) -> bool:
@@ -55,13 +61,7 @@ class FolderSnapshot(FileSnapshot):
         for name in listed:
             _check_name(self.folder, name)
         # In stores of objects those without a byte stand for folders (`day=1/`).
-        data_files = {name: info for name, info in listed.items() if info.size}
-        empty = [name for name in listed.keys() - data_files.keys() if name.endswith(f".{self.format}")]
-        if empty:
-            raise UserError(
-                f"source: {self.folder / min(empty)} is empty, and no whole {self.format} file. Deliver it again, or "
-                f"remove it"
-            )
+        data_files = {name: info for name, info in listed.items() if info.size or name.endswith(f".{self.format}")}
         if not data_files:
             fault = f"{self.folder} has no data files" if self.folder.is_dir() else f"there is no folder {self.folder}"
             raise UserError(f"source: {fault}; change source.path")
@@ -86,14 +86,52 @@ class FolderSnapshot(FileSnapshot):
     def pin(self, days: Mapping[str, str]) -> str:
         return fingerprint(dict(days))
 
+    def leaving_out(self, names: Collection[str]) -> FolderSnapshot:
+        """Return the same files without the rows of some of them."""
+        snapshot = replace(self, left_out=frozenset(names))
+        snapshot.__dict__["files"] = self.files  # and not what is there by now
+        return snapshot
+
+    def faults(self, spark: SparkSession, days: Collection[str] | None) -> dict[str, str]:
+        """Return why files that may hold rows of the days cannot be opened, by their names; None: of all days."""
+        files = files_of(self, days)
+        with ThreadPoolExecutor(READERS) as pool:
+            faults = list(pool.map(self._fault, files))
+        return {f.name: fault for f, fault in zip(files, faults, strict=True) if fault and not self._opens(spark, f)}
+
+    def _fault(self, file: TableFile) -> str | None:
+        """Return why Python cannot open a file; None where it can."""
+        if not file.size:
+            return f"it is empty, and no whole {self.format} file"
+        if self.format == "parquet":
+            return _footer(file.path, file.identity, self._time).fault
+        fault = read_schema(file.path, file.identity, self.format).fault
+        return None if fault is None else f"it is no whole {self.format} file: {fault}"
+
+    def _opens(self, spark: SparkSession, file: TableFile) -> bool:
+        """Return whether Spark opens an ORC or Avro file that Python does not open: one of a newer writer."""
+        if not file.size or self.format == "parquet":
+            return False
+        if not read_schema(file.path, file.identity, self.format).is_of_format:
+            return False
+        try:
+            _ = spark.read.format(self.format).load(escaped([file])).schema
+        except (PySparkException, Py4JJavaError) as e:
+            if isinstance(own_error(e), (StoreError, StoreRefused)):
+                raise
+            return False
+        return True
+
     def stored_rows(
         self, spark: SparkSession, days: Collection[str] | None, paths: Collection[Sequence[str]]
     ) -> list[StoredRows]:
         """Return the rows; of Parquet an entry for all files that are stored alike."""
-        files = files_of(self, days) or self.files[:1]
+        files = [f for f in files_of(self, days) if f.name not in self.left_out] or self._any_file()
         if self.format != "parquet":
             check_same_types(files, self.format)
-            return [StoredRows.from_frame(self._with_day(self._merged(spark, files), F.col("_metadata.file_path")))]
+            frames = self._by_schema(spark, files, paths) or {WHOLE_TABLE: self._merged(spark, files)}
+            dated = {place: self._with_day(x, F.col("_metadata.file_path")) for place, x in frames.items()}
+            return [replace(StoredRows.from_frame(x), place=place) for place, x in dated.items()]
         with ThreadPoolExecutor(READERS) as pool:
             footers = list(pool.map(lambda f: _footer(f.path, f.identity, self._time), files))
         schemas = (f.schema or self._schema_by_spark(spark, file) for file, f in zip(files, footers, strict=True))
@@ -101,12 +139,58 @@ class FolderSnapshot(FileSnapshot):
         parts = mixed_rows(spark, self.folder, named, paths)
         return [replace(part, frame=self._with_day(part.frame, None)) for part in parts]
 
+    def _any_file(self) -> list[TableFile]:
+        """Return a file that can be opened, for its columns."""
+        for file in self.files:
+            if file.name not in self.left_out and self._fault(file) is None:
+                return [file]
+        raise UserError(f"source: {self.source.shown} has no file that can be read")
+
     def _with_day(self, frame: DataFrame, uri: Column | None) -> DataFrame:
         """Rows with DAY, where the paths of files say it; `uri`: of a row's file, where `_source_file` is not there."""
         if self.source.day is None or self.source.day.path is None:
             return frame
         file = F.col(FILE) if uri is None else relative_file(self.folder, uri)
         return frame.select("*", path_day_column(self.source, file).alias(DAY))
+
+    def _by_schema(
+        self, spark: SparkSession, files: Sequence[TableFile], paths: Collection[Sequence[str]]
+    ) -> dict[str, DataFrame]:
+        """Return, by a file's name, the rows of all files of its schema, where columns' names differ in case alone.
+
+        Spark's names have no case, so such columns get other names (headrace.lake.stored_names). Nothing is
+        returned where no file has such columns.
+        """
+        groups: dict[tuple[str, ...], list[TableFile]] = {}
+        schemas = [read_schema(f.path, f.identity, self.format) for f in files]
+        if not any(schema.has_twins for schema in schemas):
+            return {}
+        for file, schema in zip(files, schemas, strict=True):
+            groups.setdefault((*schema.types, schema.text), []).append(file)
+        return {group[0].name: self._renamed(spark, group, paths) for group in groups.values()}
+
+    def _renamed(self, spark: SparkSession, files: Sequence[TableFile], paths: Collection[Sequence[str]]) -> DataFrame:
+        reader = spark.read.format(self.format)
+        settings = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
+        with spark_settings(spark, settings | {"spark.sql.caseSensitive": "true"}):
+            stored = reader.load(escaped(files[:1])).schema
+        if self.format == "orc":
+            needed = {path[0].lower() for path in paths}
+            twins = [f.name for f in stored.fields if f.name.lower() in needed and has_twins(f.dataType)]
+            if twins:
+                raise UserError(
+                    f"source: column '{twins[0]}' of {files[0].path} has fields that differ in case alone, which "
+                    f"headrace does not read from ORC: leave it out, or write the folder as Parquet"
+                )
+            # By their places, not by their names.
+            reader = reader.option("orc.force.positional.evolution", "true")
+        else:
+            text = read_schema(files[0].path, files[0].identity, self.format).text
+            reader = reader.option("avroSchema", with_aliases(text))
+        schema = with_unique_names(stored)
+        assert isinstance(schema, T.StructType)
+        with spark_settings(spark, settings):
+            return reader.schema(schema).option("basePath", str(self.folder)).load(escaped(files))
 
     def _merged(self, spark: SparkSession, files: Sequence[TableFile]) -> DataFrame:
         """Return all columns of ORC or Avro files, whose readers resolve each file's own schema."""
@@ -116,13 +200,15 @@ class FolderSnapshot(FileSnapshot):
             try:
                 return reader.load(escaped(files))
             except AnalysisException as e:
-                if self.format == "avro":
+                if self.format == "avro" and "Failed to find data source" in str(e):
                     raise UserError(
                         "source.format: avro needs Spark's Avro module, which is not part of its distribution: run "
                         "`make jars`"
                     ) from e
-                raise
+                raise UserError(f"source: {self.source.shown} cannot be read: {_first_line(e)}") from e
             except (PySparkException, Py4JJavaError) as e:
+                if own_error(e) is not None:
+                    raise
                 raise UserError(f"source: {self.source.shown} cannot be read: {_first_line(e)}") from e
 
     def _schema_by_spark(self, spark: SparkSession, file: TableFile) -> StoredSchema:
@@ -158,15 +244,13 @@ class _Footer:
     #: Of the column `day.time`.
     bounds: Bounds | None = None
     may_lack_days: bool = False
+    #: Why the file cannot be read; None: it can.
+    fault: str | None = None
 
 
 @lru_cache(maxsize=1 << 16)
 def _footer(path: Location, identity: str, time: str | None) -> _Footer:
-    """Return the footer of a file that does not change while its identity does not; a run asks for it several times.
-
-    Raises:
-        UserError: it is no Parquet file, or not a whole one.
-    """
+    """Return the footer of a file that does not change while its identity does not; a run asks for it several times."""
     try:
         metadata = footer(path)
         bounds, lacks = (None, False) if time is None else time_bounds(metadata, time)
@@ -176,10 +260,7 @@ def _footer(path: Location, identity: str, time: str | None) -> _Footer:
     except (pa.ArrowException, OSError) as e:
         if _is_parquet(path):
             return _Footer(None, None, time is not None)  # Spark reads it
-        raise UserError(
-            f"source: {path} is no whole Parquet file: {_first_line(e)}. Deliver it again, or move it away; files "
-            f"whose names begin with _ or . are left out"
-        ) from None
+        return _Footer(fault=f"it is no whole Parquet file: {_first_line(e).rstrip('.')}")
 
 
 def _is_parquet(path: Location) -> bool:
@@ -192,103 +273,3 @@ def _is_parquet(path: Location) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
-
-
-def check_same_types(files: Sequence[TableFile], form: str) -> None:
-    """Compare the types of columns, and of fields within, of all files that have them.
-
-    Files that cannot be opened here are left to Spark.
-
-    Args:
-        files: data files.
-        form: orc or avro.
-
-    Raises:
-        UserError: a column has two types; names it with both files and types.
-    """
-    with ThreadPoolExecutor(READERS) as pool:
-        types = list(pool.map(lambda f: _types(f.path, f.identity, form), files))
-    first: dict[str, tuple[str, Location]] = {}
-    for file, of_file in zip(files, types, strict=True):
-        for column, type_ in of_file.items():
-            earlier_type, earlier_file = first.setdefault(column, (type_, file.path))
-            if earlier_type != type_:
-                raise UserError(
-                    f"source: column '{column}' is {earlier_type} in {earlier_file} and {type_} in {file.path}, and "
-                    f"a folder of {form} files has one type for each column: write one of them again, or the folder as "
-                    f"Parquet, whose files may differ"
-                )
-
-
-@lru_cache(maxsize=1 << 16)
-def _types(path: Location, identity: str, form: str) -> Mapping[str, str]:
-    """Return the type of each column and field of a file by its path, such as `user.id` or `tags[]`."""
-    del identity  # the file does not change while it stays the same
-    column_types: dict[str, str] = {}
-    # Modules are imported late: only such folders need them.
-    with path.open() as stream:
-        if form == "orc":
-            from pyarrow import orc
-
-            try:
-                schema = orc.ORCFile(pa.PythonFile(stream, "r")).schema
-            except (pa.ArrowException, OSError):
-                return {}
-            for field in schema:
-                _add_arrow(field.type, field.name, column_types)
-            return column_types
-        from fastavro import reader
-
-        try:
-            written: Any = reader(stream).writer_schema
-        except (ValueError, EOFError, KeyError):
-            return {}
-    for field in written.get("fields", ()) if isinstance(written, Mapping) else ():
-        _add_avro(field["type"], field["name"], column_types)
-    return column_types
-
-
-def _add_arrow(type_: pa.DataType, path: str, column_types: dict[str, str]) -> None:
-    if pa.types.is_struct(type_):
-        column_types[path] = "struct"
-        for field in type_:
-            _add_arrow(field.type, f"{path}.{field.name}", column_types)
-    elif pa.types.is_list(type_):
-        column_types[path] = "list"
-        _add_arrow(type_.value_type, f"{path}[]", column_types)
-    elif pa.types.is_map(type_):
-        column_types[path] = "map"
-        _add_arrow(type_.key_type, f"{path}[key]", column_types)
-        _add_arrow(type_.item_type, f"{path}[value]", column_types)
-    elif pa.types.is_decimal(type_):
-        # Spark takes the largest number of digits.
-        column_types[path] = f"decimal with {type_.scale} digits behind the point"
-    else:
-        column_types[path] = str(type_)
-
-
-def _add_avro(type_: Any, path: str, column_types: dict[str, str]) -> None:
-    if isinstance(type_, list):
-        types = [t for t in type_ if t != "null"]
-        if len(types) == 1:
-            _add_avro(types[0], path, column_types)
-        elif types:  # null alone has the type of whatever others have
-            column_types[path] = "a union"
-        return
-    kind = type_["type"] if isinstance(type_, Mapping) else str(type_)
-    if kind == "record":
-        column_types[path] = "record"
-        for field in type_["fields"]:
-            _add_avro(field["type"], f"{path}.{field['name']}", column_types)
-    elif kind == "array":
-        column_types[path] = "array"
-        _add_avro(type_["items"], f"{path}[]", column_types)
-    elif kind == "map":
-        column_types[path] = "map"
-        _add_avro(type_["values"], f"{path}[value]", column_types)
-    elif isinstance(type_, Mapping) and type_.get("logicalType") == "decimal":
-        column_types[path] = f"decimal({type_['precision']},{type_.get('scale', 0)})"
-    elif isinstance(type_, Mapping) and "logicalType" in type_:
-        column_types[path] = f"{kind} ({type_['logicalType']})"
-    elif kind != "null":
-        column_types[path] = str(kind)

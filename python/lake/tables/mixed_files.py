@@ -20,7 +20,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.errors import UserError
 from headrace.identifiers import quoted_names
+from headrace.lake.spark.errors import UnreadableDataFile
 from headrace.lake.spark.tasks import cores_of, grouped, prepare_worker
+from headrace.lake.stored_names import with_unique_names
 from headrace.lake.tables.parquet import (
     StoredSchema,
     as_read,
@@ -34,7 +36,8 @@ from headrace.lake.tables.parquet import (
     unreadable,
 )
 from headrace.lake.tables.snapshot import FILE, LINE, StoredRows, TableFile, relative_file
-from headrace.storage import Location
+from headrace.schema import how_to_declare
+from headrace.storage import Location, StoreError
 
 #: Spark has no type for Parquet's times in nanoseconds; `restored_columns` makes times of these numbers.
 _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
@@ -153,21 +156,15 @@ class _Needed:
 
     def _check(self, stored: T.StructType, file: str) -> None:
         """Raises UserError where a name may mean two columns."""
-        for path in self._paths:
-            fields = named(stored, path[0])
-            spellings = self._twins.get(path[0].lower(), [])
-            if fields and spellings and (len(fields) > 1 or fields[0].name != path[0]):
+        declared = {path[0] for path in self._paths}
+        for name in sorted(declared):
+            fields = [f.name for f in named(stored, name) if f.name == name or f.name not in declared]
+            spellings = sorted(self._twins.get(name.lower(), []))
+            if fields and spellings and fields != [name]:
                 raise UserError(
-                    f"source: '{path[0]}' may mean {' or '.join(map(repr, sorted(spellings)))}: files have both, and "
-                    f"{file} has none that is spelled '{path[0]}'. Declare one as it is spelled (path: "
-                    f"{spellings[0]})"
+                    f"source: '{name}' may mean {' or '.join(map(repr, spellings))}: files have both, and {file} has "
+                    f"none that is spelled '{name}'; {how_to_declare(spellings)}"
                 )
-        exact = [path[0] for path in self._paths if path[0].lower() in self._twins]
-        if len(set(exact)) > len({name.lower() for name in exact}):
-            raise UserError(
-                f"source: columns {' and '.join(map(repr, sorted(set(exact))))} differ in case alone: a pipeline may "
-                f"declare one of them"
-            )
 
 
 def _twins_on(type_: T.DataType, path: Sequence[str]) -> bool:
@@ -202,12 +199,18 @@ def _by_arrow(spark: SparkSession, root: Location, group: _Alike, partitions: li
     tasks = grouped(group.files, lambda f: f.size, cores_of(spark))
     restored = as_restored(group.struct)
     assert isinstance(restored, T.StructType)
-    fields = [f for f in restored.fields if not isinstance(f.dataType, T.NullType)]
-    fields += [T.StructField(name, T.StringType()) for name in partitions]
-    schema = T.StructType([*fields, T.StructField(FILE, T.StringType()), T.StructField(LINE, T.LongType())])
-    work = _ArrowReader(tuple(map(tuple, tasks)), schema, frozenset(partitions))
-    frame = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, schema)
-    nulls = [F.lit(None).alias(f.name) for f in restored.fields if isinstance(f.dataType, T.NullType)]
+    fields = [*restored.fields, *(T.StructField(name, T.StringType()) for name in partitions)]
+    fields += [T.StructField(FILE, T.StringType()), T.StructField(LINE, T.LongType())]
+    stored = T.StructType([f for f in fields if not isinstance(f.dataType, T.NullType)])
+    schema = with_unique_names(T.StructType(fields))
+    assert isinstance(schema, T.StructType)
+    is_null = [isinstance(f.dataType, T.NullType) for f in schema.fields]
+    typed = T.StructType([f for f, null in zip(schema.fields, is_null, strict=True) if not null])
+    work = _ArrowReader(tuple(map(tuple, tasks)), stored, to_arrow_schema(typed), frozenset(partitions))
+    frame = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, typed)
+    nulls = [
+        F.lit(None).alias(f.name, metadata=f.metadata) for f, null in zip(schema.fields, is_null, strict=True) if null
+    ]
     return frame.select("*", *nulls)
 
 
@@ -216,7 +219,10 @@ class _ArrowReader:
     """Reads files in tasks."""
 
     tasks: tuple[tuple[TableFile, ...], ...]
+    #: What is read, by the names that files have.
     schema: T.StructType
+    #: The same as it is returned, by names that are unique without case.
+    returned: pa.Schema
     partitions: frozenset[str]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -224,7 +230,15 @@ class _ArrowReader:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for file in self.tasks[number]:
-                    yield from self._file(file)
+                    try:
+                        yield from self._file(file)
+                    except StoreError:
+                        raise
+                    except (pa.ArrowException, OSError) as e:
+                        if isinstance(e, OSError) and e.errno is not None:  # of the file system
+                            raise
+                        reason = f"Arrow cannot read it ({(str(e).splitlines() or [''])[0]})"
+                        raise UnreadableDataFile.damaged(str(file.path), reason) from e
 
     def _file(self, file: TableFile) -> Iterator[pa.RecordBatch]:
         schema, first_row = to_arrow_schema(self.schema), 0
@@ -245,7 +259,9 @@ class _ArrowReader:
                 ]
                 columns += [pa.array([file.name] * n), pa.array(range(first_row, first_row + n), pa.int64())]
                 first_row += n
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                # Names within structs differ, too; the layout is the same.
+                columns = [x.view(f.type) for x, f in zip(columns, self.returned, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, schema=self.returned)
 
 
 def _cast(column: pa.Array, stored_field: pa.Field, file: TableFile) -> pa.Array:

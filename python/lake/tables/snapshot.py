@@ -15,6 +15,7 @@ from urllib.parse import quote
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.lake.stored_names import stored_name
 from headrace.manifest import fingerprint
 from headrace.storage import Location, missing, not_as_written
 from headrace.storage.uri import other_schemes
@@ -71,7 +72,7 @@ class StoredRows:
     def from_frame(frame: DataFrame) -> StoredRows:
         """Return all rows of a table that has one schema."""
         fields = (f for f in frame.schema.fields if f.name not in (FILE, LINE, DAY))
-        return StoredRows(frame, WHOLE_TABLE, {f.name: f.dataType.simpleString() for f in fields})
+        return StoredRows(frame, WHOLE_TABLE, {stored_name(f): f.dataType.simpleString() for f in fields})
 
 
 class Snapshot(Protocol):
@@ -164,6 +165,13 @@ class FileSnapshot(ABC):
 def files_of(snapshot: Snapshot | FileSnapshot, days: Collection[str] | None) -> list[TableFile]:
     """Return the files that may hold rows of the days; None: all."""
     return [f for f in snapshot.files if days is None or any(f.may_hold(ds) for ds in days)]
+
+
+def is_at(path: Location, name: str) -> bool:
+    """Return whether an error of Spark's that names a file means this one, of whose scheme it may have another name."""
+    schemes = [path.scheme, *other_schemes(path.scheme)]
+    rest = str(path).removeprefix(f"{path.scheme}:")
+    return name == str(path) or any(name == f"{scheme}:{rest}" for scheme in schemes)
 
 
 def uri_path(path: str) -> str:
