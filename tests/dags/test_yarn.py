@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import http.server
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,9 @@ import pytest
 import yaml
 
 from headrace.jobs.submit import spark_home
-from headrace.workspace import checkout, pipeline_file
+from headrace.workspace import checkout, pipeline_file, s3_dir
 from tests.hadoop_servers import Yarn, require_jars, yarn
+from tests.support import manifests
 
 sys.path.insert(0, str(checkout() / "airflow_dags"))
 from headrace_airflow.cluster import Cluster
@@ -56,6 +62,44 @@ ORDERS = {
 }
 #: Of a stage without Spark.
 HERE = "2026-02-06"
+
+#: A stage of a day. Before it, the secrets are used as far as they go: a task of an executor fails to connect with the
+#: password, and the JVM with the keys. Then it waits until the test has looked around.
+_STAGE_WITH_SECRETS = """
+import hashlib, json, os, sys, time, traceback
+from pyspark.sql import SparkSession
+folder = sys.argv[sys.argv.index("--home") + 1]
+spark = SparkSession.builder.getOrCreate()
+password = json.load(open(os.environ["HEADRACE_SECRETS"]))["DB_PASS"]
+
+def connect(_):
+    import psycopg
+    psycopg.connect(host="127.0.0.1", port=1, user="headrace", password=password)
+
+for fail in (
+    lambda: spark.sparkContext.parallelize([0], 1).map(connect).collect(),
+    lambda: spark.read.text("s3a://bucket/file.txt").collect(),
+):
+    try:
+        fail()
+    except Exception:
+        traceback.print_exc()
+    else:
+        sys.exit("nothing failed")
+with open(f"{folder}/ready.new", "w") as file:
+    file.write(hashlib.sha256(password.encode()).hexdigest())
+os.rename(f"{folder}/ready.new", f"{folder}/ready")
+while not os.path.exists(f"{folder}/go"):
+    time.sleep(0.1)
+from headrace.jobs.run_stage import main
+main()
+"""
+PASSWORD, AWS_ID, AWS_SECRET, AWS_TOKEN = (
+    f"{name}-7f3a9c51d2e84b60" for name in ("Warehouse", "AKIA", "AwsSecret", "AwsToken")
+)
+SECRETS = (PASSWORD, AWS_SECRET, AWS_TOKEN)
+#: The files in which secrets may travel.
+PRIVATE_FILES = {"headrace-secrets.json", "headrace-aws-credentials"}
 
 
 class _Jobs:
@@ -111,8 +155,15 @@ def _airflow(home: Path) -> dict[str, str]:
     }
 
 
-def _start(folder: Path, place: Yarn, *words: str) -> _Jobs:
-    spec = yaml.safe_load(pipeline_file("clicks").read_text())
+def _start(
+    folder: Path,
+    place: Yarn,
+    *words: str,
+    properties: Mapping[str, str] | None = None,
+    sections: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> _Jobs:
+    spec = yaml.safe_load(pipeline_file("clicks").read_text()) | dict(sections or {})
     spec["pipeline"] = "far"
     spec["spark"] = {
         "driver_memory": "512m",
@@ -126,6 +177,7 @@ def _start(folder: Path, place: Yarn, *words: str) -> _Jobs:
             # No executors: the programs compute nothing.
             "spark.dynamicAllocation.enabled": "true",
             "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+            **(properties or {}),
         },
     }
     (folder / "pipelines").mkdir()
@@ -139,6 +191,7 @@ def _start(folder: Path, place: Yarn, *words: str) -> _Jobs:
         "HEADRACE_HOME": str(folder),
         "HEADRACE_PIPELINES": str(folder / "pipelines"),
         "HEADRACE_POLL_SECONDS": "2",
+        **(variables or {}),
     }
     return _Jobs([str(AIRFLOW), str(Path(__file__).with_name("airflow_side.py")), "jobs", "far", *words], env)
 
@@ -229,6 +282,157 @@ def _wait(folder: Path, rest: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-4000:]
     event: dict[str, Any] = json.loads(done.stdout)["event"]
     return event
+
+
+def test_no_secret_of_an_application_is_to_be_seen(tmp_path: Path) -> None:
+    """By process lists, files, the event log and the containers' logs, of a stage in cluster mode."""
+    require_jars()
+    if not any(s3_dir().glob("*.jar")):
+        pytest.skip("no Spark for S3: run `make s3`")
+    program = tmp_path / "program.py"
+    program.write_text(_STAGE_WITH_SECRETS)
+    (tmp_path / "events").mkdir()
+    generated = [sys.executable, "-m", "headrace.cli", "generate", "clicks", "--until", DONE, "--no-spark"]
+    sizes = {"start": DONE, "rows_per_day": 200, "users": 20, "items": 10}
+    sets = [word for key, value in sizes.items() for word in ("--set", f"generate.{key}={value}")]
+    subprocess.run([*generated, *sets, "--home", str(tmp_path)], check=True, env=_airflow(tmp_path))
+    with _refusing_store() as (endpoint, requests), yarn(tmp_path / "yarn", tmp_path / "conf") as place:
+        chain = "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider"
+        properties = {
+            "spark.jars": ",".join(map(str, sorted(s3_dir().glob("*.jar")))),
+            "spark.hadoop.fs.s3a.endpoint": endpoint,
+            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.s3a.connection.ssl.enabled": "false",
+            "spark.hadoop.fs.s3a.attempts.maximum": "1",
+            "spark.hadoop.fs.s3a.aws.credentials.provider": chain,
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": (tmp_path / "events").as_uri(),
+            "spark.dynamicAllocation.enabled": "false",
+            "spark.executor.instances": "1",
+            "spark.executor.memory": "512m",
+            "spark.task.maxFailures": "1",
+        }
+        warehouse = {"kind": "postgres", "host": "127.0.0.1", "user": "u", "database": "d", "password_env": "DB_PASS"}
+        store = {"aws_session_token": AWS_TOKEN, "endpoint_url": endpoint, "region_name": "us-east-1"}
+        connections = {
+            "AIRFLOW_CONN_HEADRACE_WAREHOUSE": {"conn_type": "postgres", "password": PASSWORD},
+            "AIRFLOW_CONN_HEADRACE_STORE": {
+                "conn_type": "aws", "login": AWS_ID, "password": AWS_SECRET, "extra": store,
+            },
+        }  # fmt: skip
+        with _command_lines() as lines:
+            jobs = _start(
+                tmp_path, place, str(program), "ingest", DONE,
+                properties=properties,
+                sections={"publish": {"warehouse": warehouse}},
+                variables={name: json.dumps(value) for name, value in connections.items()},
+            )  # fmt: skip
+            try:
+                _until((tmp_path / "ready").is_file, jobs)
+                during = _files_with_secrets(tmp_path)
+                exposed = [file for file in during if _others_can_read(file, tmp_path)]
+                (tmp_path / "go").touch()
+                ended = jobs.ended()
+            finally:
+                jobs.stop()
+        after = _files_with_secrets(tmp_path)
+        logs = "".join(file.read_text() for file in (tmp_path / "yarn" / "containers").rglob("std*"))
+        events = "".join(file.read_text() for file in (tmp_path / "events").rglob("events_*"))
+    assert ended[DONE]["ends"] is None, jobs.log + logs
+    assert manifests(tmp_path, DONE, "far").keys() == {"ingest"}
+    # The secrets had arrived, and were used.
+    assert (tmp_path / "ready").read_text() == hashlib.sha256(PASSWORD.encode()).hexdigest()
+    assert any(f"Credential={AWS_ID}/" in header for header in requests)
+    assert "OperationalError" in logs
+    assert "OperationalError" in events
+    assert "AccessDenied" in logs
+    # And nobody else sees them. A node keeps its copies in the cache of the user.
+    assert {file.name for file in during} == PRIVATE_FILES
+    assert exposed == []
+    assert [file for file in after if file.name not in PRIVATE_FILES or _others_can_read(file, tmp_path)] == []
+    # What the page of the application shows of its environment is this event.
+    assert '"Event":"SparkListenerEnvironmentUpdate"' in events
+    assert "spark.executor.instances" in events
+    assert any("org.apache.spark.deploy.SparkSubmit" in line for line in lines)
+    assert any("org.apache.spark.deploy.yarn.ApplicationMaster" in line for line in lines)
+    assert any("YarnCoarseGrainedExecutorBackend" in line for line in lines)
+    for text in (logs, events, "".join(jobs.said), *lines):
+        assert not [secret for secret in SECRETS if secret in text]
+
+
+@contextmanager
+def _refusing_store() -> Iterator[tuple[str, list[str]]]:
+    """Serve S3's refusal to every request; yields the address and the requests' signatures."""
+    headers: list[str] = []
+    refusal = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message><RequestId>1</RequestId></Error>"
+
+    class Store(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            headers.append(str(self.headers.get("Authorization")))
+            self.send_response(403)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(refusal)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(refusal)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", headers
+        server.shutdown()
+
+
+@contextmanager
+def _command_lines() -> Iterator[set[str]]:
+    """Collect the command lines of all processes of this machine while the block runs."""
+    lines: set[str] = set()
+    stop = threading.Event()
+
+    def collect() -> None:
+        while not stop.wait(0.1):
+            for file in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):  # it has ended
+                    lines.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _files_with_secrets(folder: Path) -> list[Path]:
+    """Return the files below a folder, members of archives included, in which a secret stands."""
+    return [file for file in folder.rglob("*") if file.is_file() and any(map(_has_secret, _contents(file)))]
+
+
+def _contents(file: Path) -> Iterator[bytes]:
+    with contextlib.suppress(FileNotFoundError):  # a container's, which has ended
+        if file.suffix == ".zip" and zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                yield from map(archive.read, archive.namelist())
+        yield file.read_bytes()
+
+
+def _has_secret(data: bytes) -> bool:
+    return any(secret.encode() in data for secret in SECRETS)
+
+
+def _others_can_read(file: Path, top: Path) -> bool:
+    """Say whether another account can read a file: it may be, and so may be entered all folders above it."""
+    path = file.resolve()
+    folders = path.parents[: path.parents.index(top.resolve())]
+    reachable = all(stat.S_IMODE(folder.stat().st_mode) & 0o011 for folder in folders)
+    return reachable and bool(stat.S_IMODE(path.stat().st_mode) & 0o044)
 
 
 def _until(done: Callable[[], bool], jobs: _Jobs) -> None:
