@@ -65,6 +65,7 @@ HELD: tuple[str, ...] = (
     "python/resources.py",
     "python/stage.py",
     "python/stages.py",
+    "python/storage",
     "python/train",
     "python/world.py",
     "python/yaml_text.py",

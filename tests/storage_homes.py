@@ -52,7 +52,7 @@ def left_over(home: Location) -> list[str]:
         return sorted(str(p.relative_to(home.local_path())) for p in files if str(p.relative_to(home.path)) not in seen)
     store = location.STORES[home.scheme]
     assert isinstance(store, ObjectStore)
-    tree, key = store._at(home.path)
+    tree, key = store._resolve(home.path)
     named = {stored.key for stored in tree.files(key).values()}
     from headrace.storage.objects import calls  # the calls as they are now: a test may have replaced them
 

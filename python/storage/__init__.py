@@ -1,4 +1,4 @@
-"""Where the workspace's files are kept, and the one way to read, write, publish, remove and lease them.
+"""The workspace's files, and the one way to read, write, publish, remove and lease them.
 
     system     the calls of the operating system that change a disk: no other module of headrace makes them
     store      what a store must do (a Protocol); `local` is the one for a file system

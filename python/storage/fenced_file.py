@@ -26,9 +26,9 @@ def put_fenced(
         file.put_text(text)
         return
     while True:
-        found = file.read_tagged()
-        there = {} if found is None else tokens_of(found[0].decode())
-        if any(there.get(fence.lease, 0) > fence.token for fence in fences):
+        tagged = file.read_tagged()
+        tokens = {} if tagged is None else tokens_of(tagged[0].decode())
+        if any(tokens.get(fence.lease, 0) > fence.token for fence in fences):
             raise LeaseLost(f"{file} was written by a later run; this one's is not. Run it again")
-        if file.put_if(text.encode(), None if found is None else found[1]):
+        if file.put_if(text.encode(), None if tagged is None else tagged[1]):
             return

@@ -1,4 +1,4 @@
-"""What an error of a file system means to the user: something to mend, a full disk, or a file system that is away.
+"""Errors of file systems as users see them: something to mend, a full disk, or a file system that is away.
 
 A store of objects says so itself (`headrace.storage.objects.calls`), a file system by the numbers of errno(3).
 Libraries that keep no number say it in the system's words: the JVM, SQLite, PostgreSQL, LMDB, safetensors.
@@ -67,38 +67,38 @@ def disk_full(error: BaseException, folders: Sequence[Path] = ()) -> DiskFull | 
 
 def full_disk_in(text: str, folders: Sequence[Path] = ()) -> DiskFull | None:
     """Return the full disk that a program's output tells of, or None; `folders` as of `disk_full`."""
-    if (found := _FULL_TEXT.search(text)) is None:
+    if (match := _FULL_TEXT.search(text)) is None:
         return None
-    said = os.strerror(errno.EDQUOT if "quota" in found[0] else errno.ENOSPC)
+    words = os.strerror(errno.EDQUOT if "quota" in match[0] else errno.ENOSPC)
     path = _PATH_IN_TEXT.search(text)
-    return DiskFull(full_message(said, "" if path is None else path[1], folders))
+    return DiskFull(full_message(words, "" if path is None else path[1], folders))
 
 
-def require_room(folder: Path, needed: int, what: str) -> None:
-    """Raise DiskFull where fewer than `needed` bytes are free in a folder; `what`: who needs them, for the message."""
+def require_room(folder: Path, needed: int, user: str) -> None:
+    """Raise DiskFull where fewer than `needed` bytes are free in a folder; `user` needs them, for the message."""
     place = _existing(folder)
     if _room(place)[0] < needed:
         raise DiskFull(
-            f"{place}: {os.strerror(errno.ENOSPC)}: {what} needs {needed:,} bytes, and {free_in(place)}. Make room "
+            f"{place}: {os.strerror(errno.ENOSPC)}: {user} needs {needed:,} bytes, and {free_in(place)}. Make room "
             f"there, then run this again"
         )
 
 
-def full_message(said: str, name: str = "", folders: Sequence[Path] = ()) -> str:
+def full_message(words: str, name: str = "", folders: Sequence[Path] = ()) -> str:
     """Return the line about a full disk: the path, what the system said, the folder to make room in, the bytes free.
 
     Args:
-        said: the system's words.
+        words: the system's words.
         name: the path that could not be written; empty: not known.
         folders: see `disk_full`.
     """
     places = [_existing(Path(name))] if name else [_existing(folder) for folder in folders]
     room = {place: _room(place) for place in places}
-    where = f"{name}: {said}" if name else said
+    fault = f"{name}: {words}" if name else words
     if not room:
-        return f"{where}. Make room below --home and TMPDIR, then run this again"
+        return f"{fault}. Make room below --home and TMPDIR, then run this again"
     folder = min(room, key=lambda place: room[place][0])
-    return f"{where}: {free_in(folder)}. Make room there, then run this again"
+    return f"{fault}: {free_in(folder)}. Make room there, then run this again"
 
 
 def free_in(folder: Path) -> str:
@@ -129,21 +129,21 @@ def _path_of(error: OSError) -> str:
 
 
 def told_of_file(error: OSError) -> tuple[str, int] | None:
-    """The message and the exit code of an error of a file; None: of something else, or for the program to mend."""
+    """Return the message and exit code of a file's error; None for other errors and for faults of the program."""
     name = _path_of(error)
     if (full := disk_full(error)) is not None:
         return str(full), full.exit_code
     if not name:
         return None
-    where = f"{name}: {os.strerror(error.errno) if error.errno else ''}"
+    fault = f"{name}: {os.strerror(error.errno) if error.errno else ''}"
     if error.errno in _MAY_NOT:
-        return f"{where}. The user of this process must be allowed to read and write there", EXIT_USER_ERROR
+        return f"{fault}. The user of this process must be allowed to read and write there", EXIT_USER_ERROR
     if error.errno == errno.EROFS:
-        return f"{where}. Mount it for writing, or choose another place", EXIT_USER_ERROR
+        return f"{fault}. Mount it for writing, or choose another place", EXIT_USER_ERROR
     if error.errno == errno.ENOTDIR:
-        return f"{where}. A file is where a folder should be: move it away, or choose another place", EXIT_USER_ERROR
+        return f"{fault}. A file is where a folder should be: move it away, or choose another place", EXIT_USER_ERROR
     if error.errno in _AWAY:
-        return f"{where}. Its file system is away. Run this again later", EXIT_INCOMPLETE
+        return f"{fault}. Its file system is away. Run this again later", EXIT_INCOMPLETE
     if error.errno == errno.EIO:
-        return f"{where}. Its disk, or the server of its file system, has failed: see the kernel's log", EXIT_FAILURE
+        return f"{fault}. Its disk, or the server of its file system, has failed: see the kernel's log", EXIT_FAILURE
     return None

@@ -32,24 +32,24 @@ def lease(path: Path) -> Iterator[Lease]:
     system.make_folder(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        before = _written(fd)
+        previous = _written(fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Held(before or _UNKNOWN) from None
-        before = _written(fd)
+            raise Held(previous or _UNKNOWN) from None
+        previous = _written(fd)
         # A lease whose file was lost goes on behind the tokens that it had, unless the clock was set back.
-        mine = holder_after(before, time.time_ns() // 1_000_000)
-        line = mine.model_dump_json().encode() + b"\n"
+        holder = holder_after(previous, time.time_ns() // 1_000_000)
+        line = holder.model_dump_json().encode() + b"\n"
         os.pwrite(fd, line, 0)
         os.ftruncate(fd, len(line))
-        yield Lease(mine, lambda: _written(fd) == mine)
+        yield Lease(holder, lambda: _written(fd) == holder)
     finally:
         os.close(fd)
 
 
 @contextmanager
-def turn(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is made, while the block runs; wait for it where another one has it.
 
     Other threads and processes of this host, and of NFS those of other hosts: the file is open for writing, as NFS asks
@@ -89,12 +89,12 @@ class HeldFolder:
 
     @staticmethod
     def is_held(entry: Path) -> bool:
-        """Whether a live process has this folder, or the one whose lock this file is."""
+        """Return whether a live process holds this folder, or the folder whose lock file this is."""
         return holder(entry if entry.suffix == _LOCK else _lock_of(entry)) is not None
 
     @staticmethod
     def is_lock(entry: Path) -> bool:
-        """Whether this is the file of a folder's lock."""
+        """Return whether this is the lock file of a folder."""
         return entry.suffix == _LOCK
 
 
@@ -103,7 +103,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the lock; None: nobody. Takes nothing for longer than it looks."""
+    """Return the lock's holder, or None where it is free. The check holds the lock for no longer than it takes."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -30,8 +30,8 @@ class HostScratch:
     #: Whether what appears there is on the disk: what a later run takes as it is must be whole after a power cut.
     durable: bool = False
 
-    def here(self) -> Location:
-        """The folder on this host."""
+    def resolve(self) -> Location:
+        """Return the folder on this host."""
         named = os.environ.get(SCRATCH)
         of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
         root = self.folder or local(named or of_spark or tempfile.gettempdir())
@@ -48,13 +48,13 @@ class RunFolder:
     #: Names in the folder: all others are removed before the run's first task on a host begins.
     keep: tuple[str, ...]
 
-    def here(self) -> Location:
-        """The folder on this host, which has been tidied up."""
+    def resolve(self) -> Location:
+        """Return the folder on this host, after its cleanup."""
         return self.of_run().parent
 
     def of_run(self, tidy: Callable[[], None] | None = None) -> Location:
-        """A folder in it for this run alone: the next one removes it. `tidy`: what is done besides, once a host."""
-        home = self.scratch.here()
+        """Return a folder in it for this run alone, which the next run removes. `tidy` is called once a host."""
+        home = self.scratch.resolve()
 
         def make(_: Location) -> None:
             self._remove_others(home)
@@ -64,10 +64,10 @@ class RunFolder:
         return made_once(home / f"{RUN}{self.run}", make)
 
     def _remove_others(self, home: Location) -> None:
-        """What earlier runs left and this one does not need. Other tasks of the run on this host wait."""
-        for other in home.entries():
-            if other.name not in self.keep and not other.name.startswith(f"{RUN}{self.run}"):
-                other.remove_quietly()
+        """Remove what earlier runs left and this one does not need. Other tasks of the run on this host wait."""
+        for entry in home.entries():
+            if entry.name not in self.keep and not entry.name.startswith(f"{RUN}{self.run}"):
+                entry.remove_quietly()
 
 
 #: A folder that all tasks see at one place, or one of each host's own.
@@ -75,5 +75,5 @@ HostPlace: TypeAlias = Location | HostScratch | RunFolder
 
 
 def on_this_host(place: HostPlace) -> Location:
-    """The folder that it is for this process."""
-    return place if isinstance(place, Location) else place.here()
+    """Return the folder that a place stands for in this process."""
+    return place if isinstance(place, Location) else place.resolve()

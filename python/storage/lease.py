@@ -1,4 +1,4 @@
-"""Who is at work. A lease has one holder at a time, and says who that is."""
+"""Leases: each has one holder at a time, which is named."""
 
 from __future__ import annotations
 
@@ -42,16 +42,19 @@ class Holder(BaseModel):
         return f"process {self.process} on {self.host} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def holder_after(before: Holder | None, least: int, expires: datetime | None = None, machine: str = "") -> Holder:
-    """This process as the holder of a lease after `before`, with a token of at least `least`."""
-    if before is None or not before.lease:
+def holder_after(previous: Holder | None, least: int, expires: datetime | None = None, machine: str = "") -> Holder:
+    """Return this process as the holder of a lease after `before`, with a token of at least `least`."""
+    if previous is None or not previous.lease:
         return Holder(token=least, lease=uuid.uuid4().hex, expires=expires, machine=machine)
-    return Holder(token=max(least, before.token + 1), lease=before.lease, expires=expires, machine=machine)
+    return Holder(token=max(least, previous.token + 1), lease=previous.lease, expires=expires, machine=machine)
 
 
 @dataclass(frozen=True)
 class Fence:
-    """What the holder of a lease writes into each of its commits: those of an earlier holder are refused after it."""
+    """Fencing token that the holder of a lease writes into each of its commits.
+
+    Commits with an earlier token are refused.
+    """
 
     #: Of the lease (`Holder.lease`): tokens of different leases say nothing of each other.
     lease: str
@@ -76,11 +79,11 @@ class Lease:
 
     def __init__(self, holder: Holder, still_held: Callable[[], bool]) -> None:
         self.holder, self._still_held = holder, still_held
-        self._asked = -math.inf
+        self._checked_at = -math.inf
 
     @property
     def fence(self) -> Fence:
-        """What commits that only the holder may make carry."""
+        """Return the token that commits of the holder carry."""
         return Fence(self.holder.lease, self.holder.token)
 
     def check(self) -> None:
@@ -91,14 +94,14 @@ class Lease:
         """
         if not self._still_held():
             raise LeaseLost(f"the lease of {self.holder} is not its own any more; run it again")
-        self._asked = elapsed_seconds()
+        self._checked_at = elapsed_seconds()
 
     def check_again(self) -> None:
-        """The same for a loop of many small steps: asks only where a second has gone since it was last asked."""
-        if elapsed_seconds() - self._asked >= _ASKED_AGAIN_SECONDS:
+        """Check the lease at most once a second, for loops of many small steps."""
+        if elapsed_seconds() - self._checked_at >= _ASKED_AGAIN_SECONDS:
             self.check()
 
 
 def elapsed_seconds() -> float:
-    """A clock that goes on while the process is paused and while the machine sleeps."""
+    """Return the time of a clock that goes on while the process is paused and while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

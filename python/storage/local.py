@@ -64,30 +64,30 @@ class LocalStore:
         """file:///..."""
         return Path(path).as_uri()
 
-    def shown(self, path: PurePosixPath) -> str:
-        """The path."""
+    def display_name(self, path: PurePosixPath) -> str:
+        """Return the path."""
         return str(path)
 
     def local_path(self, path: PurePosixPath) -> Path:
-        """The file itself."""
+        """Return the file itself."""
         return Path(path)
 
     def exists(self, path: PurePosixPath) -> bool:
-        """Whether there is a file or a folder."""
+        """Return whether there is a file or a folder."""
         return Path(path).exists()
 
     def is_file(self, path: PurePosixPath) -> bool:
-        """Whether there is a file."""
+        """Return whether there is a file."""
         return Path(path).is_file()
 
     def is_dir(self, path: PurePosixPath) -> bool:
-        """Whether there is a folder."""
+        """Return whether there is a folder."""
         return Path(path).is_dir()
 
     def info(self, path: PurePosixPath) -> Info:
         """See Store."""
-        found = Path(path).stat()
-        return Info(found.st_size, found.st_mtime_ns)
+        stat = Path(path).stat()
+        return Info(stat.st_size, stat.st_mtime_ns)
 
     def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
         """See Store. Of folders that links lead to `**` takes each once, and none that the link itself is in."""
@@ -97,16 +97,16 @@ class LocalStore:
             return [PurePosixPath(text) for text in glob.glob(str(pattern))]  # noqa: PTH207
         cut = parts.index("**")
         rest = PurePosixPath(*parts[cut + 1 :]) if cut + 1 < len(parts) else None
-        found: dict[PurePosixPath, None] = {}
+        paths: dict[PurePosixPath, None] = {}
         for base in self.glob(PurePosixPath(*parts[:cut])):
             for folder, _ in _walk(base, lambda name: name.startswith(".")):
                 escaped = PurePosixPath(glob.escape(str(folder)))
-                found |= dict.fromkeys(self.glob(escaped / (rest or "*")))
-        return list(found)
+                paths |= dict.fromkeys(self.glob(escaped / (rest or "*")))
+        return list(paths)
 
     def glob_files(self, pattern: PurePosixPath) -> dict[PurePosixPath, Info]:
         """See Store. A file that goes meanwhile is none; one that links give several names has one of them."""
-        found: dict[PurePosixPath, Info] = {}
+        infos: dict[PurePosixPath, Info] = {}
         names: dict[tuple[int, int], list[PurePosixPath]] = {}
         for path in self.glob(pattern):
             try:
@@ -116,18 +116,18 @@ class LocalStore:
                     continue
                 raise
             if stat.S_ISREG(status.st_mode):
-                found[path] = Info(status.st_size, status.st_mtime_ns)
+                infos[path] = Info(status.st_size, status.st_mtime_ns)
                 names.setdefault((status.st_dev, status.st_ino), []).append(path)
         for several in names.values():
             if len(several) > 1:
                 first = dict[str, PurePosixPath]()
                 for path in sorted(several, key=lambda path: (Path(path).is_symlink(), path)):
                     if first.setdefault(os.path.realpath(path), path) != path:  # names that are hard links stay
-                        del found[path]
-        return found
+                        del infos[path]
+        return infos
 
     def free(self, path: PurePosixPath) -> int | None:
-        """Of the file system that the path, or the nearest folder above it that is there, is on."""
+        """Return the free bytes of the file system that the path, or the nearest existing folder above it, is on."""
         return shutil.disk_usage(_existing(Path(path))).free
 
     def names(self, path: PurePosixPath) -> list[str]:
@@ -147,15 +147,15 @@ class LocalStore:
 
     def infos(self, path: PurePosixPath) -> dict[str, Info]:
         """See Store."""
-        found: dict[str, Info] = {}
+        infos: dict[str, Info] = {}
         for folder, files in _walk(path, _is_hidden):
             for file in (folder / name for name in files):
                 try:
-                    found[str(file.relative_to(path))] = self.info(file)
+                    infos[str(file.relative_to(path))] = self.info(file)
                 except OSError as e:
                     if e.errno not in _NO_FILE:  # removed just now
                         raise
-        return found
+        return infos
 
     def open(self, path: PurePosixPath) -> BinaryIO:
         """See Store."""
@@ -205,9 +205,9 @@ class LocalStore:
         """
         if tag is None:
             return self.put_new(path, data, durable)
-        with flock.turn(Path(path.with_name(f".{path.name}{_LOCK}"))):
-            found = self.get_tagged(path)
-            if found is None or found[1] != tag:
+        with flock.exclusive(Path(path.with_name(f".{path.name}{_LOCK}"))):
+            tagged = self.get_tagged(path)
+            if tagged is None or tagged[1] != tag:
                 return False
             self.put(path, data, durable)
         return True
@@ -273,13 +273,13 @@ class LocalStore:
 
     def remove(self, path: PurePosixPath) -> None:
         """See Store."""
-        found = Path(path)
-        if found.is_dir() and not found.is_symlink():
+        folder = Path(path)
+        if folder.is_dir() and not folder.is_symlink():
             # A task of a killed run may still be writing there: then what is left goes next time.
             with suppress(FileNotFoundError):
-                system.remove_tree(found)
+                system.remove_tree(folder)
         else:
-            system.unlink(found)
+            system.unlink(folder)
 
     def building(self, path: PurePosixPath, token: str) -> PurePosixPath:
         """See Store."""
@@ -288,9 +288,9 @@ class LocalStore:
     def begin(self, path: PurePosixPath, token: str, alone: bool) -> None:
         """See Store."""
         changed = system.make_folder(Path(path).parent)
-        mine = re.compile(rf"\.{re.escape(path.name)}\.[^.]+(\.old)?\{_PARTIAL}")
+        pattern = re.compile(rf"\.{re.escape(path.name)}\.[^.]+(\.old)?\{_PARTIAL}")
         for entry in Path(path.parent).iterdir() if alone else ():
-            if mine.fullmatch(entry.name):
+            if pattern.fullmatch(entry.name):
                 _clear(entry)
         # The name is on the disk with `commit`; here the folders above it, where they are new.
         _fsync_folders(changed)
@@ -328,17 +328,17 @@ class LocalStore:
 
     def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
         """See Store."""
-        found: list[Unfinished] = []
+        unfinished: list[Unfinished] = []
         for entry in sorted(Path(path).iterdir()) if Path(path).is_dir() else ():
             if _is_partial(entry.name):
                 with suppress(FileNotFoundError):  # its writer was done just now
                     stats = [p.stat() for p in (entry, *entry.rglob("*"))]
                     size = sum(s.st_size for s in stats if stat.S_ISREG(s.st_mode))
                     newest = max(s.st_mtime_ns for s in stats)
-                    found.append(
+                    unfinished.append(
                         Unfinished(path / _final_name(entry.name), size, newest, functools.partial(_clear, entry))
                     )
-        return found
+        return unfinished
 
     def discard_unfinished(self, path: PurePosixPath) -> None:
         """See Store."""
@@ -346,7 +346,10 @@ class LocalStore:
             left.remove()
 
     def lease(self, path: PurePosixPath) -> AbstractContextManager[Lease]:
-        """An advisory lock of the kernel, which frees it when the holder dies. Of one machine, or of NFS."""
+        """Take an advisory lock of the kernel, which frees it when the holder dies.
+
+        It holds on one machine, or over NFS.
+        """
         return flock.lease(Path(path))
 
     def holder(self, path: PurePosixPath) -> Holder | None:
@@ -413,7 +416,7 @@ def _is_partial(name: str) -> bool:
 
 
 def _final_name(name: str) -> str:
-    """The NAME of `.NAME.TOKEN.partial` and `.NAME.TOKEN.old.partial`."""
+    """Return the NAME of `.NAME.TOKEN.partial` and `.NAME.TOKEN.old.partial`."""
     return name[1:].removesuffix(_PARTIAL).removesuffix(".old").rpartition(".")[0]
 
 
@@ -430,9 +433,9 @@ def _fsync_tree(folder: Path) -> None:
     """Files first, then folders, inner ones first: nothing is named on the disk before it is there."""
     files: list[Path] = []
     folders: list[Path] = []
-    for where, _, names in os.walk(folder, topdown=False):
-        folders.append(Path(where))
-        files.extend(Path(where) / name for name in names)
+    for parent, _, names in os.walk(folder, topdown=False):
+        folders.append(Path(parent))
+        files.extend(Path(parent) / name for name in names)
     _fsync_files(files)
     _fsync_folders(folders)
 
@@ -448,7 +451,7 @@ def _fsync_files(files: Sequence[Path]) -> None:
 
 
 def _fsync_folders(folders: Sequence[Path]) -> None:
-    """In this order; each once."""
+    """Sync folders in this order, each once."""
     with _timed():
         for folder in dict.fromkeys(folders):
             system.fsync(folder)
@@ -466,7 +469,7 @@ def _timed() -> Iterator[None]:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder above a path, or itself, that is there."""
+    """Return the path itself where it is a folder, or the nearest existing folder above it."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path

@@ -55,25 +55,25 @@ class Location:
         return store.plain() if self.plain else store
 
     def as_plain(self) -> Location:
-        """The same place for reading what others keep there: no folder is one that headrace has published."""
+        """Return the same place for reading what others write: no folder counts as published by headrace."""
         return replace(self, plain=True)
 
     def transient(self) -> Location:
-        """The same place for what need not survive a power cut: nothing put there is waited for."""
+        """Return the same place for files that need not survive a power cut: nobody waits for their sync."""
         return replace(self, durable=False)
 
     def __str__(self) -> str:
-        return self._store.shown(self.path)
+        return self._store.display_name(self.path)
 
     def __truediv__(self, name: str | PurePosixPath) -> Location:
         return replace(self, path=self.path / name)
 
     def seen_from(self, start: Location) -> str:
-        """The path that leads here from another folder of the same store, such as `../../a/b`."""
+        """Return the path that leads here from another folder of the same store, such as `../../a/b`."""
         return posixpath.relpath(str(self.path), str(start.path))
 
     def following(self, path: str) -> Location:
-        """Where a path of `seen_from` leads from here."""
+        """Return the place that a path of `seen_from` leads to from here."""
         return replace(self, path=PurePosixPath(posixpath.normpath(str(self.path / path))))
 
     @property
@@ -99,7 +99,7 @@ class Location:
         return str(self.path.relative_to(folder.path))
 
     def is_below(self, folder: Location) -> bool:
-        """Whether it is the folder or a path in it."""
+        """Return whether it is the folder or a path in it."""
         return self.scheme == folder.scheme and self.path.is_relative_to(folder.path)
 
     @property
@@ -109,15 +109,17 @@ class Location:
 
     @property
     def spark_path(self) -> str:
-        """What a reader of Spark is given. (Hadoop decodes nothing, so a path with a blank is no URI to it.)"""
+        """Return the path for a reader of Spark. (Hadoop decodes nothing, so a path with a blank is no URI to it.)"""
         return str(self) if self.scheme == "file" else self.uri
 
     def local_path(self) -> Path:
-        """A real file or folder with the same contents, for memory maps and native readers; see `Store.local_path`."""
+        """Return a real file or folder with the same contents, for memory maps and native readers; see
+        `Store.local_path`.
+        """
         return self._store.local_path(self.path)
 
     def __fspath__(self) -> str:
-        """A library that opens a path reads that of `local_path`."""
+        """Return `local_path`, for libraries that open a path."""
         return str(self.local_path())
 
     def exists(self) -> bool:
@@ -150,11 +152,11 @@ class Location:
         return self._store.sizes(self.path)
 
     def glob(self) -> list[Location]:
-        """What the place matches when it is read as a pattern of `glob`; unsorted."""
+        """Return the files and folders that match the place read as a pattern of `glob`; unsorted."""
         return [replace(self, path=path) for path in self._store.glob(self.path)]
 
     def glob_files(self) -> dict[Location, Info]:
-        """The files alone that the place matches when it is read as a pattern of `glob`; unsorted.
+        """Return the files, without folders, that match the place read as a pattern of `glob`; unsorted.
 
         In an object store one listing tells all of it, however many they are.
         """
@@ -169,15 +171,18 @@ class Location:
                 yield entry
 
     def infos(self) -> dict[str, Info]:
-        """Of all files below a folder, by their paths in it; empty where there is none. One question for all."""
+        """Return the infos of all files below a folder, by their paths in it; empty where there is none.
+
+        One listing for all.
+        """
         return self._store.infos(self.path)
 
     def open(self) -> BinaryIO:
-        """A file for reading. Raises FileNotFoundError."""
+        """Open a file for reading. Raises FileNotFoundError."""
         return self._store.open(self.path)
 
     def open_parts(self) -> BinaryIO:
-        """The same of a file of which little is read, such as its end: no more is fetched."""
+        """Open a file of which little is read, such as its end: no more is fetched."""
         return self._store.open_parts(self.path)
 
     def read_bytes(self) -> bytes:
@@ -194,7 +199,7 @@ class Location:
         self._store.put(self.path, data, self.durable)
 
     def put_text(self, text: str) -> None:
-        """The same, as UTF-8."""
+        """Replace a file with UTF-8 text in one step."""
         self.put_bytes(text.encode())
 
     def put_new_text(self, text: str) -> bool:
@@ -244,7 +249,7 @@ class Location:
         self.commit(token)
 
     def building(self, token: str) -> Location:
-        """Where the folder is filled between `begin` and `commit`, for each of many writers that know the token.
+        """Return where the folder is filled between `begin` and `commit`, for each of many writers that know the token.
 
         Files put there are on the disk at once: only the writer's own host can see to that.
         """
@@ -289,7 +294,7 @@ class Location:
         self._store.move(self.path, target.path)
 
     def make_dir(self) -> None:
-        """A folder for writers that know no more than a path (Spark, native code); there may be one."""
+        """Make a folder for writers that know no more than a path (Spark, native code); it may exist."""
         self._store.make_dir(self.path)
 
     def remove(self) -> None:
@@ -300,14 +305,16 @@ class Location:
         self._store.remove(self.path)
 
     def remove_quietly(self) -> None:
-        """The same for what is of no use, when something else has failed: what cannot be removed now stays."""
+        """Remove a file or folder of no use after a failure; what cannot be removed now stays."""
         try:
             self.remove()
         except (OSError, UserError):  # of a store that is away, or refuses
             return
 
     def unfinished(self) -> list[Unfinished]:
-        """What killed or failed writers left in this folder, and what is being written there; no list has it."""
+        """Return what killed or failed writers left in this folder, and what is being written there; listings leave it
+        out.
+        """
         return self._store.unfinished(self.path)
 
     def discard_unfinished(self) -> None:
@@ -323,7 +330,7 @@ class Location:
         return self._store.lease(self.path)
 
     def holder(self) -> Holder | None:
-        """Who holds the lease of this name; None: nobody."""
+        """Return the holder of the lease of this name, or None."""
         return self._store.holder(self.path)
 
 
@@ -339,58 +346,61 @@ def sync_all(places: Sequence[Location]) -> None:
         _store_of(scheme).sync_all([place.path for place in places if place.scheme == scheme])
 
 
-def location_of(text: str, where: str = "path", glob: bool = False) -> Location:
-    """The place that a path or a URI names; `parse_uri` says which there are.
+def location_of(text: str, key: str = "path", glob: bool = False) -> Location:
+    """Return the place that a path or a URI names; `parse_uri` lists the forms.
 
     Args:
         text: as the user gave it.
-        where: the key or variable that holds it, for the message.
+        key: the key or variable that holds it, for the message.
         glob: whether it is a pattern for `Location.glob`.
 
     Raises:
         UserError: it names none.
     """
-    scheme, path = parse_uri(text, where, glob)
+    scheme, path = parse_uri(text, key, glob)
     return Location(path, scheme)
 
 
-def location_named(uri: str, where: str) -> Location:
-    """The place in a store of a file as a table's metadata name it; `stored_name` says which there are.
+def location_named(uri: str, key: str) -> Location:
+    """Return the place of a file that a table's metadata name; `stored_name` lists the forms.
 
     Raises:
         UserError: headrace's paths cannot name it.
     """
-    scheme, path = stored_name(uri, where)
+    scheme, path = stored_name(uri, key)
     return Location(path, scheme)
 
 
 def missing(files: Sequence[Location]) -> Location | None:
-    """The first of some files that is not there; of a store several are asked for at once."""
+    """Return the first of some files that does not exist, or None. Several are checked at once in a store."""
     if not files:
         return None
     with ThreadPoolExecutor(min(_AT_ONCE, len(files)), "look") as pool:
-        there = pool.map(Location.is_file, files)
-        return next((file for file, is_there in zip(files, there, strict=True) if not is_there), None)
+        present = pool.map(Location.is_file, files)
+        return next((file for file, is_there in zip(files, present, strict=True) if not is_there), None)
 
 
 def not_as_written(sizes: Mapping[Location, int]) -> str | None:
-    """Why the first of some files is not the one that was written, by their bytes; None: all are. As for `missing`."""
+    """Return why the first of some files differs in size from what was written, or None.
+
+    Several are checked at once.
+    """
     if not sizes:
         return None
     with ThreadPoolExecutor(min(_AT_ONCE, len(sizes)), "look") as pool:
-        return next((why for why in pool.map(_not_as_written, sizes, sizes.values()) if why is not None), None)
+        return next((reason for reason in pool.map(_not_as_written, sizes, sizes.values()) if reason is not None), None)
 
 
 def _not_as_written(file: Location, size: int) -> str | None:
     try:
-        found = file.size()
+        existing = file.size()
     except (FileNotFoundError, NotADirectoryError):
         return f"{file} is gone"
     except ChangedInPlace:
         return f"{file} was changed in place"
-    return None if found == size else f"{file} has {found} bytes, not {size}"
+    return None if existing == size else f"{file} has {existing} bytes, not {size}"
 
 
 def local(path: str | os.PathLike[str]) -> Location:
-    """A place on this machine's file system; relative paths are from the working directory."""
+    """Return a place on this machine's file system; relative paths start at the working directory."""
     return Location(PurePosixPath(os.path.abspath(path)))

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.05
 
 
 def made_once(folder: Location, make: Callable[[Location], None]) -> Location:
-    """The folder, made by this process or by another one that was first; it appears when it is whole.
+    """Return the folder, made by this process or by the first of several; it appears when it is complete.
 
     A process that dies while it makes the folder leaves none, and the next one makes it.
 
@@ -40,8 +40,7 @@ def made_once(folder: Location, make: Callable[[Location], None]) -> Location:
 
 
 def _fault(folder: Location) -> str | None:
-    """Why a folder must be made: empty where there is none, else which file is not as it was written; None: it is
-    whole."""
+    """Return why a folder must be made: empty where there is none, else the file that differs; None: complete."""
     if not folder.is_dir():
         return ""
     try:
@@ -52,6 +51,8 @@ def _fault(folder: Location) -> str | None:
 
 
 def _sizes_of(folder: Location) -> Location:
-    """Where the bytes of each of the folder's files are kept, by its path there: processes map them, and a short one
-    would end them."""
+    """Return the file with the sizes of the folder's files, by path.
+
+    Processes map these files, and a short one would end them.
+    """
     return folder.parent / f"{folder.name}=sizes"

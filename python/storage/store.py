@@ -1,4 +1,4 @@
-"""What a store of files must do. Paths are absolute within the store; a Location carries one and its store."""
+"""Contract of a store of files. Paths are absolute within the store; a Location carries a path and its store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.storage.lease import Holder, Lease
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What a writer that was killed, or is at work, has written of a file or a folder that is not published."""
+    """Partial output of a writer that was killed or is at work: a file or a folder that is not published."""
 
     #: What it would have become.
     path: PurePosixPath
@@ -28,7 +28,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Info:
-    """What a store knows of a file without opening it."""
+    """Metadata of a file, as a store lists it."""
 
     #: Bytes.
     size: int
@@ -47,22 +47,22 @@ class Store(Protocol):
     """
 
     def plain(self) -> Store:
-        """The same for reading what others write: a folder has the files that are in it, and none is published.
+        """Return the same store for reading what others write: no folder counts as published.
 
         Nothing is asked for beside what is read, which may be all that somebody is allowed to.
         """
         ...
 
     def uri(self, path: PurePosixPath) -> str:
-        """How Spark and other programs name it."""
+        """Return the URI for Spark and other programs."""
         ...
 
-    def shown(self, path: PurePosixPath) -> str:
-        """How messages name it."""
+    def display_name(self, path: PurePosixPath) -> str:
+        """Return the name for messages."""
         ...
 
     def local_path(self, path: PurePosixPath) -> Path:
-        """A real file, or a folder of such, with the same contents: the thing itself, or a copy on this host.
+        """Return a real file, or a folder of such, with the same contents: the original, or a copy on this host.
 
         For readers that map files or read them in native code. What is published never changes, so a copy stays good.
         """
@@ -75,7 +75,7 @@ class Store(Protocol):
     def is_dir(self, path: PurePosixPath) -> bool: ...
 
     def info(self, path: PurePosixPath) -> Info:
-        """Raises FileNotFoundError."""
+        """Return a file's metadata. Raises FileNotFoundError."""
         ...
 
     def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
@@ -83,7 +83,7 @@ class Store(Protocol):
         ...
 
     def glob_files(self, pattern: PurePosixPath) -> dict[PurePosixPath, Info]:
-        """The files alone that a pattern of `glob` matches; in few calls, however many they are."""
+        """Return the files, without folders, that a pattern of `glob` matches; in few calls, however many they are."""
         ...
 
     def free(self, path: PurePosixPath) -> int | None:
@@ -99,15 +99,15 @@ class Store(Protocol):
         ...
 
     def infos(self, path: PurePosixPath) -> dict[str, Info]:
-        """Of all files below a folder, by their paths in it, without those of unfinished writes; in few calls."""
+        """Return the infos of all files below a folder, by path in it, without unfinished writes; in few calls."""
         ...
 
     def open(self, path: PurePosixPath) -> BinaryIO:
-        """A file for reading. Raises FileNotFoundError."""
+        """Open a file for reading. Raises FileNotFoundError."""
         ...
 
     def open_parts(self, path: PurePosixPath) -> BinaryIO:
-        """A file of which little is read, such as its end: no more is fetched. Raises FileNotFoundError."""
+        """Open a file of which little is read, such as its end: no more is fetched. Raises FileNotFoundError."""
         ...
 
     def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:
@@ -121,7 +121,7 @@ class Store(Protocol):
         ...
 
     def get_tagged(self, path: PurePosixPath) -> tuple[bytes, str] | None:
-        """A file's bytes and a tag of them, which another content does not have; None where there is no file."""
+        """Return a file's bytes and a tag that no other content has; None where there is no file."""
         ...
 
     def put_if(self, path: PurePosixPath, data: bytes, tag: str | None, durable: bool) -> bool:
@@ -132,11 +132,11 @@ class Store(Protocol):
         ...
 
     def new_file(self, path: PurePosixPath, durable: bool) -> AbstractContextManager[Path]:
-        """The same for what a library writes: give it a local path that is not there; the file appears at the end."""
+        """Give a library a local path that does not exist yet; the file appears in the store when the block ends."""
         ...
 
     def start_writeback(self, path: PurePosixPath) -> None:
-        """Where a file is in memory alone, begin to write it to the disk, which need not be done when this returns."""
+        """Begin to write a file that is only in memory to the disk; it need not be there when this returns."""
         ...
 
     def sync_files(self, files: Sequence[PurePosixPath], root: PurePosixPath) -> None:
@@ -159,7 +159,7 @@ class Store(Protocol):
         ...
 
     def copy(self, source: PurePosixPath, target: PurePosixPath, share: bool) -> None:
-        """A file of the same contents. `share`: one set of bytes where the store can; neither is changed afterwards."""
+        """Copy a file. `share`: one set of bytes where the store can; neither is changed afterwards."""
         ...
 
     def move(self, source: PurePosixPath, target: PurePosixPath) -> None:
@@ -167,7 +167,7 @@ class Store(Protocol):
         ...
 
     def make_dir(self, path: PurePosixPath) -> None:
-        """A folder that writers which know no more than a path can write to."""
+        """Make a folder for writers that know no more than a path."""
         ...
 
     def remove(self, path: PurePosixPath) -> None:
@@ -175,7 +175,7 @@ class Store(Protocol):
         ...
 
     def building(self, path: PurePosixPath, token: str) -> PurePosixPath:
-        """Where the folder `path` is filled before it is published; the same for all who know the token."""
+        """Return where the folder `path` is filled before it is published; equal for all who know the token."""
         ...
 
     def begin(self, path: PurePosixPath, token: str, alone: bool) -> None:
@@ -193,7 +193,7 @@ class Store(Protocol):
         ...
 
     def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
-        """What killed or failed writers left in a folder, and what is being written there, each attempt by itself."""
+        """Return what killed or failed writers left in a folder, and what is being written there, by attempt."""
         ...
 
     def discard_unfinished(self, path: PurePosixPath) -> None:
@@ -205,7 +205,7 @@ class Store(Protocol):
         ...
 
     def holder(self, path: PurePosixPath) -> Holder | None:
-        """Who holds the lease now; None: nobody."""
+        """Return the lease's current holder, or None."""
         ...
 
 

@@ -124,12 +124,12 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def link(source: Path, target: Path) -> None:
-    """A second name of a file, which must not be there."""
+    """Give a file a second name, which must not exist."""
     os.link(source, target)
 
 
 def copy(source: Path, target: Path) -> None:
-    """A copy of a file, with its times."""
+    """Copy a file, with its times."""
     shutil.copy2(source, target)
 
 

@@ -1,4 +1,4 @@
-"""Which folder a text means: `--home` is on a file system; `lake:`, `store:` and what is read may be in any store."""
+"""Folders by name: `--home` is on a file system; `lake:`, `store:` and sources may be in any store."""
 
 from __future__ import annotations
 
@@ -24,52 +24,52 @@ _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 SCHEMES = ("s3", "gs", "abfss")
 
 
-def parse_uri(text: str, where: str, glob: bool = False) -> tuple[str, PurePosixPath]:
+def parse_uri(text: str, key: str, glob: bool = False) -> tuple[str, PurePosixPath]:
     """(scheme, path in the store) of a path, a file: URI or the URI of a bucket, of HDFS or of a folder in one.
 
     Args:
         text: as the user gave it.
-        where: the key or variable that holds it, for the message.
+        key: the key or variable that holds it, for the message.
         glob: whether it is a pattern: a `?` in it is one character, and begins no query.
 
     Raises:
         UserError: it names no place of a store that is known.
     """
-    found = _URI.match(text)
-    if found is None or found[1].lower() == "file":
-        return "file", PurePosixPath(os.path.abspath(local_folder(text, where, glob)))
-    scheme = _scheme_of(found[1])
+    match = _URI.match(text)
+    if match is None or match[1].lower() == "file":
+        return "file", PurePosixPath(os.path.abspath(local_folder(text, key, glob)))
+    scheme = _scheme_of(match[1])
     if not _is_known(scheme):
-        raise UserError(f"{where}: headrace knows no store of {found[1]}: (known: {_known()})")
+        raise UserError(f"{key}: headrace knows no store of {match[1]}: (known: {_known()})")
     if scheme not in SCHEMES:
-        STORE_KINDS.find(scheme, where)
+        STORE_KINDS.find(scheme, key)
     parts = _split(f"{scheme}://{text.partition(':')[2].lstrip('/')}", glob)
-    before, at, host = parts.netloc.rpartition("@")
+    user, separator, host = parts.netloc.rpartition("@")
     # Of Azure, the container stands there, and nothing else.
-    if at and (scheme != "abfss" or ":" in before or "@" in before):
-        kept = ", but for the container" if scheme == "abfss" else ""
-        raise UserError(f"{where}: a secret does not belong in a URI: leave out what is before the @{kept}")
-    is_place = bool(host) and (bool(before) or scheme != "abfss") and not {"*", "?"} & {*parts.netloc}
+    if separator and (scheme != "abfss" or ":" in user or "@" in user):
+        exception = ", but for the container" if scheme == "abfss" else ""
+        raise UserError(f"{key}: a secret does not belong in a URI: leave out what is before the @{exception}")
+    is_place = bool(host) and (bool(user) or scheme != "abfss") and not {"*", "?"} & {*parts.netloc}
     if not is_place or parts.query or parts.fragment or ".." in parts.path.split("/"):
         authorities = {"hdfs": "HOST:PORT", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
-        raise UserError(f"{where}: write {scheme}://{authorities.get(scheme, 'BUCKET')}/FOLDER")
+        raise UserError(f"{key}: write {scheme}://{authorities.get(scheme, 'BUCKET')}/FOLDER")
     return scheme, PurePosixPath("/", parts.netloc, *(p for p in parts.path.split("/") if p))
 
 
 def other_schemes(scheme: str) -> list[str]:
-    """The names besides its own under which a store's scheme is known."""
-    return [alias for alias, own in _ALIASES.items() if own == scheme]
+    """Return the other names of a store's scheme."""
+    return [alias for alias, canonical in _ALIASES.items() if canonical == scheme]
 
 
 def is_uri(text: str) -> bool:
-    """Whether a text names a place by a URI, not by a path."""
+    """Return whether a text is a URI, not a path."""
     return _URI.match(text) is not None
 
 
 def names_store(text: str) -> bool:
-    """Whether a text is a URI of a store that is known."""
-    found = _URI.match(text)
-    return found is not None and (found[1].lower() == "file" or _is_known(_scheme_of(found[1])))
+    """Return whether a text is a URI of a known store."""
+    match = _URI.match(text)
+    return match is not None and (match[1].lower() == "file" or _is_known(_scheme_of(match[1])))
 
 
 def _scheme_of(text: str) -> str:
@@ -85,54 +85,54 @@ def _known() -> str:
     return ", ".join(("file", *SCHEMES, *STORE_KINDS.known()))
 
 
-def stored_name(uri: str, where: str) -> tuple[str, PurePosixPath]:
+def stored_name(uri: str, key: str) -> tuple[str, PurePosixPath]:
     """(scheme, path in the store) of a file as a table's metadata name it: nothing in it is encoded.
 
     Args:
         uri: of another store than the local file system.
-        where: begins the message.
+        key: begins the message.
 
     Raises:
         UserError: it is in a store that is not known, or at a place that headrace's paths cannot name.
     """
     if not names_store(uri):
-        raise UserError(f"{where}: headrace knows no store of {uri} (known: {_known()})")
-    given, _, rest = uri.partition(":")
-    scheme = _scheme_of(given)
+        raise UserError(f"{key}: headrace knows no store of {uri} (known: {_known()})")
+    written, _, rest = uri.partition(":")
+    scheme = _scheme_of(written)
     authority, *parts = rest.removeprefix("//").rstrip("/").split("/")
     if not authority:
-        raise UserError(f"{where}: {uri} names no {'NameNode' if scheme == 'hdfs' else 'bucket'}")
+        raise UserError(f"{key}: {uri} names no {'NameNode' if scheme == 'hdfs' else 'bucket'}")
     if any(part in ("", ".", "..") for part in parts):
-        raise UserError(f"{where}: {uri} has a folder without a name, '.' or '..' in it, which headrace does not read")
+        raise UserError(f"{key}: {uri} has a folder without a name, '.' or '..' in it, which headrace does not read")
     return scheme, PurePosixPath("/", authority, *parts)
 
 
-def local_folder(text: str, where: str, glob: bool = False) -> Path:
-    """The folder that a path or a file: URI names.
+def local_folder(text: str, key: str, glob: bool = False) -> Path:
+    """Return the folder that a path or a file: URI names.
 
     Args:
         text: as the user gave it.
-        where: the option or key that holds it, for the message.
+        key: the option or key that holds it, for the message.
         glob: as of `parse_uri`.
 
     Raises:
         UserError: it is a URI of another scheme, or of another host's file system.
     """
-    found = _URI.match(text)
-    if found is None:
+    match = _URI.match(text)
+    if match is None:
         if not text:
-            raise UserError(f"{where} is empty: write {_A_PATH}")
+            raise UserError(f"{key} is empty: write {_A_PATH}")
         return Path(text)
-    if found[1].lower() != "file":
-        raise UserError(f"{where}: {uri_fault(text)}")
+    if match[1].lower() != "file":
+        raise UserError(f"{key}: {uri_fault(text)}")
     parts = _split(text, glob)
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-        raise UserError(f"{where}: '{text}' names no folder of this machine: write file:///FOLDER, or a path")
+        raise UserError(f"{key}: '{text}' names no folder of this machine: write file:///FOLDER, or a path")
     return Path(unquote(parts.path))
 
 
 def _split(uri: str, glob: bool) -> SplitResult:
-    """The parts of a URI; of a pattern all that is behind the authority is its path."""
+    """Split a URI into its parts; of a pattern all that is behind the authority is its path."""
     if not glob:
         return urlsplit(uri)
     scheme, _, rest = uri.partition(":")
@@ -143,17 +143,17 @@ def _split(uri: str, glob: bool) -> SplitResult:
 
 
 def uri_fault(text: str) -> str | None:
-    """Why a text cannot be where a path on this machine is asked for: it is a URI. None where it is a path."""
-    found = _URI.match(text)
-    if found is None:
+    """Return why a text cannot name a path on this machine: it is a URI. None where it is a path."""
+    match = _URI.match(text)
+    if match is None:
         return None
-    if found[1].lower() == "file":
+    if match[1].lower() == "file":
         return f"'{text}' is a URI: write it as a path"
     return f"'{text}' is a URI, and this takes {_A_PATH}. URIs are taken by {_TAKE_URIS}"
 
 
 def server_fault(text: str) -> str | None:
-    """What is wrong with the address of an HTTP server; None: nothing."""
+    """Return what is wrong with the address of an HTTP server, or None."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "write http://HOST:PORT or https://HOST:PORT"

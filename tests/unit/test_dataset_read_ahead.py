@@ -230,7 +230,7 @@ def test_an_object_that_is_gone_or_another_one_is_named_as_it_is_stored(stored_s
     path = stored_split[0].row_groups[3].path
     store = location.STORES[path.scheme]
     assert isinstance(store, ObjectStore)
-    tree, key = store._at(path.path)
+    tree, key = store._resolve(path.path)
     found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
     assert found is not None
     if fault == "gone":
@@ -249,7 +249,7 @@ def test_a_copy_that_went_and_whose_object_is_gone_is_named_as_it_is_stored(stor
     with ReadAhead(1, 1) as ahead:
         ((_, arriving),) = ahead.follow(iter(groups), lambda group: group)
         arriving.path().unlink()
-        tree, key = store._at(path.path)
+        tree, key = store._resolve(path.path)
         found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
         assert found is not None
         calls.delete(tree.bucket, [found[1].key])

@@ -250,7 +250,7 @@ def test_copies_of_a_store_on_this_host_go_as_well(tmp_path: Path, monkeypatch: 
     copies.drop(upload)
     assert erase(ws)[1].finished == NOW
     assert ws.dataset("clicks", day(0), "anew").exists()
-    assert copies.kept() == {}
+    assert copies.cached_files() == {}
     with held:
         assert held.read() == "of others"
     # What is read now has none of them.
@@ -264,7 +264,7 @@ def test_copies_that_come_back_are_searched(tmp_path: Path, monkeypatch: pytest.
     ws = Workspace(tmp_path / "home", "s3://bucket/lake", "s3://bucket/store")
     landed = ws.landing("clicks") / day(0) / "a.jsonl"
     landed.put_text(GONE[0])
-    real = copies.remove_kept
+    real = copies.remove_cached_files
 
     def remove_and_read() -> None:
         """Another process of this host reads a landing file meanwhile."""
@@ -273,7 +273,7 @@ def test_copies_that_come_back_are_searched(tmp_path: Path, monkeypatch: pytest.
 
     landed.local_path()
     with monkeypatch.context() as patch:
-        patch.setattr(copies, "remove_kept", remove_and_read)
+        patch.setattr(copies, "remove_cached_files", remove_and_read)
         with pytest.raises(UserError, match=r"not all is erased: .*/cache/files/.*/a\.jsonl"):
             erase(ws)
     assert erase(ws)[1].finished == NOW

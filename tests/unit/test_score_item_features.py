@@ -88,7 +88,7 @@ def test_each_host_puts_them_together(n: int, part_rows: int, tmp_path: Path, mo
     few = min(n, 8)
     assert values(found.first(few), few) == {name: column[:few] for name, column in expected.items()}
     # Their copies on a host are the first to go.
-    parts = [copy for copy in copies.kept() if copy.name.startswith("feature-")]
+    parts = [copy for copy in copies.cached_files() if copy.name.startswith("feature-")]
     assert {copy.stat().st_mtime for copy in parts} == {0}
     assert not (tmp_path / "driver").exists()
 

@@ -370,7 +370,7 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         physical = folder / "a"
     store = location.STORES[physical.scheme]
     assert isinstance(store, ObjectStore)
-    tree, key = store._at(physical.path)
+    tree, key = store._resolve(physical.path)
     calls.put(tree.bucket, key, b"wrong")
     for read in (Location.local_path, Location.read_bytes):
         with pytest.raises(ChangedInPlace, match="changed in place") as raised:

@@ -123,7 +123,7 @@ def test_threads_that_begin_at_once_share_a_bucket_and_what_is_known_of_it() -> 
     def first_look(n: int) -> tuple[Any, Any]:
         start.wait()
         path = PurePosixPath(f"/bucket{n % 2}/folder/{n}")
-        return many._at(path)[0], many.plain()._at(path)[0]
+        return many._resolve(path)[0], many.plain()._resolve(path)[0]
 
     with ThreadPoolExecutor(32) as pool:
         found = list(pool.map(first_look, range(32)))

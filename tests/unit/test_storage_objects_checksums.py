@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
 def listed(thing: Location) -> FileList:
     store = location.STORES[thing.scheme]
     assert isinstance(store, ObjectStore)
-    tree, key = store._at(thing.path)
+    tree, key = store._resolve(thing.path)
     tree.forget(key)
     published = tree.published(key)
     assert published is not None
@@ -174,7 +174,7 @@ def test_lists_of_before_are_read(home: Location) -> None:
         (folder / "a").put_text("text")
     store = location.STORES[home.scheme]
     assert isinstance(store, ObjectStore)
-    tree, key = store._at((home / ".headrace" / "lists" / "thing.json").path)
+    tree, key = store._resolve((home / ".headrace" / "lists" / "thing.json").path)
     without = FileList(files={n: f.model_copy(update={"crc32": None}) for n, f in listed(home / "thing").files.items()})
     assert b"crc32" not in without.encoded()
     calls.put(tree.bucket, key, without.encoded())

@@ -298,8 +298,8 @@ def test_a_key_is_no_word_of_the_library(gone: None) -> None:
 def test_what_it_is_called_in_each_cloud() -> None:
     stores = pytest.importorskip("obstore.store")
     azure = stores.AzureStore("c", account_name="a", account_key="YQ==")
-    assert calls.shown(azure, "x/y") == "abfss://c@a.dfs.core.windows.net/x/y"
-    assert calls.shown(stores.MemoryStore(), "x/y") == "x/y"
+    assert calls.display_name(azure, "x/y") == "abfss://c@a.dfs.core.windows.net/x/y"
+    assert calls.display_name(stores.MemoryStore(), "x/y") == "x/y"
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_an_account_is_in_the_cloud_that_its_uri_names(domain: str, endpoint: st
     pytest.importorskip("obstore")
     bucket = clients.open_bucket("abfss", f"c@a.{domain}")
     assert bucket.config.get("endpoint") == endpoint
-    assert calls.shown(bucket, "x/y") == f"abfss://c@a.{domain}/x/y"
+    assert calls.display_name(bucket, "x/y") == f"abfss://c@a.{domain}/x/y"
 
 
 def test_a_command_and_a_job_end(gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

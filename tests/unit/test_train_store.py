@@ -204,7 +204,7 @@ def test_a_checkpoint_with_an_object_that_was_changed_is_refused_and_the_one_bef
     changed = max((f for f in step.files() if f.below(step).startswith(part)), key=lambda f: f.path.suffix)
     store = location.STORES[changed.scheme]
     assert isinstance(store, ObjectStore)
-    tree, key = store._at(changed.path)
+    tree, key = store._resolve(changed.path)
     found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, None))
     assert found is not None
     calls.put(tree.bucket, found[1].key, b"other")

@@ -59,7 +59,7 @@ class HdfsBucket(Bucket):
     def __init__(self, authority: str) -> None:
         self._authority = authority
 
-    def shown(self, key: str) -> str:
+    def display_name(self, key: str) -> str:
         """How messages name a file."""
         return f"hdfs://{self._authority}{_path(key)}"
 
@@ -104,7 +104,7 @@ class HdfsBucket(Bucket):
             except FileNotFoundError:
                 found = self.get_small(key, None)
                 if found is None or found[0] != data:
-                    raise StoreError(f"{self.shown(key)}: {_GONE}") from None
+                    raise StoreError(f"{self.display_name(key)}: {_GONE}") from None
                 return tag
         except BaseException:
             self._clear(partial)
@@ -143,14 +143,14 @@ class HdfsBucket(Bucket):
     def download(self, key: str, file: Path) -> Stored:
         found = self._of_one_write(key, lambda s: rpc.read_to(self._node, _path(key), file, s.size))
         if found is None:
-            raise FileNotFoundError(f"there is no file {self.shown(key)}")
+            raise FileNotFoundError(f"there is no file {self.display_name(key)}")
         return found[1]
 
     def copy(self, source: str, target: str) -> None:
         """By this process: HDFS has no call for it."""
         found = self.head(source)
         if found is None:
-            raise FileNotFoundError(f"there is no file {self.shown(source)}")
+            raise FileNotFoundError(f"there is no file {self.display_name(source)}")
         size = found.size
         starts = range(0, size, _BLOCK)
         self._put(target, (rpc.read(self._node, _path(source), at, min(_BLOCK, size - at)) for at in starts))
@@ -211,7 +211,7 @@ class HdfsBucket(Bucket):
         except FileNotFoundError:
             found = self.head(key)
             if found is None or found.tag != tag:
-                raise StoreError(f"{self.shown(key)}: {_GONE}") from None
+                raise StoreError(f"{self.display_name(key)}: {_GONE}") from None
         except BaseException:
             self._clear(partial)
             raise
@@ -224,7 +224,7 @@ class HdfsBucket(Bucket):
             rpc.create(self._node, _path(partial), blocks)
             found = self.head(partial)
             if found is None:
-                raise StoreError(f"{self.shown(partial)} is gone since it was written")
+                raise StoreError(f"{self.display_name(partial)} is gone since it was written")
         except BaseException:
             self._clear(partial)
             raise
@@ -291,7 +291,7 @@ class HdfsBucket(Bucket):
         """What the NameNode knows of a file. Raises FileNotFoundError."""
         found = self.head(key)
         if found is None:
-            raise FileNotFoundError(self.shown(key))
+            raise FileNotFoundError(self.display_name(key))
         return found
 
     def _prune(self, folder: str) -> None:

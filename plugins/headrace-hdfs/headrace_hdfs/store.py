@@ -12,7 +12,7 @@ from typing import cast
 from headrace.storage.objects import calls
 from headrace.storage.objects.file_list import LISTS, data_prefix, final_name, is_unfinished
 from headrace.storage.objects.store import ObjectStore
-from headrace.storage.objects.tree import Tree
+from headrace.storage.objects.tree import BucketTree
 from headrace.storage.store import Unfinished
 from headrace_hdfs.bucket import HdfsBucket
 
@@ -25,7 +25,7 @@ class HdfsStore(ObjectStore):
 
     def remove(self, path: PurePosixPath) -> None:
         """See Store. Folders, and what killed writers left, go with the files."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         within = tree.owner(key)
         super().remove(path)
         if within is None and key:
@@ -35,7 +35,7 @@ class HdfsStore(ObjectStore):
 
     def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         found = super().unfinished(path)
         for folder, ending in ((key, ""), (f"{key}/{LISTS}".lstrip("/"), ".json")):
             folders, objects = calls.list_level(tree.bucket, folder)
@@ -53,10 +53,10 @@ class HdfsStore(ObjectStore):
         return found
 
 
-def _left(tree: Tree, key: str, objects: list[calls.Stored]) -> list[calls.Stored]:
+def _left(tree: BucketTree, key: str, objects: list[calls.Stored]) -> list[calls.Stored]:
     """The files of an unfinished file or folder."""
     return [o for o in objects if o.key == key] or calls.list_below(tree.bucket, key)
 
 
-def _bucket(tree: Tree) -> HdfsBucket:
+def _bucket(tree: BucketTree) -> HdfsBucket:
     return cast("HdfsBucket", tree.bucket)

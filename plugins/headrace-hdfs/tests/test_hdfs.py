@@ -54,7 +54,7 @@ def test_every_write_has_a_tag_of_its_own(home: Location, monkeypatch: pytest.Mo
     file = home / "a"
     assert file.put_if(b"0", None)
     found = file.info()
-    bucket_, key = location.STORES["hdfs"]._at(file.path)  # type: ignore[attr-defined]
+    bucket_, key = location.STORES["hdfs"]._resolve(file.path)  # type: ignore[attr-defined]
     rpc.set_modified(bucket_.bucket._node, f"/{key}", found.modified_ns // 1_000_000 + 3_600_000)
     tags, times = [read(file)[1]], [file.info().modified_ns]
     for n in range(1, 4):
@@ -70,7 +70,7 @@ def test_what_is_put_without_a_condition_has_a_tag_of_its_own(home: Location) ->
     """Also of the same size, and where the NameNode's clock was set back since: copies are named after it."""
     file = home / "a"
     file.put_text("0")
-    bucket_, key = location.STORES["hdfs"]._at(file.path)  # type: ignore[attr-defined]
+    bucket_, key = location.STORES["hdfs"]._resolve(file.path)  # type: ignore[attr-defined]
     hour_later = file.info().modified_ns // 1_000_000 + 3_600_000
     rpc.set_modified(bucket_.bucket._node, f"/{key}", hour_later)
     times = [file.info().modified_ns]

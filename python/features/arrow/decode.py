@@ -414,7 +414,7 @@ class HostFolder:
         return RunFolder(self.scratch, self.run, (self.key,)).of_run(self._prune)
 
     def _prune(self) -> None:
-        mine = self.scratch.here() / self.key
+        mine = self.scratch.resolve() / self.key
         prune(mine, self.files)
         mine.make_dir()
 

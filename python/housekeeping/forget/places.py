@@ -148,7 +148,7 @@ def host_places(state: WorkspaceState) -> Iterator[Place]:
     """
     if state.ws.is_local:
         return
-    if copied_files := copies.kept():
+    if copied_files := copies.cached_files():
         note = "of all pipelines; fetched again where they are read. Other hosts have their own"
         name = f"copies in {copies.folder()}"
         yield Place(
@@ -177,7 +177,7 @@ def other_hosts(state: WorkspaceState) -> Iterator[Place]:
 
 def _remove_copies() -> str:
     try:
-        copies.remove_kept()
+        copies.remove_cached_files()
     except OSError as e:
         return f"they cannot be removed ({e.strerror}: {e.filename}): remove the folder"
     return ""

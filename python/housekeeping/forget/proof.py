@@ -144,7 +144,7 @@ def scan(state: WorkspaceState, persons: Persons) -> Scan:
 
 def scan_copies(state: WorkspaceState, persons: Persons, result: Scan) -> Scan:
     """Search this host's copies of a store's files, of any pipeline, and add the result: `scan` itself fetches some."""
-    copied_files = () if state.ws.is_local else copies.kept()
+    copied_files = () if state.ws.is_local else copies.cached_files()
     return _search(map(local, copied_files), state, persons, result)
 
 

@@ -15,7 +15,7 @@ from headrace.errors import UserError, nearest
 from headrace.redaction import hide
 
 #: What goes before a profile.
-_BEFORE = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
+_OVERRIDES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: Settings of a profile that say where its credentials come from: those that go before its keys, and those that do not.
 _ROLES = ("role_arn", "sso_session", "sso_start_url")
 _ELSEWHERE = ("credential_process", "login_session")
@@ -28,13 +28,14 @@ _KEYS = {
 
 
 def profile_keys(environ: Mapping[str, str]) -> dict[str, str]:
-    """The keys of AWS_PROFILE, or of the profile `default`; none where others go before it, or there is no `default`.
+    """Return the keys of AWS_PROFILE, or of the profile `default`; empty where others precede it, or there is no
+    `default`.
 
     Raises:
         UserError: a file is none of profiles; AWS_PROFILE is not there or has no keys; the profile gets its credentials
             in another way, which Spark would go and this process would not.
     """
-    if any(environ.get(name) for name in _BEFORE):
+    if any(environ.get(name) for name in _OVERRIDES):
         return {}
     files = {
         Path(environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser(): "profile ",
@@ -46,23 +47,27 @@ def profile_keys(environ: Mapping[str, str]) -> dict[str, str]:
             # The second file goes before the first.
             profiles.setdefault(name, {}).update(settings)
     named = environ.get("AWS_PROFILE")
-    shown = " and ".join(map(str, files))
-    found = profiles.get(named or "default")
-    if found is None:
+    names = " and ".join(map(str, files))
+    profile = profiles.get(named or "default")
+    if profile is None:
         if named:
             raise UserError(
-                f"AWS_PROFILE names the profile '{named}', which is not in {shown}{nearest(named, profiles)}"
+                f"AWS_PROFILE names the profile '{named}', which is not in {names}{nearest(named, profiles)}"
             )
         return {}
-    keys = {ours: found[theirs] for ours, theirs in _KEYS.items() if found.get(theirs)}
+    keys = {argument: profile[key] for argument, key in _KEYS.items() if profile.get(key)}
     for key in keys.values():
         hide(key)
-    others = [key for key in (*_ROLES, *(() if keys else _ELSEWHERE)) if found.get(key)]
+    unsupported = [key for key in (*_ROLES, *(() if keys else _ELSEWHERE)) if profile.get(key)]
     is_whole = {"access_key_id", "secret_access_key"} <= keys.keys()
-    if (others or keys or named) and (others or not is_whole):
-        why = f"gets its credentials by {others[0]}" if others else "lacks aws_access_key_id or aws_secret_access_key"
+    if (unsupported or keys or named) and (unsupported or not is_whole):
+        reason = (
+            f"gets its credentials by {unsupported[0]}"
+            if unsupported
+            else "lacks aws_access_key_id or aws_secret_access_key"
+        )
         raise UserError(
-            f"the profile '{named or 'default'}' of {shown} {why}: of profiles headrace reads keys alone. Put its "
+            f"the profile '{named or 'default'}' of {names} {reason}: of profiles headrace reads keys alone. Put its "
             f"credentials into the environment: aws configure export-credentials --profile {named or 'default'} "
             f"--format env"
         )
@@ -70,7 +75,7 @@ def profile_keys(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _profiles(file: Path, prefix: str) -> dict[str, dict[str, str]]:
-    """The profiles of a file; `prefix`: what stands before their names, but for `default`."""
+    """Return the profiles of a file; `prefix` stands before their names, but for `default`."""
     read = configparser.ConfigParser(interpolation=None, strict=False, default_section="\0")
     try:
         read.read(file, encoding="utf-8")

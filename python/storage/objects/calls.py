@@ -54,7 +54,7 @@ _ITS_REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)
 #: What of its first line is no news to anybody: how it was told to try, and a server's page about an error.
 _NOISE = re.compile(r"Generic \S+ error: |, max_retries: \d+, retry_timeout: \S+ *|:(?: <.*)?$")
 #: Why there was no answer, in the lines behind the first one.
-_WHY = re.compile(r'(?:message|error): "([^"]+)"|kind: (Timeout|Interrupted)')
+_REASON = re.compile(r'(?:message|error): "([^"]+)"|kind: (Timeout|Interrupted)')
 _CREDENTIALS = (
     "Credentials are those of the environment or of this machine (docs/storage.md); they must allow to read and list "
     "there, and in lake and store to write and delete, too"
@@ -100,7 +100,7 @@ class Stored:
 
     @property
     def revision(self) -> str:
-        """What `put_if` asks for: the tag, and the version behind it where one is known."""
+        """Revision for `put_if`: the tag, and the version where the store has one."""
         return self.tag if self.version is None else f"{self.tag}{_BEFORE_VERSION}{self.version}"
 
 
@@ -108,7 +108,7 @@ class Bucket(ABC):
     """A bucket of another kind than obstore's: its methods are the functions of this module."""
 
     @abstractmethod
-    def shown(self, key: str) -> str: ...
+    def display_name(self, key: str) -> str: ...
 
     @abstractmethod
     def get_small(self, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None: ...
@@ -148,41 +148,41 @@ class Bucket(ABC):
 
 
 def _of_any_bucket(of_obstore: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The same call of a `Bucket`, where it is one."""
+    """Return the call with the connection of a `Bucket` in place of the bucket, where it is one."""
 
     @wraps(of_obstore)
     def call(bucket: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if isinstance(bucket, Bucket):
-            found: T = getattr(bucket, of_obstore.__name__)(*args, **kwargs)
-            return found
+            answer: T = getattr(bucket, of_obstore.__name__)(*args, **kwargs)
+            return answer
         return of_obstore(bucket, *args, **kwargs)
 
     return call
 
 
 def get(bucket: Any, key: str) -> tuple[bytes, Stored] | None:
-    """An object's bytes; None where there is none."""
-    found = get_small(bucket, key, None)
-    return None if found is None else (found[0] or b"", found[1])
+    """Return an object's bytes, or None where there is no object."""
+    answer = get_small(bucket, key, None)
+    return None if answer is None else (answer[0] or b"", answer[1])
 
 
 @_of_any_bucket
 def get_small(bucket: Any, key: str, limit: int | None) -> tuple[bytes | None, Stored] | None:
-    """An object's bytes, or None in their place where it has more than `limit`; None where there is no object."""
+    """Return an object's bytes, with None in their place above `limit`; None where there is no object."""
     import obstore
 
     with _errors(bucket, key):
         try:
-            found: Any = obstore.get(bucket, key)
-            stored = _stored(found.meta)
-            return (None if limit is not None and stored.size > limit else bytes(found.bytes())), stored
+            answer: Any = obstore.get(bucket, key)
+            stored = _stored(answer.meta)
+            return (None if limit is not None and stored.size > limit else bytes(answer.bytes())), stored
         except FileNotFoundError:
             return None
 
 
 @_of_any_bucket
 def get_range(bucket: Any, key: str, start: int, size: int) -> bytes:
-    """Some bytes of an object. Raises FileNotFoundError."""
+    """Return some bytes of an object. Raises FileNotFoundError."""
     import obstore
 
     with _errors(bucket, key):
@@ -191,7 +191,7 @@ def get_range(bucket: Any, key: str, start: int, size: int) -> bytes:
 
 @_of_any_bucket
 def head(bucket: Any, key: str) -> Stored | None:
-    """What the store knows of an object; None where there is none."""
+    """Return the store's metadata of an object, or None where there is no object."""
     import obstore
 
     with _errors(bucket, key):
@@ -235,20 +235,20 @@ def put_if(bucket: Any, key: str, data: bytes, revision: str) -> str | None:
     tag, _, version = revision.partition(_BEFORE_VERSION)
     with _errors(bucket, key):
         try:
-            there: Any = {"e_tag": tag, "version": version} if version else {"e_tag": tag}
-            return str(obstore.put(bucket, key, data, mode=there)["e_tag"])
+            condition: Any = {"e_tag": tag, "version": version} if version else {"e_tag": tag}
+            return str(obstore.put(bucket, key, data, mode=condition)["e_tag"])
         except (PreconditionError, AlreadyExistsError, FileNotFoundError):
             return None
 
 
 def is_there(bucket: Any, key: str, data: bytes) -> bool:
-    """Whether an object has these very bytes.
+    """Return whether an object has exactly these bytes.
 
     The client sends a PUT again that was not answered. Where the first one was done, the second is refused, by the
     bytes of the first: whoever writes something that nobody else does knows by this that it was written.
     """
-    found = get(bucket, key)
-    return found is not None and found[0] == data
+    answer = get(bucket, key)
+    return answer is not None and answer[0] == data
 
 
 @_of_any_bucket
@@ -266,11 +266,11 @@ def download(bucket: Any, key: str, file: Path) -> Stored:
     import obstore
 
     with _errors(bucket, key):
-        found: Any = obstore.get(bucket, key)
+        answer: Any = obstore.get(bucket, key)
         with open(file, "wb") as out:
-            for block in found.stream(min_chunk_size=_BLOCK):
+            for block in answer.stream(min_chunk_size=_BLOCK):
                 out.write(block)
-        return _stored(found.meta)
+        return _stored(answer.meta)
 
 
 @_of_any_bucket
@@ -304,8 +304,8 @@ def list_below(bucket: Any, prefix: str) -> list[Stored]:
     import obstore
 
     with _errors(bucket, prefix):
-        found = (_stored(o) for page in obstore.list(bucket, prefix or None, chunk_size=1000) for o in page)
-        return sorted(found, key=lambda s: s.key)
+        objects = (_stored(o) for page in obstore.list(bucket, prefix or None, chunk_size=1000) for o in page)
+        return sorted(objects, key=lambda s: s.key)
 
 
 @_of_any_bucket
@@ -314,9 +314,9 @@ def list_level(bucket: Any, prefix: str) -> tuple[list[str], list[Stored]]:
     import obstore
 
     with _errors(bucket, prefix):
-        found: Any = obstore.list_with_delimiter(bucket, prefix or None)
-        folders = sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in found["common_prefixes"])
-        return folders, sorted((_stored(o) for o in found["objects"]), key=lambda s: s.key)
+        level: Any = obstore.list_with_delimiter(bucket, prefix or None)
+        folders = sorted(p.rstrip("/").rsplit("/", 1)[-1] for p in level["common_prefixes"])
+        return folders, sorted((_stored(o) for o in level["objects"]), key=lambda s: s.key)
 
 
 def _stored(meta: Any) -> Stored:
@@ -334,57 +334,57 @@ def _errors(bucket: Any, key: str, writes: bool = False) -> Iterator[None]:
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as e:
-        raise StoreRefused(f"the store refuses {shown(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
+        raise StoreRefused(f"the store refuses {display_name(bucket, key)}: {_first_line(e)}. {_CREDENTIALS}") from None
     except FileNotFoundError:
         if not writes:
             raise
         raise StoreRefused(
-            f"{shown(bucket, key)} cannot be written: there is no such bucket, and headrace makes none"
+            f"{display_name(bucket, key)} cannot be written: there is no such bucket, and headrace makes none"
         ) from None
     except BaseError as e:
-        place, said = shown(bucket, key), _first_line(e)
-        if _METADATA.search(said) and not _metadata_away(said, str(e)):
+        place, message = display_name(bucket, key), _first_line(e)
+        if _METADATA.search(message) and not _metadata_away(message, str(e)):
             raise StoreRefused(
                 f"there are no credentials for {place}: none are in the environment, and the machine has no account of "
-                f"its own ({said}). {_CREDENTIALS}"
+                f"its own ({message}). {_CREDENTIALS}"
             ) from None
         if _REGION.search(str(e)) and (name := _s3_bucket(bucket)) is not None:
             its_own = _ITS_REGION.search(str(e))
             region = None if its_own is None else its_own[1] or its_own[2]
             raise StoreRefused(clients.of_another_region(f"s3://{name}", name, region, os.environ)) from None
-        if _REFUSED.search(said):
-            raise StoreRefused(f"the store refuses {place}: {_NOISE.sub('', said)}. {_CREDENTIALS}") from None
-        if _NO_BUCKET.search(said):
+        if _REFUSED.search(message):
+            raise StoreRefused(f"the store refuses {place}: {_NOISE.sub('', message)}. {_CREDENTIALS}") from None
+        if _NO_BUCKET.search(message):
             raise StoreRefused(f"{place}: there is no such bucket, and headrace makes none") from None
-        if _AWAY.search(said) and not _NEVER.search(str(e)):
-            raise _away(place, said, str(e)) from None
-        raise StoreError(f"{place}: {said}") from None
+        if _AWAY.search(message) and not _NEVER.search(str(e)):
+            raise _away(place, message, str(e)) from None
+        raise StoreError(f"{place}: {message}") from None
 
 
-def _metadata_away(said: str, whole: str) -> bool:
-    """Whether the machine has such a service, which is busy: elsewhere nobody listens at its address."""
-    return re.search(_BUSY, said) is not None or (_TIMEOUT in whole and _NOT_CONNECTED not in whole)
+def _metadata_away(message: str, text: str) -> bool:
+    """Return whether the machine's metadata service is busy: elsewhere nobody listens at its address."""
+    return re.search(_BUSY, message) is not None or (_TIMEOUT in text and _NOT_CONNECTED not in text)
 
 
-def _away(place: str, said: str, whole: str) -> StoreAway:
-    why, advice = "", "Run this again later"
-    if "HTTP error: " in said:
-        found = _WHY.search(whole)
-        why = f": {found[1] or found[2]}" if found else ""
+def _away(place: str, message: str, text: str) -> StoreAway:
+    reason, advice = "", "Run this again later"
+    if "HTTP error: " in message:
+        match = _REASON.search(text)
+        reason = f": {match[1] or match[2]}" if match else ""
         advice += "; or that is not its address: see `lake`, `store` and `source.path`, and AWS_ENDPOINT_URL for S3"
-    return StoreAway(f"{place}: the store is away ({_NOISE.sub('', said)}{why}). {advice}")
+    return StoreAway(f"{place}: the store is away ({_NOISE.sub('', message)}{reason}). {advice}")
 
 
 def _s3_bucket(bucket: Any) -> str | None:
-    """The name of a bucket in S3; None: it is in another store."""
+    """Return the name of a bucket in S3, or None for other stores."""
     from obstore.store import S3Store
 
     return str(bucket.config["bucket"]) if isinstance(bucket, S3Store) else None
 
 
 @_of_any_bucket
-def shown(bucket: Any, key: str) -> str:
-    """How messages name an object."""
+def display_name(bucket: Any, key: str) -> str:
+    """Return an object's name for messages."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
     if isinstance(bucket, S3Store):

@@ -9,11 +9,11 @@ _BLOCK = 1 << 20
 
 
 def crc32_of(content: bytes | Path) -> str:
-    """Of bytes, or of a local file: 8 hexadecimal digits."""
+    """Return the CRC-32 of bytes or of a local file, as 8 hexadecimal digits."""
     if isinstance(content, bytes):
         return f"{zlib.crc32(content):08x}"
-    found = 0
+    crc = 0
     with open(content, "rb") as file:
         while block := file.read(_BLOCK):
-            found = zlib.crc32(block, found)
-    return f"{found:08x}"
+            crc = zlib.crc32(block, crc)
+    return f"{crc:08x}"

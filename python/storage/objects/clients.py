@@ -38,28 +38,28 @@ _REGIONS, DEFAULT_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1"
 
 
 def open_bucket(scheme: str, bucket: str) -> Any:
-    """The connection to a bucket; of Azure to `CONTAINER@ACCOUNT`."""
+    """Open the connection to a bucket; Azure's buckets are `CONTAINER@ACCOUNT`."""
     # 15 MB of native code, which no other store needs.
     from obstore.store import AzureStore, GCSStore, S3Store
 
     if scheme == "s3":
-        given: dict[str, Any] = {**profile_keys(os.environ), **_endpoint(os.environ)}
-        return S3Store(bucket, **given, **retries())
+        arguments: dict[str, Any] = {**profile_keys(os.environ), **_endpoint(os.environ)}
+        return S3Store(bucket, **arguments, **retries())
     if scheme == "gs":
         return GCSStore(bucket, **retries())
-    container, at, account = bucket.partition("@")
-    if not at:
+    container, separator, account = bucket.partition("@")
+    if not separator:
         raise UserError(f"{scheme}://{bucket}: write {scheme}://CONTAINER@ACCOUNT.{AZURE}/FOLDER")
     name, dot, domain = account.partition(".")
-    given = {}
+    arguments = {}
     if dot and domain != AZURE:
         # Another cloud's (China's, a government's, OneLake's): the library calls them by the service of blobs.
-        given = {"endpoint": f"https://{name}.{domain.replace('dfs.', 'blob.', 1)}"}
-    return AzureStore(container, account_name=name, **given, **retries())
+        arguments = {"endpoint": f"https://{name}.{domain.replace('dfs.', 'blob.', 1)}"}
+    return AzureStore(container, account_name=name, **arguments, **retries())
 
 
 def retries() -> dict[str, Any]:
-    """How long, and how often, the library asks a store that is away: arguments of its stores."""
+    """Return how long and how often the library retries a store that is away, as arguments of its stores."""
     backoff = {
         "init_backoff": timedelta(seconds=_FIRST_WAIT),
         "max_backoff": timedelta(seconds=_LONGEST_WAIT),
@@ -70,17 +70,17 @@ def retries() -> dict[str, Any]:
 
 
 def endpoint_of(environ: Mapping[str, str]) -> str | None:
-    """The S3 server that AWS's own tools would ask; None: AWS."""
+    """Return the S3 server that AWS's own tools would call, or None for AWS."""
     return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
 
 
 def region_of(environ: Mapping[str, str]) -> str | None:
-    """The region that the environment names."""
+    """Return the region that the environment names."""
     return next((environ[variable] for variable in _REGIONS if environ.get(variable)), None)
 
 
-def of_another_region(what: str, name: str | None, region: str | None, environ: Mapping[str, str]) -> str:
-    """What to say where a bucket of S3 is not in the region in which it was asked for.
+def of_another_region(place: str, name: str | None, region: str | None, environ: Mapping[str, str]) -> str:
+    """Return the message for an S3 bucket that is not in the requested region.
 
     Args:
         what: the bucket or object, for the message.
@@ -88,21 +88,21 @@ def of_another_region(what: str, name: str | None, region: str | None, environ: 
         region: its own; None: the store does not say it.
         environ: of this process.
     """
-    given = region_of(environ)
+    own_region = region_of(environ)
     variable = next((v for v in _REGIONS if environ.get(v)), _REGIONS[0])
-    asked = f"'{given or DEFAULT_REGION}' ({variable}{'' if given else ' is not set'})"
+    requested = f"'{own_region or DEFAULT_REGION}' ({variable}{'' if own_region else ' is not set'})"
     if region is not None:
-        return f"{what} is in the region '{region}' and was asked for in {asked}: set {variable}={region}"
+        return f"{place} is in the region '{region}' and was asked for in {requested}: set {variable}={region}"
     tells = f", which `aws s3api get-bucket-location --bucket {name}` tells" if name else ""
-    return f"{what} is in another region than {asked}: set {variable} to the bucket's own{tells}"
+    return f"{place} is in another region than {requested}: set {variable} to the bucket's own{tells}"
 
 
 def _endpoint(environ: Mapping[str, str]) -> dict[str, Any]:
-    """An endpoint as AWS's own tools read it; plain HTTP only where it says so."""
+    """Return an endpoint as AWS's own tools read it; plain HTTP only where its URL says so."""
     endpoint = endpoint_of(environ)
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if endpoint:
-        found = {"endpoint": endpoint, "client_options": {"allow_http": endpoint.startswith("http://")}}
+        arguments = {"endpoint": endpoint, "client_options": {"allow_http": endpoint.startswith("http://")}}
     if region := region_of(environ):
-        found["region"] = region
-    return found
+        arguments["region"] = region
+    return arguments

@@ -55,15 +55,15 @@ def use_folder(path: Path) -> None:
 
 
 def folder() -> Path:
-    """Where this host's copies and files on their way to a store are.
+    """Return the folder of this host's copies, and of files on their way to a store.
 
     Raises:
         UserError: no environment variable names a folder, and that of this user among the temporary files is another
             user's, or a link.
     """
-    given, scratch = os.environ.get(VARIABLE), os.environ.get(SCRATCH)
-    if given:
-        return Path(given)
+    named, scratch = os.environ.get(VARIABLE), os.environ.get(SCRATCH)
+    if named:
+        return Path(named)
     if _of_workspace:
         return _of_workspace[0]
     if scratch:
@@ -72,26 +72,29 @@ def folder() -> Path:
 
 
 def _private(path: Path) -> Path:
-    """A folder that is this user's alone, made where there is none: others can write beside it, and know its name."""
+    """Return a folder that belongs to this user alone, made where there is none.
+
+    Others can write beside it, and know its name.
+    """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
-    found = path.lstat()
+    info = path.lstat()
     fault = None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(info.st_mode):
         fault = "is a symbolic link"
-    elif not stat.S_ISDIR(found.st_mode):
+    elif not stat.S_ISDIR(info.st_mode):
         fault = "is no folder"
-    elif found.st_uid != os.getuid():
-        fault = f"belongs to another user ({found.st_uid})"
+    elif info.st_uid != os.getuid():
+        fault = f"belongs to another user ({info.st_uid})"
     if fault is not None:
         raise UserError(f"{path}, for files of stores, {fault}: remove it, or name a folder of yours in {SCRATCH}")
-    if stat.S_IMODE(found.st_mode) != 0o700:
+    if stat.S_IMODE(info.st_mode) != 0o700:
         path.chmod(0o700)
     return path
 
 
 def new_path(name: str) -> Path:
-    """A path for a file on its way to the store: in a folder of its own, so that its name is as it will be."""
+    """Return a path for a file on its way to the store, in its own folder, so that it has its final name."""
     place = folder() / "new" / uuid.uuid4().hex
     system.make_folder(place)
     return place / name
@@ -103,24 +106,24 @@ def drop(path: Path) -> None:
 
 
 def abandoned() -> dict[Path, int]:
-    """What `new_path` gave writers that were killed, and its bytes: what nobody has written to for a day."""
-    before = time.time() - _WRITTEN_SECONDS
-    return {place: size for place, written, size in _on_their_way() if written < before}
+    """Return the places of `new_path` without a write for a day, and their bytes: their writers were killed."""
+    limit = time.time() - _WRITTEN_SECONDS
+    return {place: size for place, written, size in _on_their_way() if written < limit}
 
 
 def young() -> dict[Path, tuple[int, float]]:
-    """What `new_path` gave writers that are at work, or were killed less than a day ago.
+    """Return the places of `new_path` whose writers are at work, or were killed less than a day ago.
 
     Returns:
         by place: its bytes, and from when on it is `abandoned` if nobody writes to it, in seconds since 1970.
     """
-    before = time.time() - _WRITTEN_SECONDS
-    found = _on_their_way()
-    return {place: (size, written + _WRITTEN_SECONDS) for place, written, size in found if written >= before}
+    limit = time.time() - _WRITTEN_SECONDS
+    places = _on_their_way()
+    return {place: (size, written + _WRITTEN_SECONDS) for place, written, size in places if written >= limit}
 
 
 def _on_their_way() -> Iterator[tuple[Path, float, int]]:
-    """What `new_path` gave, when it was last written to (seconds since 1970), and its bytes."""
+    """Yield the places of `new_path`, when each was last written to (seconds since 1970), and its bytes."""
     for place in sorted((folder() / "new").glob("*")):
         with suppress(FileNotFoundError):  # its writer was done just now
             stats = [p.stat() for p in (place, *place.rglob("*"))]
@@ -133,19 +136,19 @@ def remove_abandoned() -> None:
         _remove(place)
 
 
-def kept() -> dict[Path, int]:
+def cached_files() -> dict[Path, int]:
     """All files of this host's copies, also parts of fetches that were killed, and their bytes."""
-    found = dict[Path, int]()
+    sizes = dict[Path, int]()
     for part in _COPIES:
         for path in sorted((folder() / part).rglob("*")):
             with suppress(FileNotFoundError):  # another process was first
                 info = path.stat()
                 if stat.S_ISREG(info.st_mode):
-                    found[path] = info.st_size
-    return found
+                    sizes[path] = info.st_size
+    return sizes
 
 
-def remove_kept() -> None:
+def remove_cached_files() -> None:
     """Remove all copies, also those that were asked for lately: whoever has one open keeps it.
 
     Raises:
@@ -156,12 +159,12 @@ def remove_kept() -> None:
             _take_away(old)
     for old in (folder() / _FILES).glob("*"):
         # Nobody fetches it meanwhile.
-        with flock.turn(folder() / "locks" / old.name[:_LOCK_CHARS]), suppress(FileNotFoundError):
+        with flock.exclusive(folder() / "locks" / old.name[:_LOCK_CHARS]), suppress(FileNotFoundError):
             system.remove_tree(old)
 
 
 def file(bucket: Any, store: str, stored: Stored) -> Path:
-    """A local file of an object's content.
+    """Return a local file with an object's content.
 
     Args:
         bucket: where it is.
@@ -176,7 +179,7 @@ def file(bucket: Any, store: str, stored: Stored) -> Path:
     path = folder() / _FILES / digest / stored.key.rsplit("/", 1)[-1]
     if _asked_for(path):
         return path
-    with flock.turn(folder() / "locks" / digest[:_LOCK_CHARS]):
+    with flock.exclusive(folder() / "locks" / digest[:_LOCK_CHARS]):
         if _asked_for(path):  # another process has fetched it meanwhile
             return path
         _make_room(path, stored.size)
@@ -207,7 +210,7 @@ def release(path: Path) -> None:
 
 
 def _asked_for(path: Path) -> bool:
-    """Whether the copy is there; then it stays for a while."""
+    """Return whether the copy exists; if so, keep it for a while."""
     try:
         os.utime(path)
     except FileNotFoundError:
@@ -216,9 +219,9 @@ def _asked_for(path: Path) -> bool:
 
 
 def tree(bucket: Any, store: str, files: Mapping[str, Stored]) -> Path:
-    """A local folder of files, by their paths in it."""
-    told = "\n".join(f"{name}\t{f.key}\t{f.tag}" for name, f in sorted(files.items()))
-    final = folder() / _FOLDERS / hashlib.sha256(f"{store}\n{told}".encode()).hexdigest()[:32]
+    """Return a local folder of files, by their paths in it."""
+    listing = "\n".join(f"{name}\t{f.key}\t{f.tag}" for name, f in sorted(files.items()))
+    final = folder() / _FOLDERS / hashlib.sha256(f"{store}\n{listing}".encode()).hexdigest()[:32]
     with suppress(FileNotFoundError):
         os.utime(final)
         return final
@@ -244,31 +247,31 @@ def _make_room(path: Path, size: int) -> None:
     root = folder()
     system.make_folder(root)
     usage = shutil.disk_usage(root)
-    wanted = size + int(usage.total * _FREE) - usage.free
+    needed = size + int(usage.total * _FREE) - usage.free
     limit = _limit()
     if limit is not None:
         taken = sum(stat.st_size for stat, _ in _files(root))
-        wanted = max(wanted, taken + size - limit)
-    if wanted <= 0:
+        needed = max(needed, taken + size - limit)
+    if needed <= 0:
         return
     remove_abandoned()
-    before = time.time() - _KEPT_SECONDS
+    oldest = time.time() - _KEPT_SECONDS
     for old in (root / _FOLDERS).glob("*"):
         with suppress(FileNotFoundError):  # another process was first
-            if old.stat().st_mtime < before:
+            if old.stat().st_mtime < oldest:
                 _take_away(old)
-    found = [(info, p) for info, p in _files(root) if p != path]
-    for info, old in sorted(found, key=lambda f: f[0].st_mtime):
-        if wanted <= 0 or info.st_mtime > before:
+    copies = [(info, p) for info, p in _files(root) if p != path]
+    for info, old in sorted(copies, key=lambda f: f[0].st_mtime):
+        if needed <= 0 or info.st_mtime > oldest:
             return
         if info.st_nlink > 1:  # a folder that stays has it: there is nothing to gain
             continue
         system.unlink(old)
-        wanted -= info.st_size
+        needed -= info.st_size
 
 
 def _files(root: Path) -> Iterator[tuple[os.stat_result, Path]]:
-    """The copies that are there; others may be removing some."""
+    """Yield the existing copies; others may be removing some."""
     for path in (root / _FILES).glob("*/*"):
         with suppress(FileNotFoundError):
             yield path.stat(), path
@@ -280,25 +283,25 @@ def _limit() -> int | None:
     Raises:
         UserError: the environment says no number.
     """
-    given = os.environ.get(LIMIT)
-    if not given:
+    text = os.environ.get(LIMIT)
+    if not text:
         return None
     try:
-        found = float(given)
+        gib = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise UserError(f"{LIMIT} is '{given}': write a number of GiB above 0")
-    return int(found * (1 << 30))
+        gib = 0.0
+    if not 0 < gib < float("inf"):
+        raise UserError(f"{LIMIT} is '{text}': write a number of GiB above 0")
+    return int(gib * (1 << 30))
 
 
 def _take_away(tree: Path) -> None:
     """Remove a folder that others may be asking for: it is there whole, or not at all."""
-    gone = new_path("gone")
+    moved = new_path("gone")
     try:
-        system.replace(tree, gone)
+        system.replace(tree, moved)
     finally:
-        drop(gone)
+        drop(moved)
 
 
 def _remove(tree: Path) -> None:

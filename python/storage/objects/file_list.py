@@ -44,7 +44,7 @@ class FileList(BaseModel):
 
     @property
     def tokens(self) -> set[str]:
-        """Of the attempts whose files are named."""
+        """Tokens of the attempts whose files are listed."""
         return {f.key.partition("/")[0] for f in self.files.values()}
 
     def encoded(self) -> bytes:
@@ -52,7 +52,7 @@ class FileList(BaseModel):
 
     @staticmethod
     def decoded(data: bytes, key: str) -> FileList:
-        """Raises OSError where it is no list: nothing that is written here becomes none."""
+        """Parse a list. Raises OSError where it is damaged; headrace writes no such list."""
         try:
             return FileList.model_validate_json(data)
         except ValidationError:
@@ -60,31 +60,31 @@ class FileList(BaseModel):
 
 
 def list_key(folder: str) -> str:
-    """The key of the list of a folder."""
+    """Return the key of a folder's list."""
     above, _, name = folder.rpartition("/")
     return f"{_in(above)}{LISTS}/{name}.json"
 
 
 def data_prefix(folder: str, token: str = "") -> str:
-    """Where the files of a folder are, of all attempts to fill it or of one."""
+    """Return the prefix of a folder's files, of all attempts to fill it or of one."""
     above, _, name = folder.rpartition("/")
     return f"{_in(above)}{DATA}/{name}" + (f"/{token}" if token else "")
 
 
 def place_of(key: str) -> tuple[str, str] | None:
-    """The place of an attempt that a file is in, and its name there; None: it is in none."""
+    """Return the place of the attempt that a file belongs to and its name there, or None."""
     parts = key.split("/")
     starts = [i + 4 for i in range(len(parts) - 4) if "/".join(parts[i : i + 2]) == DATA]
     return ("/".join(parts[: starts[-1]]), "/".join(parts[starts[-1] :])) if starts else None
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name in a folder is that of no file, but of what its writer renames or removes at the end."""
+    """Return whether a name is of an unfinished write, which its writer renames or removes at the end."""
     return name.startswith(".") and name.endswith((PARTIAL, LOCK))
 
 
 def final_name(name: str) -> str:
-    """The NAME of `.NAME.TOKEN.partial` and of `.NAME.lock`."""
+    """Return the NAME of `.NAME.TOKEN.partial` and of `.NAME.lock`."""
     if name.endswith(LOCK):
         return name[1:].removesuffix(LOCK)
     return name[1:].removesuffix(PARTIAL).rpartition(".")[0]

@@ -42,7 +42,7 @@ END_SECONDS = 5.0
 _RENEWED_AFTER = 0.25
 _UNKNOWN = Holder(process=0, host="")
 #: Leases and tokens that this process has ended and not yet given back: they do not keep itself from the next one.
-_ended: set[tuple[str, int]] = set()
+_ended_leases: set[tuple[str, int]] = set()
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def lease(bucket: Any, path: str) -> Iterator[Lease]:
 
 
 def holder(bucket: Any, path: str) -> Holder | None:
-    """Who holds the lease; None: nobody."""
+    """Return the lease's holder, or None."""
     last = _last(bucket, path)
     return None if last is None or _is_free(last) else last
 
@@ -66,7 +66,7 @@ class _Held:
 
     def __init__(self, bucket: Any, path: str) -> None:
         self._bucket, self._path = bucket, path
-        self._ended, self._given_back = Event(), False
+        self._stop_requested, self._given_back = Event(), False
         self._refusal: Exception | None = None
         #: The clock's time up to which nobody else can have it.
         self._until = 0.0
@@ -76,17 +76,17 @@ class _Held:
         self._thread.start()
 
     def is_held(self) -> bool:
-        """Whether the lease is this process's now, by the clock and by the store."""
+        """Return whether this process holds the lease now, by the clock and by the store."""
         if elapsed_seconds() >= self._until:
             return False
         return _numbers(self._bucket, self._path)[-1:] == [self.holder.token] and elapsed_seconds() < self._until
 
     def end(self) -> None:
         """Give it back: the next holder need not wait. Where the store is away, the thread alone goes on to try."""
-        self._ended.set()
+        self._stop_requested.set()
         self._thread.join(END_SECONDS)
         if not self._given_back:
-            _ended.add((self.holder.lease, self.holder.token))
+            _ended_leases.add((self.holder.lease, self.holder.token))
             log.warning(
                 "the lease %s was not given back (%s): it ends by itself, and %g s from now at the latest another "
                 "process can take it",
@@ -96,29 +96,29 @@ class _Held:
             )
 
     def _take(self) -> Holder:
-        before = _last(self._bucket, self._path)
-        if before is not None and not _is_free(before) and (before.lease, before.token) not in _ended:
-            raise Held(before)
-        asked = elapsed_seconds()
-        mine = holder_after(before, before.token + 1 if before else 1, self._end(), _machine())
-        token = mine.token
-        data = _encoded(mine)
+        previous = _last(self._bucket, self._path)
+        if previous is not None and not _is_free(previous) and (previous.lease, previous.token) not in _ended_leases:
+            raise Held(previous)
+        start = elapsed_seconds()
+        holder = holder_after(previous, previous.token + 1 if previous else 1, self._end(), _machine())
+        token = holder.token
+        data = _encoded(holder)
         written = calls.put_new(self._bucket, _key(self._path, token), data)
         numbers = _numbers(self._bucket, self._path)
         if written is None:
-            found = calls.get(self._bucket, _key(self._path, token))
+            current = calls.get(self._bucket, _key(self._path, token))
             # Its own, where the answer to a first try was lost.
-            written = None if found is None or found[0] != data else found[1].tag
+            written = None if current is None or current[0] != data else current[1].tag
         if written is None or numbers[-1:] != [token]:
             raise Held(_last(self._bucket, self._path) or _UNKNOWN)
-        self._until = asked + self._seconds
+        self._until = start + self._seconds
         calls.delete(self._bucket, [_key(self._path, n) for n in numbers if n < token])
-        return mine
+        return holder
 
     def _renew_and_end(self) -> None:
-        """In one thread: no renewal is on its way when the lease is given back."""
+        """Renew the lease, then give it back, in one thread: no renewal is in flight when the lease is given back."""
         self._renew()
-        self._ended.wait()
+        self._stop_requested.wait()
         try:
             self._write(datetime.fromtimestamp(0, UTC))
             self._given_back = True
@@ -126,9 +126,9 @@ class _Held:
             self._refusal = e
 
     def _renew(self) -> None:
-        while not self._ended.wait(self._seconds * _RENEWED_AFTER):
-            asked = elapsed_seconds()
-            if asked >= self._until:
+        while not self._stop_requested.wait(self._seconds * _RENEWED_AFTER):
+            start = elapsed_seconds()
+            if start >= self._until:
                 return
             try:
                 self._write(self._end())
@@ -137,7 +137,7 @@ class _Held:
             # Where that took longer than the lease held, another may have come in between.
             if elapsed_seconds() >= self._until:
                 return
-            self._until = asked + self._seconds
+            self._until = start + self._seconds
 
     def _write(self, expires: datetime) -> None:
         """Its own file: no other process writes that one."""
@@ -158,11 +158,11 @@ def _numbers(bucket: Any, path: str) -> list[int]:
 
 
 def _last(bucket: Any, path: str) -> Holder | None:
-    """What the last file says, its number as the token; None: there was no holder ever."""
+    """Return the holder that the last file names, with its number as the token; None where there never was one."""
     while numbers := _numbers(bucket, path):
-        found = calls.get(bucket, _key(path, numbers[-1]))
-        if found is not None:
-            return (_read(found[0]) or _UNKNOWN).model_copy(update={"token": numbers[-1]})
+        last = calls.get(bucket, _key(path, numbers[-1]))
+        if last is not None:
+            return (_read(last[0]) or _UNKNOWN).model_copy(update={"token": numbers[-1]})
     return None
 
 
@@ -178,7 +178,7 @@ def _read(data: bytes) -> Holder | None:
 
 
 def _is_free(written: Holder) -> bool:
-    """Whether nobody holds what was written."""
+    """Return whether the lease that a file describes is free."""
     if written.expires is None:  # nobody knows: it is damaged
         return False
     if written.expires.timestamp() == 0:
@@ -200,7 +200,7 @@ def _is_alive(process: int) -> bool:
 
 @cache
 def _machine() -> str:
-    """The running kernel, and the table of processes of this one."""
+    """Return an identity of the running kernel and of this process table."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  (no file)

@@ -21,7 +21,7 @@ from headrace.storage.objects.calls import Stored
 from headrace.storage.objects.checksum import crc32_of
 from headrace.storage.objects.file_list import data_prefix
 from headrace.storage.objects.reader import BLOCK, ObjectReader
-from headrace.storage.objects.tree import Published, Tree
+from headrace.storage.objects.tree import BucketTree, Published
 from headrace.storage.store import Info, Unfinished
 
 #: Files up to so many bytes are read by one request.
@@ -36,50 +36,51 @@ class ObjectStore:
     def __init__(
         self, scheme: str, open_bucket: Callable[[str, str], Any] = clients.open_bucket, lists: bool = True
     ) -> None:
-        """`lists`: see Tree."""
+        """Open a store; `lists` as of BucketTree."""
         self._scheme, self._open_bucket, self._lists = scheme, open_bucket, lists
-        self._trees: dict[str, Tree] = {}
-        self._turn = threading.Lock()
+        self._trees: dict[str, BucketTree] = {}
+        self._lock = threading.Lock()
         self._of_others: ObjectStore | None = None
 
     def plain(self) -> ObjectStore:
         """See Store."""
         if not self._lists:
             return self
-        with self._turn:
+        with self._lock:
             if self._of_others is None:
                 self._of_others = ObjectStore(self._scheme, self._connection, lists=False)
             return self._of_others
 
     def _connection(self, scheme: str, bucket: str) -> Any:
-        return self._at(PurePosixPath("/", bucket))[0].bucket
+        return self._resolve(PurePosixPath("/", bucket))[0].bucket
 
-    def _at(self, path: PurePosixPath) -> tuple[Tree, str]:
+    def _resolve(self, path: PurePosixPath) -> tuple[BucketTree, str]:
         """Return the bucket, the same one for all threads, and the key in it."""
         _, bucket, *parts = path.parts
         tree = self._trees.get(bucket)
         if tree is None:
-            with self._turn:
+            with self._lock:
                 tree = self._trees.get(bucket)
                 if tree is None:
-                    tree = self._trees[bucket] = Tree(self._open_bucket(self._scheme, bucket), self._lists)
+                    tree = self._trees[bucket] = BucketTree(self._open_bucket(self._scheme, bucket), self._lists)
         return tree, "/".join(parts)
 
     def _stored(self, path: PurePosixPath) -> Stored | None:
-        tree, key = self._at(path)
-        found = tree.look(key, _head) if key else None
-        return None if found is None else found[1]
+        tree, key = self._resolve(path)
+        file = tree.look(key, _head) if key else None
+        return None if file is None else file[1]
 
     def _name(self, path: PurePosixPath) -> str:
         return f"{self._scheme}://{path.parts[1]}"
 
     def uri(self, path: PurePosixPath) -> str:
-        """That of Hadoop's file system for this kind of store. Of a published file or folder, where its files are.
+        """Return the URI for Hadoop's file system of this kind of store; for a published file or folder, that of its
+        files.
 
         Raises:
             OSError: a published folder's files are in more than one place.
         """
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         if not self._lists:
             pass
         elif (published := tree.published(key)) is not None:
@@ -91,51 +92,51 @@ class ObjectStore:
         return f"{clients.HADOOP.get(self._scheme, self._scheme)}://{path.parts[1]}/{key}"
 
     def _place(self, path: PurePosixPath, published: Published, name: str) -> str:
-        """Where the files of a published folder, or of a folder in it, are."""
+        """Return the prefix of the files of a published folder, or of a folder in it."""
         below = f"{name}/" if name else ""
         keys = [f.key for n, f in published.list.files.items() if n.startswith(below)]
         tokens = {key.partition("/")[0] for key in keys}
         if len(tokens) > 1:
             raise OSError(
-                f"{self.shown(path)} has no URI: some of its files were replaced since it was published, and the old "
-                f"and the new ones are in different places; publish it anew"
+                f"{self.display_name(path)} has no URI: some of its files were replaced since it was published, and "
+                f"the old and the new ones are in different places; publish it anew"
             )
         place = data_prefix(published.folder, *tokens)
         return f"{place}/{name}" if name else place
 
-    def shown(self, path: PurePosixPath) -> str:
+    def display_name(self, path: PurePosixPath) -> str:
         """SCHEME://BUCKET/KEY."""
         return f"{self._scheme}:/{path}"
 
     def local_path(self, path: PurePosixPath) -> Path:
-        """A copy in this host's cache."""
-        tree, key = self._at(path)
+        """Return a copy in this host's cache."""
+        tree, key = self._resolve(path)
         stored = self._stored(path)
         if stored is not None:
             return copies.file(tree.bucket, self._name(path), stored)
         files = tree.files(key)
         if not files and not tree.is_folder(key):
-            raise FileNotFoundError(f"there is no {self.shown(path)}")
+            raise FileNotFoundError(f"there is no {self.display_name(path)}")
         return copies.tree(tree.bucket, self._name(path), files)
 
     def exists(self, path: PurePosixPath) -> bool:
-        """Whether there is a file, or a folder with a file in it."""
+        """Return whether there is a file, or a folder with a file in it."""
         return self.is_file(path) or self.is_dir(path)
 
     def is_file(self, path: PurePosixPath) -> bool:
-        """Whether there is a file."""
+        """Return whether there is a file."""
         return self._stored(path) is not None
 
     def is_dir(self, path: PurePosixPath) -> bool:
-        """Whether there is a published folder, or a file in a folder."""
-        tree, key = self._at(path)
+        """Return whether there is a published folder, or a file in a folder."""
+        tree, key = self._resolve(path)
         return tree.is_folder(key)
 
     def info(self, path: PurePosixPath) -> Info:
         """See Store."""
         stored = self._stored(path)
         if stored is None:
-            raise FileNotFoundError(f"there is no file {self.shown(path)}")
+            raise FileNotFoundError(f"there is no file {self.display_name(path)}")
         return _info(stored)
 
     def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
@@ -143,12 +144,12 @@ class ObjectStore:
         base, wild = _fixed(pattern)
         if not wild:
             return [pattern] if self.exists(pattern) else []
-        tree, key = self._at(base)
+        tree, key = self._resolve(base)
         files = [PurePosixPath(name) for name in tree.files(key)]
         matches = re.compile(_expression(wild)).fullmatch
         folders = {parent for f in files for parent in f.parents if parent.name}
-        found = [p for p in files if matches(str(p))] + [p for p in folders if matches(f"{p}/")]
-        return [base / p for p in sorted(found)]
+        paths = [p for p in files if matches(str(p))] + [p for p in folders if matches(f"{p}/")]
+        return [base / p for p in sorted(paths)]
 
     def glob_files(self, pattern: PurePosixPath) -> dict[PurePosixPath, Info]:
         """See Store."""
@@ -158,10 +159,10 @@ class ObjectStore:
             if stored is not None:
                 return {pattern: _info(stored)}
             # Of a bucket that is not there a look at an object says the same as of an object; a listing says it.
-            tree, key = self._at(pattern)
+            tree, key = self._resolve(pattern)
             calls.list_level(tree.bucket, key)
             return {}
-        tree, key = self._at(base)
+        tree, key = self._resolve(base)
         matches = re.compile(_expression(wild)).fullmatch
         return {base / name: _info(stored) for name, stored in tree.files(key).items() if matches(name)}
 
@@ -171,28 +172,28 @@ class ObjectStore:
 
     def names(self, path: PurePosixPath) -> list[str]:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         return tree.names(key)
 
     def sizes(self, path: PurePosixPath) -> dict[str, int]:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         return {name: stored.size for name, stored in tree.files(key).items() if "/" not in name}
 
     def infos(self, path: PurePosixPath) -> dict[str, Info]:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         return {name: _info(stored) for name, stored in tree.files(key).items()}
 
     def open(self, path: PurePosixPath) -> BinaryIO:
         """Small files by one request, larger ones in blocks."""
-        tree, key = self._at(path)
-        found = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, _SMALL)) if key else None
-        if found is None:
-            raise FileNotFoundError(f"there is no file {self.shown(path)}")
-        data, stored = found
+        tree, key = self._resolve(path)
+        small = tree.look(key, lambda bucket, k: calls.get_small(bucket, k, _SMALL)) if key else None
+        if small is None:
+            raise FileNotFoundError(f"there is no file {self.display_name(path)}")
+        data, stored = small
         if data is not None:
-            stored.check(self.shown(path), crc32_of(data))
+            stored.check(self.display_name(path), crc32_of(data))
             return io.BytesIO(data)
         return cast(BinaryIO, io.BufferedReader(ObjectReader(tree.bucket, stored), BLOCK))
 
@@ -200,12 +201,12 @@ class ObjectStore:
         """See Store."""
         stored = self._stored(path)
         if stored is None:
-            raise FileNotFoundError(f"there is no file {self.shown(path)}")
-        return cast(BinaryIO, io.BufferedReader(ObjectReader(self._at(path)[0].bucket, stored), _PART))
+            raise FileNotFoundError(f"there is no file {self.display_name(path)}")
+        return cast(BinaryIO, io.BufferedReader(ObjectReader(self._resolve(path)[0].bucket, stored), _PART))
 
     def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         owner = tree.owner(key)
         if owner is not None:
             publish.put_in(tree, owner.published, owner.name, data)
@@ -216,31 +217,31 @@ class ObjectStore:
             tree.is_plain(key)
 
     def put_new(self, path: PurePosixPath, data: bytes, durable: bool) -> bool:
-        """By a PUT on the condition that there is none."""
-        tree, key = self._at(path)
+        """Put the file on the condition that none exists."""
+        tree, key = self._resolve(path)
         if tree.owner(key) is not None:
-            raise OSError(f"{self.shown(path)}: a folder that is published has no files for many writers")
+            raise OSError(f"{self.display_name(path)}: a folder that is published has no files for many writers")
         written = calls.put_new(tree.bucket, key, data) is not None or calls.is_there(tree.bucket, key, data)
         tree.is_plain(key)
         return written
 
     def get_tagged(self, path: PurePosixPath) -> tuple[bytes, str] | None:
-        """The store's own."""
-        tree, key = self._at(path)
-        found = calls.get(tree.bucket, key)
-        return None if found is None else (found[0], found[1].revision)
+        """Return the bytes and the store's own tag."""
+        tree, key = self._resolve(path)
+        answer = calls.get(tree.bucket, key)
+        return None if answer is None else (answer[0], answer[1].revision)
 
     def put_if(self, path: PurePosixPath, data: bytes, tag: str | None, durable: bool) -> bool:
-        """By a PUT on that condition."""
+        """Put the file on the condition that it has the tag."""
         if tag is None:
             return self.put_new(path, data, durable)
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         return calls.put_if(tree.bucket, key, data, tag) is not None or calls.is_there(tree.bucket, key, data)
 
     @contextmanager
     def new_file(self, path: PurePosixPath, durable: bool) -> Iterator[Path]:
-        """A file of this host, which is uploaded at the end."""
-        tree, key = self._at(path)
+        """Give a file of this host, which is uploaded at the end."""
+        tree, key = self._resolve(path)
         local = copies.new_path(path.name)
         try:
             yield local
@@ -256,57 +257,57 @@ class ObjectStore:
             copies.drop(local)
 
     def start_writeback(self, path: PurePosixPath) -> None:
-        """What is put is stored."""
+        """Do nothing: what a PUT has stored is durable."""
 
     def sync_files(self, files: Sequence[PurePosixPath], root: PurePosixPath) -> None:
-        """What is put is stored."""
+        """Do nothing: what a PUT has stored is durable."""
 
     def sync_all(self, paths: Sequence[PurePosixPath]) -> None:
-        """What is put is stored."""
+        """Do nothing: what a PUT has stored is durable."""
 
     def append(self, path: PurePosixPath, data: bytes) -> None:
         """Objects cannot grow: the file is written anew, on the condition that it is the one that was read."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         while True:
-            found = calls.get(tree.bucket, key)
-            before = b"" if found is None else found[0]
-            if found is None:
+            answer = calls.get(tree.bucket, key)
+            old = b"" if answer is None else answer[0]
+            if answer is None:
                 written = calls.put_new(tree.bucket, key, data)
             else:
-                written = calls.put_if(tree.bucket, key, before + data, found[1].revision)
+                written = calls.put_if(tree.bucket, key, old + data, answer[1].revision)
             if written is not None:
                 return
             now = calls.get(tree.bucket, key)
             # Its own, where the answer to a first try was lost; others may have added to it.
-            if now is not None and now[0].startswith(before + data):
+            if now is not None and now[0].startswith(old + data):
                 return
 
     def copy(self, source: PurePosixPath, target: PurePosixPath, share: bool) -> None:
-        """By the store, within a bucket."""
+        """Copy within a bucket by the store itself."""
         stored = self._stored(source)
         if stored is None:
-            raise FileNotFoundError(f"there is no file {self.shown(source)}")
-        (tree, _), (other, key) = self._at(source), self._at(target)
-        if tree is other and other.owner(key) is None:
-            publish.check_open(other, key)
+            raise FileNotFoundError(f"there is no file {self.display_name(source)}")
+        (tree, _), (target_tree, key) = self._resolve(source), self._resolve(target)
+        if tree is target_tree and target_tree.owner(key) is None:
+            publish.check_open(target_tree, key)
             calls.copy(tree.bucket, stored.key, key)
-            publish.say_checksum(other, key, stored.crc32)
-            other.is_plain(key)
+            publish.say_checksum(target_tree, key, stored.crc32)
+            target_tree.is_plain(key)
             return
         with self.new_file(target, durable=False) as local:
             calls.download(tree.bucket, stored.key, local)
 
     def move(self, source: PurePosixPath, target: PurePosixPath) -> None:
-        """A copy takes its place."""
+        """Copy, then remove the source."""
         self.copy(source, target, share=False)
         self.remove(source)
 
     def make_dir(self, path: PurePosixPath) -> None:
-        """A folder is there with its first file."""
+        """Do nothing: a folder exists with its first file."""
 
     def remove(self, path: PurePosixPath) -> None:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         publish.remove(tree, key)
 
     def building(self, path: PurePosixPath, token: str) -> PurePosixPath:
@@ -316,17 +317,17 @@ class ObjectStore:
 
     def begin(self, path: PurePosixPath, token: str, alone: bool) -> None:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         publish.begin(tree, key, token, alone)
 
     def commit(self, path: PurePosixPath, token: str, durable: bool) -> None:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         publish.commit(tree, key, token)
 
     def unfinished(self, path: PurePosixPath) -> list[Unfinished]:
         """See Store. Parts of multipart uploads are in no listing."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         return [
             Unfinished(
                 path / folder[len(key) :].lstrip("/"),
@@ -343,13 +344,13 @@ class ObjectStore:
             left.remove()
 
     def lease(self, path: PurePosixPath) -> AbstractContextManager[Lease]:
-        """A file that says who holds it and until when, renewed while the block runs."""
-        tree, key = self._at(path)
+        """Hold a file that names the holder and the expiry, renewed while the block runs."""
+        tree, key = self._resolve(path)
         return lease.lease(tree.bucket, key)
 
     def holder(self, path: PurePosixPath) -> Holder | None:
         """See Store."""
-        tree, key = self._at(path)
+        tree, key = self._resolve(path)
         return lease.holder(tree.bucket, key)
 
 
@@ -358,7 +359,9 @@ def _info(stored: Stored) -> Info:
 
 
 def _fixed(pattern: PurePosixPath) -> tuple[PurePosixPath, tuple[str, ...]]:
-    """The bucket and folders of a pattern before its first wildcard, and the parts from there on; none: it has none."""
+    """Split a pattern into the bucket and folders before its first wildcard, and the parts from there on (none: no
+    wildcard).
+    """
     parts = pattern.parts
     fixed = next((i for i in range(2, len(parts)) if glob.has_magic(parts[i])), len(parts))
     return PurePosixPath(*parts[:fixed]), parts[fixed:]
@@ -370,34 +373,34 @@ def _head(bucket: Any, key: str) -> tuple[None, Stored] | None:
 
 
 def _expression(parts: tuple[str, ...]) -> str:
-    """A regular expression of what a glob's parts match: files, and folders with a slash behind them."""
-    found = ""
+    """Return a regular expression for a glob's parts; it matches files, and folders with a slash behind them."""
+    expression = ""
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         if part == "**":
-            found += r"(?:(?!\.)[^/]+/)*" + (r"(?:(?!\.)[^/]+)?" if last else "")
+            expression += r"(?:(?!\.)[^/]+/)*" + (r"(?:(?!\.)[^/]+)?" if last else "")
         else:
-            found += _segment(part) + ("/?" if last else "/")
-    return found
+            expression += _segment(part) + ("/?" if last else "/")
+    return expression
 
 
 def _segment(part: str) -> str:
-    """Of one name: `*`, `?` and `[...]`, none of which matches a dot at the beginning."""
-    found = "(?=[^/])" if part.startswith(".") else r"(?=[^/.])"
-    at = 0
-    while at < len(part):
-        c = part[at]
-        end = part.find("]", at + 2) if c == "[" else -1
+    """Return a regular expression for one name: `*`, `?` and `[...]` match no dot at the beginning."""
+    expression = "(?=[^/])" if part.startswith(".") else r"(?=[^/.])"
+    position = 0
+    while position < len(part):
+        c = part[position]
+        end = part.find("]", position + 2) if c == "[" else -1
         if c == "*":
-            found += "[^/]*"
+            expression += "[^/]*"
         elif c == "?":
-            found += "[^/]"
+            expression += "[^/]"
         elif end > 0:
-            inner, negated = part[at + 1 : end], part[at + 1] == "!"
+            inner, negated = part[position + 1 : end], part[position + 1] == "!"
             inner = re.sub(r"([\\\[^&~|])", r"\\\1", inner[negated:])
-            found += f"[{'^' if negated else ''}{inner}]"
-            at = end
+            expression += f"[{'^' if negated else ''}{inner}]"
+            position = end
         else:
-            found += re.escape(c)
-        at += 1
-    return found
+            expression += re.escape(c)
+        position += 1
+    return expression

@@ -1,4 +1,4 @@
-"""Which object a path means: one of that key, or one that the list of a folder above names.
+"""Objects by path: one with that very key, or one that the list of a folder above names.
 
 A folder is either plain or published, for as long as a process lives. So lists are kept, and asked for again where
 somebody looks at the folder itself, or where a file is not found; a reader goes on with the files of the list it has.
@@ -36,12 +36,12 @@ class Published:
     revision: str
 
     def object_of(self, file: ListedFile) -> Stored:
-        """The object that a file of the list is."""
+        """Return the object of a listed file."""
         key = f"{data_prefix(self.folder)}/{file.key}"
         return Stored(key, file.size, file.modified_ns, file.tag, crc32=file.crc32)
 
     def below(self, key: str) -> dict[str, Stored]:
-        """The folder's files below a key that is the folder's or a path in it; by their paths below that key."""
+        """Return the folder's files below a key (the folder's own, or a path in it), by their paths below that key."""
         start = key[len(self.folder) + 1 :]
         start += "/" if start else ""
         files = self.list.files.items()
@@ -59,7 +59,7 @@ class Attempt(NamedTuple):
     alone: bool
 
 
-class Found(NamedTuple):
+class PublishedPath(NamedTuple):
     """A published folder, and the path in it."""
 
     published: Published
@@ -72,11 +72,14 @@ class Found(NamedTuple):
         return None if listed is None else self.published.object_of(listed)
 
 
-class Tree:
+class BucketTree:
     """The paths of one bucket."""
 
     def __init__(self, bucket: Any, lists: bool = True) -> None:
-        """`lists`: False where no folder is a published one, so that nobody asks for its list."""
+        """Open the paths of a bucket.
+
+        `lists`: False where no folder is a published one, so that no list is requested.
+        """
         self.bucket, self.lists = bucket, lists
         self._published: dict[str, Published] = {}
         self._plain: set[str] = set()
@@ -84,7 +87,7 @@ class Tree:
         self.attempts: dict[tuple[str, str], Attempt] = {}
 
     def published(self, folder: str) -> Published | None:
-        """A folder's list as it is now; None where the folder is not published."""
+        """Return a folder's current list, or None where the folder is not published."""
         if not self.lists or not folder or folder in self._plain:
             return None
         known = self._published.get(folder)
@@ -96,25 +99,25 @@ class Tree:
             self._published.pop(folder, None)
             if now is None:
                 return None
-        found = calls.get(self.bucket, key)
-        if found is None:
+        answer = calls.get(self.bucket, key)
+        if answer is None:
             return None
-        data, stored = found
+        data, stored = answer
         self._published[folder] = Published(folder, FileList.decoded(data, key), stored.revision)
         return self._published[folder]
 
     def forget(self, folder: str) -> None:
-        """The next look at the folder asks the store."""
+        """Drop what is known of a folder, so that the next look reads the store."""
         self._published.pop(folder, None)
         self._plain -= {folder, *_above(folder)}
 
-    def owner(self, key: str) -> Found | None:
-        """The published folder that a path is in; None: it is in none."""
+    def owner(self, key: str) -> PublishedPath | None:
+        """Return the published folder that a path is in, or None."""
         for folder in _above(key):
             if folder not in self._published:
                 self.published(folder)
             if (known := self._published.get(folder)) is not None:
-                return Found(known, key[len(folder) + 1 :])
+                return PublishedPath(known, key[len(folder) + 1 :])
         return None
 
     def is_plain(self, key: str) -> None:
@@ -122,20 +125,20 @@ class Tree:
         self._plain.update(_above(key))
 
     def look(self, key: str, ask: Callable[[Any, str], tuple[T, Stored] | None]) -> tuple[T, Stored] | None:
-        """What `ask` says of the file's object; None where there is no such file.
+        """Call `ask` with the key of a file's object; return None where there is no such file.
 
         Raises:
             ChangedInPlace: the object is not the one that its folder's list names.
         """
         for folder in _above(key):
             if (known := self._published.get(folder)) is not None:
-                found = self._ask(Found(known, key[len(folder) + 1 :]), ask)
-                if found is not None:
-                    return found
+                answer = self._ask(PublishedPath(known, key[len(folder) + 1 :]), ask)
+                if answer is not None:
+                    return answer
                 # Perhaps another list has taken its place.
                 if (again := self.published(folder)) is None or again is known:
                     return None
-                return self._ask(Found(again, key[len(folder) + 1 :]), ask)
+                return self._ask(PublishedPath(again, key[len(folder) + 1 :]), ask)
         direct = ask(self.bucket, key)
         if direct is not None:
             self.is_plain(key)
@@ -143,13 +146,15 @@ class Tree:
         owner = self.owner(key)
         return None if owner is None else self._ask(owner, ask)
 
-    def _ask(self, found: Found, ask: Callable[[Any, str], tuple[T, Stored] | None]) -> tuple[T, Stored] | None:
-        named = found.file
-        told = None if named is None else ask(self.bucket, named.key)
-        if named is not None and told is not None and (told[1].tag, told[1].size) != (named.tag, named.size):
-            place = calls.shown(self.bucket, named.key)
+    def _ask(
+        self, member: PublishedPath, ask: Callable[[Any, str], tuple[T, Stored] | None]
+    ) -> tuple[T, Stored] | None:
+        named = member.file
+        answer = None if named is None else ask(self.bucket, named.key)
+        if named is not None and answer is not None and (answer[1].tag, answer[1].size) != (named.tag, named.size):
+            place = calls.display_name(self.bucket, named.key)
             raise ChangedInPlace(f"{place} is not the file that its folder's list names: it was changed in place")
-        return None if told is None or named is None else (told[0], replace(told[1], crc32=named.crc32))
+        return None if answer is None or named is None else (answer[0], replace(answer[1], crc32=named.crc32))
 
     def files(self, key: str) -> dict[str, Stored]:
         """All files below a folder, by their paths in it, as they are named now."""
@@ -159,23 +164,23 @@ class Tree:
         owner = self._owner_now(key)
         if owner is not None:
             return owner.published.below(key)
-        found: dict[str, Stored] = {}
+        files: dict[str, Stored] = {}
         start = len(key) + 1 if key else 0
         for stored in calls.list_below(self.bucket, key):
             parts = stored.key[start:].split("/")
             if any(is_unfinished(part) for part in parts):
                 continue
             if HIDDEN not in parts:
-                found[stored.key[start:]] = stored
+                files[stored.key[start:]] = stored
                 continue
-            at = parts.index(HIDDEN)
-            if "/".join(parts[at : at + 2]) != LISTS:
+            index = parts.index(HIDDEN)
+            if "/".join(parts[index : index + 2]) != LISTS:
                 continue
-            name = "/".join([*parts[:at], parts[-1].removesuffix(".json")])
+            name = "/".join([*parts[:index], parts[-1].removesuffix(".json")])
             inner = self.published(f"{key}/{name}" if key else name)
             if inner is not None:
-                found |= {f"{name}/{below}": file for below, file in inner.below(inner.folder).items()}
-        return found
+                files |= {f"{name}/{below}": file for below, file in inner.below(inner.folder).items()}
+        return files
 
     def names(self, key: str) -> list[str]:
         """Names of the files and folders in a folder."""
@@ -186,14 +191,14 @@ class Tree:
         if published is not None:
             return sorted({name.partition("/")[0] for name in published.below(key)})
         folders, objects = calls.list_level(self.bucket, key)
-        found = {*(f for f in folders if f != HIDDEN), *(o.key.rsplit("/", 1)[-1] for o in objects)}
+        names = {*(f for f in folders if f != HIDDEN), *(o.key.rsplit("/", 1)[-1] for o in objects)}
         if HIDDEN in folders:
             lists = calls.list_level(self.bucket, f"{key}/{LISTS}" if key else LISTS)[1]
-            found |= {o.key.rsplit("/", 1)[-1].removesuffix(".json") for o in lists}
-        return sorted(name for name in found if not is_unfinished(name))
+            names |= {o.key.rsplit("/", 1)[-1].removesuffix(".json") for o in lists}
+        return sorted(name for name in names if not is_unfinished(name))
 
     def is_folder(self, key: str) -> bool:
-        """Whether there is a published folder, or one with anything below it."""
+        """Return whether there is a published folder, or one with anything below it."""
         if not key or self.published(key) is not None:
             return True
         owner = self._owner_now(key)
@@ -203,17 +208,17 @@ class Tree:
         # One that has nothing but what is being filled is there, too, and empty.
         return any(not is_unfinished(name) for name in (*folders, *(o.key.rsplit("/", 1)[-1] for o in objects)))
 
-    def _owner_now(self, key: str) -> Found | None:
-        """As `owner`, by the list as it is now."""
+    def _owner_now(self, key: str) -> PublishedPath | None:
+        """Return the owner by the folder's current list."""
         owner = self.owner(key)
         if owner is None:
             return None
         again = self.published(owner.published.folder)
-        return None if again is None else Found(again, owner.name)
+        return None if again is None else PublishedPath(again, owner.name)
 
 
 def _above(key: str) -> Iterator[str]:
-    """The folders above a key that may be published ones, the nearest first.
+    """Yield the folders above a key that may be published ones, the nearest first.
 
     What is above a place that is being filled, or that was published, knows nothing of what is in it.
     """
