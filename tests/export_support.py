@@ -80,18 +80,18 @@ def saved_model(folder: Path, with_hash: bool = False, seed: int = 3) -> Path:
         helper.make_node("Squeeze", ["sigmoid", "last"], ["label"]),
     ]
     output = helper.make_tensor_value_info("label", TensorProto.FLOAT, ["rows"])
-    made = helper.make_model(
+    model = helper.make_model(
         helper.make_graph(nodes, "g", inputs, [output], constants),
         opset_imports=[helper.make_opsetid("", 21)],
         ir_version=10,
     )
-    onnx.save(made, to / "model.onnx", save_as_external_data=True, location="table-0-0.bin", size_threshold=64)
+    onnx.save(model, to / "model.onnx", save_as_external_data=True, location="table-0-0.bin", size_threshold=64)
     record(to, "deepfm", {"model": graph_of(to, "model.onnx")}, workflow)
     return saved
 
 
 def graph_of(folder: Path, file: str) -> Graph:
-    said = onnx.load(folder / file, load_external_data=False).graph
+    model_graph = onnx.load(folder / file, load_external_data=False).graph
     tensors = [
         [
             Tensor(
@@ -101,15 +101,15 @@ def graph_of(folder: Path, file: str) -> Graph:
             )
             for x in part
         ]
-        for part in (said.input, said.output)
+        for part in (model_graph.input, model_graph.output)
     ]
     return Graph(file=file, inputs=tensors[0], outputs=tensors[1], files=[p.name for p in folder.glob("*.bin")])
 
 
 def record(folder: Path, kind: str, graphs: dict[str, Graph], workflow: FittedWorkflow, **more: Any) -> None:
-    said = {"format": "onnx", "class": kind, "pipeline": "p", "ds": "2026-01-01", "key": "k", "tables": "fp32"}
+    fields = {"format": "onnx", "class": kind, "pipeline": "p", "ds": "2026-01-01", "key": "k", "tables": "fp32"}
     files = file_sizes(local(folder))
-    known = {**said, "outputs": ["label"], "graphs": graphs, "files": files, "schema": workflow.schema, **more}
+    known = {**fields, "outputs": ["label"], "graphs": graphs, "files": files, "schema": workflow.schema, **more}
     write_record(local(folder), Record.model_validate(known))
 
 
@@ -139,9 +139,9 @@ def rows(n: int = 40) -> pa.RecordBatch:
 def request(batch: pa.RecordBatch, columns: list[str] | None = None) -> dict[str, Any]:
     """As a client sends it to Triton: scalars [rows, 1], texts as bytes."""
     workflow = fitted().workflow
-    made = to_tensors(raw_columns(workflow, columns or fitted().input_columns), batch)
+    tensors = to_tensors(raw_columns(workflow, columns or fitted().input_columns), batch)
     out = {}
-    for name, x in made.items():
+    for name, x in tensors.items():
         if x.dtype == object:
             x = np.array([v.encode() for v in x.ravel()], object).reshape(x.shape)
         out[name] = x[:, None] if x.ndim == 1 else x
@@ -150,11 +150,11 @@ def request(batch: pa.RecordBatch, columns: list[str] | None = None) -> dict[str
 
 def predicted(saved: Path, batch: pa.RecordBatch, with_hash: bool = False) -> np.ndarray[Any, Any]:
     """By NumPy, from what the Arrow engine makes of the rows."""
-    made = fitted(with_hash).transform_batch(batch)
+    transformed = fitted(with_hash).transform_batch(batch)
     total = np.zeros(batch.num_rows, np.float32)
     for f, weights in weights_of(with_hash, int(saved.name.removeprefix("model-"))):
         for name in f.physical:
-            x = made.column(made.schema.get_field_index(name)).to_numpy()
+            x = transformed.column(transformed.schema.get_field_index(name)).to_numpy()
             total += x * weights[0] if f.kind is Kind.CONTINUOUS else weights[x]
     return 1 / (1 + np.exp(-total))
 
@@ -183,8 +183,8 @@ def retrieval_model(folder: Path, items_from_codes: bool) -> tuple[Path, dict[st
     items = None
     if items_from_codes:
         np.save(to / "items.npy", tables["item"])
-        said = {"file": "items.npy", "feature": "item", "vocabulary": "item"}
-        items = {**said, "rows": sizes["item"], "columns": 4, "first_code": 2}
+        index_record = {"file": "items.npy", "feature": "item", "vocabulary": "item"}
+        items = {**index_record, "rows": sizes["item"], "columns": 4, "first_code": 2}
     record(to, "two_tower", {"model": graphs["query"], **graphs}, workflow, items=items)
     return saved, tables
 
@@ -193,12 +193,14 @@ def saved_trees(folder: Path, seed: int) -> Path:
     """A saved model of boosted trees."""
     workflow = fitted()
     workflow.save(local(folder / "workflow"))
-    made = workflow.transform_batch(rows(400))
-    data = matrix(workflow.schema, {name: made.column(i).to_numpy() for i, name in enumerate(made.schema.names)})
+    transformed = workflow.transform_batch(rows(400))
+    data = matrix(
+        workflow.schema, {name: transformed.column(i).to_numpy() for i, name in enumerate(transformed.schema.names)}
+    )
     label = (np.nan_to_num(data).sum(1) > 20 * seed).astype(int)
     booster = xgb.train({"objective": "binary:logistic", "nthread": 1}, xgb.DMatrix(data, label), 5)
     saved = folder / "saved"
     saved.mkdir()
-    said = {"pipeline": "p", "ds": "2026-01-01", "key": "k"}
-    save(local(saved), booster, workflow.schema, local(folder / "workflow"), said)
+    fields = {"pipeline": "p", "ds": "2026-01-01", "key": "k"}
+    save(local(saved), booster, workflow.schema, local(folder / "workflow"), fields)
     return saved

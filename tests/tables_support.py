@@ -125,9 +125,9 @@ def prepare(*ops: dict[str, Any], label: str = "click", knows_train: bool = True
 
 
 def by_identity(table: pa.Table) -> dict[tuple[str, int], Row]:
-    found = {(r["_source_file"], r["_source_line"]): r for r in table.to_pylist()}
-    assert len(found) == table.num_rows, "two rows have one identity"
-    return found
+    rows = {(r["_source_file"], r["_source_line"]): r for r in table.to_pylist()}
+    assert len(rows) == table.num_rows, "two rows have one identity"
+    return rows
 
 
 def same(a: Any, b: Any) -> bool:
@@ -139,10 +139,10 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) and type(a) is type(b)
 
 
-def assert_rows(found: pa.Table, wanted: pa.Table) -> None:
+def assert_rows(actual: pa.Table, expected: pa.Table) -> None:
     """The same columns and the same rows by identity, to the bit."""
-    assert found.schema.names == wanted.schema.names
-    a, b = by_identity(found), by_identity(wanted)
+    assert actual.schema.names == expected.schema.names
+    a, b = by_identity(actual), by_identity(expected)
     assert a.keys() == b.keys()
     for key, row in b.items():
         for name, value in row.items():
@@ -153,8 +153,8 @@ def commit_delta(folder: Path, table: pa.Table) -> None:
     """One commit that makes the table's rows those of a Delta table, by hand; the first one makes the table."""
     log = DeltaLog(local(folder))
     version = -1 if log.version is None else log.version
-    before = log.files(version) if version >= 0 else []
-    assert before is not None
+    files_before = log.files(version) if version >= 0 else []
+    assert files_before is not None
     (folder / "_delta_log").mkdir(parents=True, exist_ok=True)
     name = f"{version + 1}.parquet"
     pq.write_table(table, folder / name)
@@ -171,7 +171,7 @@ def commit_delta(folder: Path, table: pa.Table) -> None:
     actions: list[dict[str, Any]] = [
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
         {"metaData": metadata},
-        *({"remove": {"path": f.path.name, "deletionTimestamp": 0, "dataChange": True}} for f in before),
+        *({"remove": {"path": f.path.name, "deletionTimestamp": 0, "dataChange": True}} for f in files_before),
         {"add": {**add, "dataChange": True}},
     ]
     path = folder / "_delta_log" / f"{version + 1:020d}.json"
@@ -188,11 +188,11 @@ def external(home: Path) -> ExternalReader:
             "rank": pa.array([1, 2, 3, 4, 5], pa.int32()),
         }
     )
-    at = [START + i * DAY / 4 for i in (0, 3, 8, 8, 13, 5)]
+    times = [START + i * DAY / 4 for i in (0, 3, 8, 8, 13, 5)]
     prices = pa.table(
         {
             "item": pa.array(["a", "a", "a", "é", "é", None]),
-            "since": pa.array(at, pa.timestamp("us", tz="UTC")),
+            "since": pa.array(times, pa.timestamp("us", tz="UTC")),
             "list_price": pa.array([1.0, None, 3.0, 4.0, 5.0, 9.0]),
             "tier": pa.array(["p", "q", None, "s", "t", "u"]),
         }
@@ -264,9 +264,9 @@ PAST: list[dict[str, Any]] = [
 ]
 
 
-def _sums(of: list[Row], column: str) -> tuple[int, int, float]:
+def _sums(rows: list[Row], column: str) -> tuple[int, int, float]:
     """(values, ones, sum) as the operators define them: reals on a grid."""
-    values = [v for r in of if (v := r[column]) is not None and math.isfinite(v)]
+    values = [v for r in rows if (v := r[column]) is not None and math.isfinite(v)]
     if column == "price":
         grid = [round(max(min(v, 2.0**42), -(2.0**42)) * 2**20) for v in values]
         return len(values), sum(q == 2**20 for q in grid), float(sum(grid)) / 2**20
@@ -340,24 +340,25 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
     return out
 
 
-def perturbed(rows: list[Row], others: list[Row], at: datetime) -> tuple[list[Row], list[Row]]:
-    """The rows, and the same ones before `at` with all that follows changed: rows deleted, altered and added."""
+def perturbed(rows: list[Row], other_rows: list[Row], instant: datetime) -> tuple[list[Row], list[Row]]:
+    """The rows, and the same ones before `instant` with all that follows changed: rows deleted, altered and added."""
     now = number(rows)
-    future = [r for r in now if r["ts"] is not None and r["ts"] >= at]
-    kept = [r for r in now if r not in future]
+    future = [r for r in now if r["ts"] is not None and r["ts"] >= instant]
+    remaining = [r for r in now if r not in future]
     altered = [
         {**o, "ts": r["ts"], "_source_file": r["_source_file"], "_source_line": r["_source_line"]}
-        for r, o in zip(future[::2], others, strict=False)
+        for r, o in zip(future[::2], other_rows, strict=False)
     ]
     added = [
-        {**o, "ts": max(o["ts"] or at, at), "_source_file": "new", "_source_line": i} for i, o in enumerate(others)
+        {**o, "ts": max(o["ts"] or instant, instant), "_source_file": "new", "_source_line": i}
+        for i, o in enumerate(other_rows)
     ]
-    return now, [*altered, *added, *kept]
+    return now, [*altered, *added, *remaining]
 
 
-def past_of(table: pa.Table, at: datetime) -> dict[tuple[str, int], Row]:
-    """The rows before `at`, by identity."""
-    return {k: r for k, r in by_identity(table).items() if r["ts"] is not None and r["ts"] < at}
+def past_of(table: pa.Table, instant: datetime) -> dict[tuple[str, int], Row]:
+    """The rows before `instant`, by identity."""
+    return {k: r for k, r in by_identity(table).items() if r["ts"] is not None and r["ts"] < instant}
 
 
 def assert_same_rows(a: dict[tuple[str, int], Row], b: dict[tuple[str, int], Row]) -> None:
@@ -367,11 +368,13 @@ def assert_same_rows(a: dict[tuple[str, int], Row], b: dict[tuple[str, int], Row
             assert same(value, b[key][name]), (key, name, value, b[key][name])
 
 
-def micros(at: datetime) -> int:
-    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+def micros(instant: datetime) -> int:
+    return (instant - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def check_negatives(found: pa.Table, rows: list[Row], params: dict[str, Any], train: tuple[datetime, datetime]) -> int:
+def check_negatives(
+    negatives: pa.Table, rows: list[Row], params: dict[str, Any], train: tuple[datetime, datetime]
+) -> int:
     """Everything that is promised of negatives, by looking at every row; how many there are."""
     item, user = params["item"], params.get("user")
     events = [r for r in rows if r["ts"] is not None and r[item] is not None]
@@ -379,10 +382,10 @@ def check_negatives(found: pa.Table, rows: list[Row], params: dict[str, Any], tr
     clicked = {(r.get(user), r[item]) for r in inside if r["click"] == 1 and params.get("exclude_seen")}
     by_place = {(r["_source_file"], r["_source_line"]): r for r in rows}
     drawn: dict[tuple[str, int], int] = {}
-    for (file, line), row in by_identity(found).items():
+    for (file, line), row in by_identity(negatives).items():
         if row["__query"] is None:
             assert "#negative" not in file
-            of = by_place[(file, line)]
+            positive_row = by_place[(file, line)]
         else:
             file, number_ = file.split("#negative-")
             positive = by_place[(file, line)]
@@ -394,13 +397,17 @@ def check_negatives(found: pa.Table, rows: list[Row], params: dict[str, Any], tr
             assert any(r[item] == row[item] and r["ts"] < positive["ts"] for r in inside)
             # Nobody in particular has seen nothing.
             assert user is None or positive[user] is None or (positive[user], row[item]) not in clicked
-            of = {**positive, item: row[item]}
-            newest = before(rows, of, [item])[-1]
-            of |= {c: newest[c] for c in params.get("item_columns", ())}
+            positive_row = {**positive, item: row[item]}
+            newest = before(rows, positive_row, [item])[-1]
+            positive_row |= {c: newest[c] for c in params.get("item_columns", ())}
         for name in TYPES:
-            assert same(row[name], of[name]) or (name == "click" and row["__query"]), (name, row[name], of[name])
+            assert same(row[name], positive_row[name]) or (name == "click" and row["__query"]), (
+                name,
+                row[name],
+                positive_row[name],
+            )
         if "item_count_2d" in row:
-            assert row["item_count_2d"] == len(before(rows, of, [item], window=2 * DAY))
-    assert found.num_rows == len(rows) + sum(drawn.values())
+            assert row["item_count_2d"] == len(before(rows, positive_row, [item], window=2 * DAY))
+    assert negatives.num_rows == len(rows) + sum(drawn.values())
     assert all(n <= params["per_positive"] for n in drawn.values())
     return sum(drawn.values())

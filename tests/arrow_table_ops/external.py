@@ -29,20 +29,20 @@ def read(reader: ExternalReader, table: ExternalTable) -> pa.Table:
             raise UserError(f"{path}: version {version} of this Delta table is not there any more")
         if any(f.partition for f in files):
             raise UserError(f"{path}: a partitioned Delta table needs Spark to be read")
-        found = pa.concat_tables([pq.read_table(f.path) for f in files], promote_options="default")
+        loaded = pa.concat_tables([pq.read_table(f.path) for f in files], promote_options="default")
     elif table.format == "csv":
         strings = pacsv.ConvertOptions(
             column_types={n: pa.string() for n in table.columns}, strings_can_be_null=True, null_values=[""]
         )
         paths = sorted((path / "*.csv").glob()) if path.is_dir() else [path]
-        found = pa.concat_tables([pacsv.read_csv(p, convert_options=strings) for p in paths])
+        loaded = pa.concat_tables([pacsv.read_csv(p, convert_options=strings) for p in paths])
     else:
-        found = pads.dataset(path.local_path(), format="parquet").to_table()
+        loaded = pads.dataset(path.local_path(), format="parquet").to_table()
     arrays = []
     for name, type_ in table.columns.items():
-        there = found.schema.names
-        _check_type(table, name, type_, str(type_) if name in there else None, there)
-        x = found.column(name)
+        column_names = loaded.schema.names
+        _check_type(table, name, type_, str(type_) if name in column_names else None, column_names)
+        x = loaded.column(name)
         try:
             arrays.append(_parsed(x, type_) if table.format == "csv" else x.cast(type_.arrow))
         except pa.ArrowException as e:

@@ -12,30 +12,30 @@ from tests.arrow_table_ops.windows import I64, codes_of, micros_of, newest_at, o
 
 
 def join_external(op: JoinExternal, table: pa.Table, context: ArrowTableContext) -> pa.Table:
-    theirs, other = list(op.keys.values()), context.read(op.external(context.schema))
-    n, m = table.num_rows, other.num_rows
-    both = [_together(one(table, a), one(other, b)) for a, b in op.keys.items()]
+    other_keys, other_rows = list(op.keys.values()), context.read(op.external(context.schema))
+    n, m = table.num_rows, other_rows.num_rows
+    both = [_together(one(table, a), one(other_rows, b)) for a, b in op.keys.items()]
     codes = codes_of(both, n + m)
-    ours, its = codes[:n], codes[n:]
-    rows = np.flatnonzero(its >= 0)
+    event_codes, other_codes = codes[:n], codes[n:]
+    rows = np.flatnonzero(other_codes >= 0)
     if op.on_duplicate == "first":
-        ranks = [_rank(one(other, name.removeprefix("-")), name.startswith("-")) for name in op.order]
-        rows = rows[np.lexsort((*(r[rows] for r in reversed(ranks)), its[rows]))]
-        first = np.concatenate([np.ones(min(1, len(rows)), bool), its[rows][1:] != its[rows][:-1]])
+        ranks = [_rank(one(other_rows, name.removeprefix("-")), name.startswith("-")) for name in op.order]
+        rows = rows[np.lexsort((*(r[rows] for r in reversed(ranks)), other_codes[rows]))]
+        first = np.concatenate([np.ones(min(1, len(rows)), bool), other_codes[rows][1:] != other_codes[rows][:-1]])
         leader = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))] if len(rows) else rows
         rows = rows[np.all([r[rows] == r[leader] for r in ranks], axis=0)] if len(rows) else rows
-    _, counts = np.unique(its[rows], return_counts=True)
-    refuse_duplicates(op.description, ", ".join(theirs), int((counts > 1).sum()), int(counts[counts > 1].sum()))
-    where = np.full(int(max(codes.max(initial=-1), 0)) + 1, -1, np.int64)
-    where[its[rows]] = rows
-    found = np.where(ours >= 0, where[np.maximum(ours, 0)], -1)
+    _, counts = np.unique(other_codes[rows], return_counts=True)
+    refuse_duplicates(op.description, ", ".join(other_keys), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+    row_of_code = np.full(int(max(codes.max(initial=-1), 0)) + 1, -1, np.int64)
+    row_of_code[other_codes[rows]] = rows
+    matched_rows = np.where(event_codes >= 0, row_of_code[np.maximum(event_codes, 0)], -1)
     out = table
     for added, name in zip(op.added(context.schema), op.add, strict=True):
-        values_ = one(other, name)
+        values_ = one(other_rows, name)
         if not m:
             out = replaced(out, added, pa.nulls(n, values_.type))
         else:
-            out = replaced(out, added, take(values_, found, found >= 0))
+            out = replaced(out, added, take(values_, matched_rows, matched_rows >= 0))
     return out
 
 
@@ -45,28 +45,28 @@ def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.T
     external = op.external(schema)
     assert external is not None
     assert op.valid_from is not None
-    other, needed = context.read(external), [*op.keys.values(), op.valid_from]
-    n, m = table.num_rows, other.num_rows
-    both = [pa.concat_arrays([one(table, a), one(other, b).cast(one(table, a).type)]) for a, b in op.keys.items()]
+    other_rows, needed = context.read(external), [*op.keys.values(), op.valid_from]
+    n, m = table.num_rows, other_rows.num_rows
+    both = [pa.concat_arrays([one(table, a), one(other_rows, b).cast(one(table, a).type)]) for a, b in op.keys.items()]
     codes = codes_of(both, n + m)
     t, timed = micros_of(one(table, time), schema.types[time])
-    since, valid = micros_of(one(other, op.valid_from), external.columns[op.valid_from])
+    since, valid = micros_of(one(other_rows, op.valid_from), external.columns[op.valid_from])
     group, its = np.where(timed, codes[:n], -1), codes[n:]
     rows = np.flatnonzero((its >= 0) & valid)
     rows = rows[np.lexsort((since[rows], its[rows]))]
     g, s = its[rows], since[rows]
     _, counts = np.unique(np.stack([g, s]), axis=1, return_counts=True)
     refuse_duplicates(op.description, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
-    at = newest_at(group, t, g, s, op.at == "upto")
+    versions = newest_at(group, t, g, s, op.at == "upto")
     if op._tolerance is not None and len(s):
-        at = np.where((at >= 0) & (s[np.maximum(at, 0)] > t - op._tolerance), at, -1)
+        versions = np.where((versions >= 0) & (s[np.maximum(versions, 0)] > t - op._tolerance), versions, -1)
     out = table
     for added, name in zip(op.added(context.schema), op.add, strict=True):
-        x = one(other, name)
+        x = one(other_rows, name)
         if not len(rows):
             out = replaced(out, added, pa.nulls(n, x.type))
         else:
-            out = replaced(out, added, take(x, rows[np.maximum(at, 0)], at >= 0))
+            out = replaced(out, added, take(x, rows[np.maximum(versions, 0)], versions >= 0))
     return out
 
 

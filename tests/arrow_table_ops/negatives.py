@@ -31,7 +31,7 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
 
     # The items of the training range: one row of each, their number, their first time.
     codes, first, count = np.unique(past.group[inside], return_index=True, return_counts=True)
-    of = np.flatnonzero(inside)[first]
+    first_rows = np.flatnonzero(inside)[first]
     since = np.full(len(codes), np.iinfo(np.int64).max)
     np.minimum.at(since, np.searchsorted(codes, past.group[inside]), past.time[inside])
     if op.method == "in_batch":
@@ -42,8 +42,8 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
         pick = np.searchsorted(codes, past.group[batches.at(row, slot)])
     else:
         weight = _weights(op, count)
-        order = _order(op, items, of)
-        of, codes, since, weight = of[order], codes[order], since[order], weight[order]
+        order = _order(op, items, first_rows)
+        first_rows, codes, since, weight = first_rows[order], codes[order], since[order], weight[order]
         total = int(weight.sum())
         size = min(total, SLOTS)
         rows = np.flatnonzero(positive) if size else np.zeros(0, np.int64)
@@ -65,21 +65,21 @@ def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.
     chosen = (matrix & (number <= op.per_positive)).ravel()
     row, pick, number = row[chosen], pick[chosen], number.ravel()[chosen]
 
-    found = table.take(pa.array(row))
-    found = replaced(found, op.item, items.take(pa.array(of[pick])))
+    drawn = table.take(pa.array(row))
+    drawn = replaced(drawn, op.item, items.take(pa.array(first_rows[pick])))
     zero = pa.array(np.zeros(len(row), np.int8)).cast(schema.types[schema.label].arrow)
-    found = replaced(found, schema.label, zero)
+    drawn = replaced(drawn, schema.label, zero)
     mark = pa.array(number).cast(pa.string())
-    found = replaced(found, FILE, pc.binary_join_element_wise(one(found, FILE), pa.scalar(_MARK), mark, ""))
-    found = replaced(found, QUERY, pa.array([NEGATIVE] * len(row), pa.string()))
+    drawn = replaced(drawn, FILE, pc.binary_join_element_wise(one(drawn, FILE), pa.scalar(_MARK), mark, ""))
+    drawn = replaced(drawn, QUERY, pa.array([NEGATIVE] * len(row), pa.string()))
     if op.item_columns:
         events = past.rows
-        at = newest_at(codes[pick], past.time[row], past.group[events], past.time[events], inclusive=False)
+        versions = newest_at(codes[pick], past.time[row], past.group[events], past.time[events], inclusive=False)
         for c in op.item_columns:
             values = one(table, c)
-            then = take(values, events[np.maximum(at, 0)], at >= 0) if len(row) else values.slice(0, 0)
-            found = replaced(found, c, then)
-    return pa.concat_tables([table, found])
+            then = take(values, events[np.maximum(versions, 0)], versions >= 0) if len(row) else values.slice(0, 0)
+            drawn = replaced(drawn, c, then)
+    return pa.concat_tables([table, drawn])
 
 
 def _slots(op: Negatives, table: pa.Table, rows: I64, size: Callable[[I64], I64 | int]) -> tuple[I64, I64]:
@@ -88,17 +88,17 @@ def _slots(op: Negatives, table: pa.Table, rows: I64, size: Callable[[I64], I64 
     j = np.tile(np.arange(op._draws), len(rows))
     files, lines = one(table, FILE).take(pa.array(row)), one(table, LINE).take(pa.array(row)).cast(pa.string())
     name = pc.binary_join_element_wise(files, lines, pa.array(j).cast(pa.string()), pa.scalar(str(op.seed)), ":")
-    found: I64 = hashes(name) % size(row)
-    return row, found
+    slots: I64 = hashes(name) % size(row)
+    return row, slots
 
 
-def _order(op: Negatives, items: pa.Array, of: I64) -> I64:
-    """The items of the rows `of` in the order in which they take slots: by hash."""
-    mine = items.take(pa.array(of))
-    text = pc.binary_join_element_wise(mine.cast(pa.string()), pa.scalar(str(op.seed)), ":")
-    value, _ = places(len(of), mine, pa.array(np.zeros(len(of), np.int64)))
-    found: I64 = np.lexsort((value, hashes(text)))
-    return found
+def _order(op: Negatives, items: pa.Array, rows: I64) -> I64:
+    """The items of the rows `rows` in the order in which they take slots: by hash."""
+    item_texts = items.take(pa.array(rows))
+    text = pc.binary_join_element_wise(item_texts.cast(pa.string()), pa.scalar(str(op.seed)), ":")
+    value, _ = places(len(rows), item_texts, pa.array(np.zeros(len(rows), np.int64)))
+    order: I64 = np.lexsort((value, hashes(text)))
+    return order
 
 
 def _weights(op: Negatives, count: I64) -> I64:
@@ -107,8 +107,8 @@ def _weights(op: Negatives, count: I64) -> I64:
         return np.ones(len(count), np.int64)
     c = count.astype(np.float64)
     power = {1.0: c, 0.5: np.sqrt(c), 0.25: np.sqrt(np.sqrt(c)), 0.75: np.sqrt(c) * np.sqrt(np.sqrt(c))}[op.alpha]
-    found: I64 = np.rint(power * float(_WEIGHT_OF_ONE)).astype(np.int64)
-    return found
+    weights: I64 = np.rint(power * float(_WEIGHT_OF_ONE)).astype(np.int64)
+    return weights
 
 
 class ArrowBatches:
@@ -129,8 +129,8 @@ class ArrowBatches:
     def sizes(self, rows: I64) -> I64:
         """How many of the pool are in each row's batch."""
         batch = self._batch[rows]
-        found: I64 = self._start[batch + 1] - self._start[batch]
-        return found
+        sizes_: I64 = self._start[batch + 1] - self._start[batch]
+        return sizes_
 
     def at(self, rows: I64, slot: I64) -> I64:
         """The row of the pool at a slot of each row's batch."""

@@ -15,7 +15,7 @@ from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.sequences import _BETWEEN, _UNITS, History, Lag, Sessions
 from headrace.features.table_ops.trailing import TargetEncodingPast, Trailing
 from tests.arrow_table_ops.context import ArrowTableContext
-from tests.arrow_table_ops.sums import halves, joined, whole
+from tests.arrow_table_ops.sums import halves, joined, to_grid
 from tests.arrow_table_ops.windows import I64, Bits, Past, hashes, micros_of, nan_to_null, nulled, one, replaced, take
 
 F64 = npt.NDArray[np.float64]
@@ -32,8 +32,8 @@ def chosen(op: FilteredEventsOp, table: pa.Table, context: ArrowTableContext) ->
     if op.where is None:
         return np.ones(table.num_rows, np.bool_)
     condition = Predicate(op.where, context.schema.types)
-    found: Bits = condition.arrow(lambda name: one(table, name)).to_numpy(zero_copy_only=False)
-    return found
+    mask: Bits = condition.arrow(lambda name: one(table, name)).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def history(op: History, table: pa.Table, context: ArrowTableContext) -> pa.Table:
@@ -49,8 +49,8 @@ def history(op: History, table: pa.Table, context: ArrowTableContext) -> pa.Tabl
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         place_ = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         forward, backward = np.repeat(start, lengths) + place_, np.repeat(end, lengths) - 1 - place_
-        at = forward if op.newest == "last" else backward
-        elements = x.take(pa.array(events.rows[at]))
+        event_rows = forward if op.newest == "last" else backward
+        elements = x.take(pa.array(events.rows[event_rows]))
         lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), elements)
         out = replaced(out, f"{value}_{op.suffix}", lists)
     return out
@@ -59,20 +59,20 @@ def history(op: History, table: pa.Table, context: ArrowTableContext) -> pa.Tabl
 def lag(op: Lag, table: pa.Table, context: ArrowTableContext) -> pa.Table:
     past = past_of(op, table, context)
     end = past.all.before()
-    there = past.known & (end - op.shift >= past.all.start)
+    has_event = past.known & (end - op.shift >= past.all.start)
     last = np.zeros(table.num_rows, np.int64)
-    last[there] = past.rows[end[there] - op.shift]
+    last[has_event] = past.rows[end[has_event] - op.shift]
     out = table
     for v in op.values:
         x = doubles(nan_to_null(one(table, v)))
-        before = take(x, last, there)
-        both = x.is_valid().to_numpy(zero_copy_only=False) & before.is_valid().to_numpy(zero_copy_only=False)
+        earlier_values = take(x, last, has_event)
+        both = x.is_valid().to_numpy(zero_copy_only=False) & earlier_values.is_valid().to_numpy(zero_copy_only=False)
         with np.errstate(all="ignore"):
-            difference = x.to_numpy(zero_copy_only=False) - before.to_numpy(zero_copy_only=False)
+            difference = x.to_numpy(zero_copy_only=False) - earlier_values.to_numpy(zero_copy_only=False)
         out = replaced(out, op._name(f"{v}_difference"), nulled(difference, both, pa.float64()))
     if op.since is not None:
         passed = (past.time - past.time[last]).astype(np.float64) / float(_UNITS[op.since])
-        out = replaced(out, op._name("since"), nulled(passed, there, pa.float64()))
+        out = replaced(out, op._name("since"), nulled(passed, has_event, pa.float64()))
     return out
 
 
@@ -83,9 +83,9 @@ def sessions(op: Sessions, table: pa.Table, context: ArrowTableContext) -> pa.Ta
     t = past.time[events.rows]
     end = events.before()
     has = past.known & (end > events.start)
-    before = np.zeros(table.num_rows, np.int64)
-    before[has] = past.time[events.rows[end[has] - 1]]
-    new = ~has | (past.time - before > op._gap)
+    earlier_counts = np.zeros(table.num_rows, np.int64)
+    earlier_counts[has] = past.time[events.rows[end[has] - 1]]
+    new = ~has | (past.time - earlier_counts > op._gap)
     begins = new[events.rows]
     # The place of the newest beginning at or before each event (an instant's events all begin, or none does).
     firsts = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
@@ -110,7 +110,7 @@ def trailing(op: Trailing, table: pa.Table, context: ArrowTableContext) -> pa.Ta
     past = past_of(op, table, context)
     ok = chosen(op, table, context)
     events = past.of(ok)
-    numbers = {v: whole(one(table, v), types[v]) for v in op.values}
+    numbers = {v: to_grid(one(table, v), types[v]) for v in op.values}
     out = table
     for w, length in enumerate(op._micros):
         end = events.before(op.delay)
@@ -119,22 +119,22 @@ def trailing(op: Trailing, table: pa.Table, context: ArrowTableContext) -> pa.Ta
             count = np.where(past.known, end - start, 0)
             out = replaced(out, op._name("count", None, w), pa.array(count, pa.int64()))
         for value in op.values:
-            q, there = numbers[value]
-            n = events.sums(there.astype(np.int64), start, end)
+            q, has_value = numbers[value]
+            n = events.sums(has_value.astype(np.int64), start, end)
             for stat in op.stats:
                 if stat == "count":
                     continue
                 if stat == "rate":
-                    one_ = 1 << 20 if types[value].element in ("float", "double") else 1
-                    x = events.sums((there & (q == one_)).astype(np.int64), start, end).astype(np.float64)
+                    unit = 1 << 20 if types[value].element in ("float", "double") else 1
+                    x = events.sums((has_value & (q == unit)).astype(np.int64), start, end).astype(np.float64)
                 else:
-                    high, low = halves(np.where(there, q, 0))
+                    high, low = halves(np.where(has_value, q, 0))
                     x = joined(events.sums(high, start, end), events.sums(low, start, end), types[value])
                 if stat != "sum":
                     with np.errstate(all="ignore"):
                         x = x / n.astype(np.float64)
-                found = pa.array(x, pa.float64(), mask=(n == 0) if stat != "sum" else None)
-                out = replaced(out, op._name(stat, value, w), found)
+                column = pa.array(x, pa.float64(), mask=(n == 0) if stat != "sum" else None)
+                out = replaced(out, op._name(stat, value, w), column)
     return out
 
 
@@ -142,40 +142,40 @@ def target_encoding_past(op: TargetEncodingPast, table: pa.Table, context: Arrow
     types = context.schema.types
     target = op.target or context.schema.label
     past = past_of(op, table, context)
-    q, there = whole(one(table, target), types[target])
-    high, low = halves(np.where(there, q, 0))
+    q, has_value = to_grid(one(table, target), types[target])
+    high, low = halves(np.where(has_value, q, 0))
     events = past.all
     end, start = events.before(op.delay), events.start
-    n = events.sums(there.astype(np.int64), start, end).astype(np.float64)
+    n = events.sums(has_value.astype(np.int64), start, end).astype(np.float64)
     y = joined(events.sums(high, start, end), events.sums(low, start, end), types[target])
     m = float(op.smoothing)
     prior: F64 = np.full(table.num_rows, np.nan if op.prior is None else float(op.prior))
     if op.prior is None:
-        prior = _prior(op, table, context, there, high, low)
+        prior = _prior(op, table, context, has_value, high, low)
     with np.errstate(all="ignore"):
         smooth = np.where(n + m > 0, (y + m * prior) / (n + m), np.nan)
         alone = np.where(n > 0, y / n, np.nan)
-    found = np.where(np.isnan(prior), alone, smooth)
-    return replaced(table, op._name, pa.array(found, pa.float64(), from_pandas=True))
+    encoded = np.where(np.isnan(prior), alone, smooth)
+    return replaced(table, op._name, pa.array(encoded, pa.float64(), from_pandas=True))
 
 
 def _prior(
-    op: TargetEncodingPast, table: pa.Table, context: ArrowTableContext, there: Bits, high: I64, low: I64
+    op: TargetEncodingPast, table: pa.Table, context: ArrowTableContext, has_value: Bits, high: I64, low: I64
 ) -> F64:
     """As `_with_prior`; NaN where there is none."""
     time = context.schema.needs_time()
     t, timed = micros_of(one(table, time), context.schema.types[time])
-    event = timed & there & ~one(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
+    event = timed & has_value & ~one(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
     known = (t[event] + op.delay) // DAY_MICROS
     order = np.argsort(known, kind="stable")
-    before = np.searchsorted(known[order], t // DAY_MICROS)
+    earlier_days = np.searchsorted(known[order], t // DAY_MICROS)
 
     def total(values: I64) -> I64:
         sums: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(values[event][order])])
-        return np.asarray(sums[before])
+        return np.asarray(sums[earlier_days])
 
     target = op.target or context.schema.label
     y = joined(total(high), total(low), context.schema.types[target])
     with np.errstate(all="ignore"):
-        found: F64 = np.where((before > 0) & timed, y / before.astype(np.float64), np.nan)
-    return found
+        prior: F64 = np.where((earlier_days > 0) & timed, y / earlier_days.astype(np.float64), np.nan)
+    return prior

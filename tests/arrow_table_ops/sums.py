@@ -11,15 +11,15 @@ from headrace.features.types import ValueType
 from tests.arrow_table_ops.windows import I64
 
 
-def whole(x: pa.Array, input_type: ValueType) -> tuple[I64, npt.NDArray[np.bool_]]:
-    """As `whole`: int64 [n], and where there is a value, bool [n]."""
+def to_grid(x: pa.Array, input_type: ValueType) -> tuple[I64, npt.NDArray[np.bool_]]:
+    """As `to_grid`: int64 [n], and where there is a value, bool [n]."""
     if not is_real(input_type):
-        there = x.is_valid().to_numpy(zero_copy_only=False)
-        return x.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), there
+        has_value = x.is_valid().to_numpy(zero_copy_only=False)
+        return x.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), has_value
     values = x.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    there = np.isfinite(values)
-    clipped = np.clip(np.where(there, values, 0.0), -_MOST, _MOST)
-    return np.rint(clipped * _GRID).astype(np.int64), there
+    has_value = np.isfinite(values)
+    clipped = np.clip(np.where(has_value, values, 0.0), -_MOST, _MOST)
+    return np.rint(clipped * _GRID).astype(np.int64), has_value
 
 
 def halves(q: I64) -> tuple[I64, I64]:

@@ -32,8 +32,8 @@ def one(table: pa.Table, name: str) -> pa.Array:
 
 def replaced(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     """The table with a column set, at its place or at the end."""
-    at = table.schema.get_field_index(name)
-    return table.append_column(name, values) if at < 0 else table.set_column(at, name, values)
+    position = table.schema.get_field_index(name)
+    return table.append_column(name, values) if position < 0 else table.set_column(position, name, values)
 
 
 def micros_of(x: pa.Array, input_type: ValueType) -> tuple[I64, Bits]:
@@ -128,9 +128,9 @@ class Selected:
         return np.where(self.past.known, total[end] - total[start], 0)
 
 
-def take(x: pa.Array, rows: I64, there: Bits) -> pa.Array:
-    """x[rows], null where `there` is not."""
-    return x.take(pa.array(np.where(there, rows, 0), mask=~there))
+def take(x: pa.Array, rows: I64, exists: Bits) -> pa.Array:
+    """x[rows], null where `exists` is not."""
+    return x.take(pa.array(np.where(exists, rows, 0), mask=~exists))
 
 
 def nan_to_null(x: pa.Array) -> pa.Array:
@@ -138,9 +138,9 @@ def nan_to_null(x: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x) if pa.types.is_floating(x.type) else x
 
 
-def nulled(values: npt.NDArray[Any], there: Bits, type_: pa.DataType) -> pa.Array:
-    """An array with nulls where `there` is not."""
-    return pa.array(values, type_, mask=~there)
+def nulled(values: npt.NDArray[Any], exists: Bits, type_: pa.DataType) -> pa.Array:
+    """An array with nulls where `exists` is not."""
+    return pa.array(values, type_, mask=~exists)
 
 
 def hashes(x: pa.Array) -> I64:

@@ -147,7 +147,7 @@ def learn_in_arrow(fitted: FittedWorkflow, batches: list[pa.RecordBatch]) -> tup
 
     for i, chain in enumerate(fitted.workflow.chains):
         columns = [{c: fitted._column(b, c) for c in chain.columns} for b in batches]
-        mine: list[Any] = []
+        results: list[Any] = []
         for j, step in enumerate(chain.steps):
             learned: Mapping[str, Any] = {}
             if isinstance(step.op, EstimatorOp) and step.op.name != "categorify":
@@ -155,15 +155,15 @@ def learn_in_arrow(fitted: FittedWorkflow, batches: list[pa.RecordBatch]) -> tup
                     partials_of(step.op, c, step.inputs, Rows(label=b["label"], identity=b[IDENTITY].to_numpy()))
                     for b, c in zip(batches, columns, strict=True)
                 ]
-                found = step.op.finish(merge_all(parts), step.inputs)
-                learned = found.states
-                tables |= {f"{i}.{j}.{name}": KeyedTable(t).table for name, t in found.tables.items()}
-            mine.append(learned)
+                fitted_state = step.op.finish(merge_all(parts), step.inputs)
+                learned = fitted_state.states
+                tables |= {f"{i}.{j}.{name}": KeyedTable(t).table for name, t in fitted_state.tables.items()}
+            results.append(learned)
             columns = [
                 step.arrow(c, learned, fitted.vocabularies.__getitem__, partial(keyed, f"{i}.{j}"), b[IDENTITY])
                 for b, c in zip(batches, columns, strict=True)
             ]
-        states.append(mine)
+        states.append(results)
     return states, tables
 
 
@@ -230,26 +230,26 @@ def test_tables_that_the_driver_does_not_hold(
         assert spark.sparkContext._jsc is not None
         return int(spark.sparkContext._jsc.getPersistentRDDs().size())
 
-    before, found = persisted(), {}
+    persisted_before, by_limit = persisted(), {}
     for most in (1 << 20, 0):
         monkeypatch.setattr(transport, "most_in_driver", lambda spark, most=most: most)
         folder = local(tmp_path / f"tables-{most}")
-        found[most] = fit(build(), frame, VocabulariesInMemory(), folder=folder)
-        found[most].save(local(tmp_path / f"{most}"))
-    here, there = found[1 << 20], found[0]
-    assert json.dumps(there.states) == json.dumps(here.states)
-    assert {type(table) for table in here.tables.values()} == {KeyedTable}
-    assert KeyedTable not in {type(table) for table in there.tables.values()}
-    assert len(there.tables) == 7
-    for name in here.tables:
+        by_limit[most] = fit(build(), frame, VocabulariesInMemory(), folder=folder)
+        by_limit[most].save(local(tmp_path / f"{most}"))
+    in_memory, in_files = by_limit[1 << 20], by_limit[0]
+    assert json.dumps(in_files.states) == json.dumps(in_memory.states)
+    assert {type(table) for table in in_memory.tables.values()} == {KeyedTable}
+    assert KeyedTable not in {type(table) for table in in_files.tables.values()}
+    assert len(in_files.tables) == 7
+    for name in in_memory.tables:
         files = [table_file(local(tmp_path / most), name).read_bytes() for most in ("0", f"{1 << 20}")]
         assert files[0] == files[1], name
     # Its own files go with the tables, and nothing stays with Spark.
     assert list((tmp_path / "tables-0").iterdir())
-    del there, found
+    del in_files, by_limit
     gc.collect()
     assert not list((tmp_path / "tables-0").iterdir())
-    assert persisted() == before
+    assert persisted() == persisted_before
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,9 @@ class _Noted(FinishParts):
     file: Path = Path()
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        came = list(batches)
-        self.file.write_text(json.dumps([batch.num_rows for batch in came]))
-        yield from super().run(came)
+        received = list(batches)
+        self.file.write_text(json.dumps([batch.num_rows for batch in received]))
+        yield from super().run(received)
 
 
 def test_statistics_reach_a_task_a_few_at_a_time(
@@ -273,33 +273,33 @@ def test_statistics_reach_a_task_a_few_at_a_time(
     monkeypatch.setattr(transport, "FinishParts", partial(_Noted, file=tmp_path / "rows"))
     step = KeyedStep(ValueCount(), {"s": ValueType("string")}, {0: "s"}, {})
     merged = spark.createDataFrame(statistics).coalesce(1)
-    found = keyed_tables(merged, {(0, 0): step}, local(tmp_path / "tables"))[0, 0].tables["s"]
-    assert isinstance(found, FileKeyedTable)
-    assert dict(zip(*found.table.to_pydict().values(), strict=True)) == {
+    learned_table = keyed_tables(merged, {(0, 0): step}, local(tmp_path / "tables"))[0, 0].tables["s"]
+    assert isinstance(learned_table, FileKeyedTable)
+    assert dict(zip(*learned_table.table.to_pydict().values(), strict=True)) == {
         part["key"][0].as_py(): i for i, part in enumerate(parts)
     }
     assert json.loads((tmp_path / "rows").read_text()) == [16, 14]
 
 
-def check(rows: list[Row], found: pa.Table, training: bool) -> None:
+def check(rows: list[Row], transformed: pa.Table, training: bool) -> None:
     """Against plain Python over the rows."""
     folds = {k: folds_of(identities(len(rows), True).to_numpy(), k) for k in (2, 3)}
 
     def equal(name: str, expected: Sequence[float | None]) -> None:
-        wanted = np.array([0.0 if e is None or not math.isfinite(e) else e for e in expected])
+        rounded = np.array([0.0 if e is None or not math.isfinite(e) else e for e in expected])
         with np.errstate(over="ignore"):
-            wanted = wanted.astype(np.float32)
-        got = found[name].to_numpy()
-        np.testing.assert_allclose(got, np.where(np.isfinite(wanted), wanted, 0), rtol=3e-6, atol=1e-30, err_msg=name)
+            rounded = rounded.astype(np.float32)
+        got = transformed[name].to_numpy()
+        np.testing.assert_allclose(got, np.where(np.isfinite(rounded), rounded, 0), rtol=3e-6, atol=1e-30, err_msg=name)
 
     def encoded(key: Callable[[Row], Any], k: int, m: float) -> list[float]:
         out = []
         for j, row in enumerate(rows):
-            others = [r for i, r in enumerate(rows) if not training or folds[k][i] != folds[k][j]]
-            prior = float(np.mean([r["label"] for r in others])) if others else 0.0
-            mine = [r["label"] for r in others if key(row) is not None and key(r) == key(row)]
-            weight = len(mine) + m
-            out.append((sum(mine) + m * prior) / weight if weight else prior)
+            other_rows = [r for i, r in enumerate(rows) if not training or folds[k][i] != folds[k][j]]
+            prior = float(np.mean([r["label"] for r in other_rows])) if other_rows else 0.0
+            labels = [r["label"] for r in other_rows if key(row) is not None and key(r) == key(row)]
+            weight = len(labels) + m
+            out.append((sum(labels) + m * prior) / weight if weight else prior)
         return out
 
     equal("s_te", encoded(lambda r: r["s"], 3, 1.5))
@@ -344,7 +344,7 @@ def check(rows: list[Row], found: pa.Table, training: bool) -> None:
     spread = deviation(known_logs) if known_logs else 0.0
     if spread > 1e-6 or len(set(known_logs)) < 2:
         found_logs, wanted_logs = (
-            found["s_count"].to_numpy(),
+            transformed["s_count"].to_numpy(),
             [0.0 if v is None else (v - middle) / (spread if spread > 1e-6 else 1.0) for v in logs],
         )
         np.testing.assert_allclose(found_logs, wanted_logs, rtol=1e-4, atol=1e-4, err_msg="s_count")
@@ -358,25 +358,25 @@ def check(rows: list[Row], found: pa.Table, training: bool) -> None:
 
     ns = pd.Series([r["n"] for r in rows], dtype=float)
     # Counted to 16 significant bits.
-    scaled = found["n"].to_numpy()
+    scaled = transformed["n"].to_numpy()
     assert ((scaled >= 0) & (scaled <= 1)).all() or len(set(ns.dropna())) < 2
-    there = ns[ns.notna()].to_numpy()
-    if len(there) and there.min() < there.max() and len(there) == len(ns):
-        equal("n", list((there - there.min()) / (there.max() - there.min())))
+    present_values = ns[ns.notna()].to_numpy()
+    if len(present_values) and present_values.min() < present_values.max() and len(present_values) == len(ns):
+        equal("n", list((present_values - present_values.min()) / (present_values.max() - present_values.min())))
 
     fs = usable([r["f"] for r in rows])
     edges = np.unique([np.quantile(fs, q, method="inverted_cdf") for q in (0.25, 0.5, 0.75)]) if fs else np.array([])
-    assert found["f"].to_pylist() == [
+    assert transformed["f"].to_pylist() == [
         0 if r["f"] is None or math.isnan(r["f"]) else 1 + int((edges < r["f"]).sum()) for r in rows
     ]
 
     words = Counter(w for r in rows for w in [r["c"], *(r["cs"] or [])] if w is not None)
     known = {w for w, n in words.items() if n >= 2}
-    assert "one" not in found.schema.names
-    assert ("c" in found.schema.names) == bool(known)
+    assert "one" not in transformed.schema.names
+    assert ("c" in transformed.schema.names) == bool(known)
     if not known:
         return
-    codes = found["c"].to_pylist()
+    codes = transformed["c"].to_pylist()
     for r, code in zip(rows, codes, strict=True):
         if r["c"] is None:
             assert code == 0
@@ -386,7 +386,7 @@ def check(rows: list[Row], found: pa.Table, training: bool) -> None:
             assert code == 1 + int(xxhash64_strings(pa.array([r["c"]]))[0]) % 3
     # History and candidate share one vocabulary: the same value is the same code.
     by_word = {r["c"]: code for r, code in zip(rows, codes, strict=True) if r["c"] is not None}
-    for r, *pair in zip(rows, found["cs__0"].to_pylist(), found["cs__1"].to_pylist(), strict=True):
+    for r, *pair in zip(rows, transformed["cs__0"].to_pylist(), transformed["cs__1"].to_pylist(), strict=True):
         wanted = [*(r["cs"] or []), None, None][:2]
         assert all(
             code == by_word.get(word, code) and (code == 0) == (word is None)
@@ -413,8 +413,8 @@ def deviation(values: list[float]) -> float:
 
 def test_a_rows_own_label_is_nowhere_in_its_encoding() -> None:
     rng = np.random.default_rng(3)
-    nothing = dict.fromkeys(c.name for c in COLUMNS)
-    rows: list[Row] = [nothing | {"s": f"v{rng.integers(4)}", "label": int(rng.integers(2))} for _ in range(40)]
+    empty_row = dict.fromkeys(c.name for c in COLUMNS)
+    rows: list[Row] = [empty_row | {"s": f"v{rng.integers(4)}", "label": int(rng.integers(2))} for _ in range(40)]
     chains = [{"columns": ["s"], "ops": [{"target_encoding": {"folds": 4, "smoothing": 2}}]}]
 
     def encode(changed: list[Row], training: bool) -> np.ndarray[Any, Any]:
@@ -429,14 +429,14 @@ def test_a_rows_own_label_is_nowhere_in_its_encoding() -> None:
         values: np.ndarray[Any, Any] = fitted.transform_batch(as_batch(changed, training))["s_te"].to_numpy()
         return values
 
-    before, served = encode(rows, True), encode(rows, False)
+    encoded, served = encode(rows, True), encode(rows, False)
     seen = 0
     for j in range(len(rows)):
         changed = [dict(r) for r in rows]
         changed[j]["label"] = 1 - changed[j]["label"]
         after = encode(changed, True)
-        assert after[j] == before[j]
-        seen += int((after != before).any())
+        assert after[j] == encoded[j]
+        seen += int((after != encoded).any())
         # A row that is not of the training range sees it.
         assert encode(changed, False)[j] != served[j]
     assert seen == len(rows)
@@ -479,10 +479,10 @@ def test_statistics_of_spark_do_not_depend_on_partitioning(spark: SparkSession, 
         frame = spark.createDataFrame(table).repartition(partitions)
         states.append(fit(w, frame, VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01")).states)
     assert states[0] == states[1]
-    found = states[0][0][0]["x"]
+    learned_state = states[0][0][0]["x"]
     exact = [Fraction(v) for v in x[2:]]
     mean = sum(exact) / len(exact)
-    assert found == {
+    assert learned_state == {
         "mean": float(mean),
         "std": math.sqrt(sum((v - mean) ** 2 for v in exact) / (len(exact) - 1)),
         "count": 2998,

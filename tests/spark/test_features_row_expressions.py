@@ -75,22 +75,26 @@ _EXPRESSIONS = st.one_of(
     st.tuples(_INTEGERS, st.sampled_from(["bigint", "double", "float", "string"])),
     st.tuples(_DOUBLES, st.sampled_from(["double", "float"])),
     st.tuples(_LOGIC, st.sampled_from(["boolean", "int", "double", "string"])),
-).filter(lambda made: re.search("[a-z]", made[0]) is not None)
+).filter(lambda expressions: re.search("[a-z]", expressions[0]) is not None)
 
 
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-@given(rows=st.lists(ROW_OF_CLICKS, min_size=60, max_size=60), made=st.lists(_EXPRESSIONS, min_size=80, max_size=80))
-def test_expressions_of_arrow_are_sparks(spark: SparkSession, rows: list[Row], made: list[tuple[str, str]]) -> None:
+@given(
+    rows=st.lists(ROW_OF_CLICKS, min_size=60, max_size=60), expressions=st.lists(_EXPRESSIONS, min_size=80, max_size=80)
+)
+def test_expressions_of_arrow_are_sparks(
+    spark: SparkSession, rows: list[Row], expressions: list[tuple[str, str]]
+) -> None:
     special = [float("nan"), float("inf"), -0.0, 1e308, None]
     rows = number([r | {"price": special[i]} if i < len(special) else r for i, r in enumerate(rows)])
     rows = [r | {"big": None if r.get("big") is None else r["big"] % 2**40 + 1} for r in rows]
-    add = {f"x{i}": {"expression": e, "type": t} for i, (e, t) in enumerate(made)}
+    add = {f"x{i}": {"expression": e, "type": t} for i, (e, t) in enumerate(expressions)}
     (step,) = prepare({"lambda": {"add": add}}, label="nothing").steps
     by_arrow = step.op.arrow_rows(step.schema)
-    assert by_arrow is not None, [e for e, t in made if parse(e, step.schema.types, ValueType(t)) is None]  # type: ignore[arg-type]
+    assert by_arrow is not None, [e for e, t in expressions if parse(e, step.schema.types, ValueType(t)) is None]  # type: ignore[arg-type]
     table = as_table(rows)
     frame = as_frame(spark, table)
-    by_spark = step.op.spark(frame, SparkTableContext(step.schema, lambda other: frame, lambda other: frame)).toArrow()
+    by_spark = step.op.spark(frame, SparkTableContext(step.schema, lambda read: frame, lambda read: frame)).toArrow()
     assert_rows(by_spark, by_arrow(table))
 
 

@@ -61,11 +61,11 @@ def given_value(row: Row, name: str) -> Any:
 def each(name: str, f: Callable[[Any], Any]) -> Expected:
     """A function of a value that is there."""
 
-    def of(row: Row) -> Any:
+    def apply(row: Row) -> Any:
         x = given_value(row, name)
         return None if x is None else f(x)
 
-    return of
+    return apply
 
 
 def bucket(x: float | None) -> int:
@@ -91,21 +91,21 @@ def xxh64(data: bytes, seed: int) -> int:
     def rot(v: int, n: int) -> int:
         return ((v << n) | (v >> (64 - n))) & mask
 
-    def turn(acc: int, lane: int) -> int:
+    def round_(acc: int, lane: int) -> int:
         return rot((acc + lane * p2) & mask, 31) * p1 & mask
 
     h, rest = (seed + p5) & mask, data
     if len(data) >= 32:
         v = [(seed + p1 + p2) & mask, (seed + p2) & mask, seed, (seed - p1) & mask]
         while len(rest) >= 32:
-            v = [turn(acc, int.from_bytes(rest[8 * k : 8 * k + 8], "little")) for k, acc in enumerate(v)]
+            v = [round_(acc, int.from_bytes(rest[8 * k : 8 * k + 8], "little")) for k, acc in enumerate(v)]
             rest = rest[32:]
         h = sum(rot(acc, n) for acc, n in zip(v, (1, 7, 12, 18), strict=True)) & mask
         for acc in v:
-            h = ((h ^ turn(0, acc)) * p1 + p4) & mask
+            h = ((h ^ round_(0, acc)) * p1 + p4) & mask
     h = (h + len(data)) & mask
     while len(rest) >= 8:
-        h = (rot(h ^ turn(0, int.from_bytes(rest[:8], "little")), 27) * p1 + p4) & mask
+        h = (rot(h ^ round_(0, int.from_bytes(rest[:8], "little")), 27) * p1 + p4) & mask
         rest = rest[8:]
     if len(rest) >= 4:
         h = (rot(h ^ (int.from_bytes(rest[:4], "little") * p1 & mask), 23) * p2 + p3) & mask
@@ -123,7 +123,7 @@ def hashed(data: bytes) -> int:
 
 
 def crossed(names: list[str], buckets: int) -> Expected:
-    def of(row: Row) -> int:
+    def cross(row: Row) -> int:
         h = 42
         for name in names:
             x = row[name]
@@ -132,11 +132,11 @@ def crossed(names: list[str], buckets: int) -> Expected:
             h = xxh64(x.encode() if isinstance(x, str) else int(x).to_bytes(8, "little", signed=True), h)
         return (h - 2**64 if h >> 63 else h) % buckets + 1
 
-    return of
+    return cross
 
 
 def alike(a: str, b: str, metric: str) -> Expected:
-    def of(row: Row) -> float | None:
+    def similarity(row: Row) -> float | None:
         left, right = ({v for v in row[n] or [] if v is not None} for n in (a, b))
         if not left or not right:
             return None
@@ -148,7 +148,7 @@ def alike(a: str, b: str, metric: str) -> Expected:
         }[metric]
         return common / under
 
-    return of
+    return similarity
 
 
 def on_circle(f: Callable[[float], float], period: int, position: Callable[[Any], int]) -> Callable[[Any], float]:
@@ -156,7 +156,7 @@ def on_circle(f: Callable[[float], float], period: int, position: Callable[[Any]
 
 
 def ago(name: str, seconds: int) -> Expected:
-    def of(row: Row) -> float | None:
+    def age(row: Row) -> float | None:
         then, now = row[name], row["at"]
         if then is None or now is None:
             return None
@@ -165,12 +165,12 @@ def ago(name: str, seconds: int) -> Expected:
         gap = now - then
         return float((gap.days * 86_400 + gap.seconds) * 10**6 + gap.microseconds) / float(seconds * 10**6)
 
-    return of
+    return age
 
 
 def padded(values: list[Any], length: int, keep: str = "first") -> list[Any]:
-    kept = values[:length] if keep == "first" else values[max(len(values) - length, 0) :]
-    return kept + [0] * (length - len(kept))
+    elements = values[:length] if keep == "first" else values[max(len(values) - length, 0) :]
+    return elements + [0] * (length - len(elements))
 
 
 def last(values: list[Any], start: int, length: int) -> list[Any]:
@@ -178,7 +178,7 @@ def last(values: list[Any], start: int, length: int) -> list[Any]:
     return values[max(end - length, 0) : end]
 
 
-def within(low: float, high: float, as_: Callable[[Any], Any] = lambda v: v) -> Callable[[Any], Any]:
+def clipped(low: float, high: float, as_: Callable[[Any], Any] = lambda v: v) -> Callable[[Any], Any]:
     return lambda x: as_(x) if low <= x <= high else None
 
 
@@ -280,14 +280,14 @@ CASES: list[tuple[str, list[Any], dict[str, Expected]]] = [
             {"rename": {"to": "b2"}},
             {"hash_bucket": {"buckets": 99}},
         ],
-        {"b2": lambda r: crossed(["v"], 99)({"v": each("b", within(-100, 2**53 + 1, lambda v: max(v, 2**53)))(r)})},
+        {"b2": lambda r: crossed(["v"], 99)({"v": each("b", clipped(-100, 2**53 + 1, lambda v: max(v, 2**53)))(r)})},
     ),
     (
         "x",
         [{"reduce_dtype": {"min": -1, "max": 1000}}, {"rename": {"prefix": "small_"}}],
-        {"small_x": each("x", within(-1, 1000, np.float32))},
+        {"small_x": each("x", clipped(-1, 1000, np.float32))},
     ),
-    ("i", [{"reduce_dtype": {"min": -3, "max": 3}}, {"rename": {"to": "i3"}}], {"i3": each("i", within(-3, 3))}),
+    ("i", [{"reduce_dtype": {"min": -3, "max": 3}}, {"rename": {"to": "i3"}}], {"i3": each("i", clipped(-3, 3))}),
     ("ss tt", [{"column_similarity": {}}], {"ss_tt_similarity": alike("ss", "tt", "jaccard")}),
     ("tt ss", [{"column_similarity": {"metric": "cosine", "to": "cosine"}}], {"cosine": alike("ss", "tt", "cosine")}),
     (
@@ -385,13 +385,13 @@ def test_against_plain_python(spark: SparkSession, rows: list[Row]) -> None:
         dtype = np.dtype(feature.dtype).type
         values = [expected[feature.name](row) for row in rows]
         for i, column in enumerate(feature.physical):
-            wanted = [stored(v[i] if feature.is_list else v, dtype) for v in values]
-            found = by_arrow.column(column).to_numpy()
+            rounded = [stored(v[i] if feature.is_list else v, dtype) for v in values]
+            actual = by_arrow.column(column).to_numpy()
             if feature.name in ("x", "i", "flag", "wday") or feature.name.endswith(("_sin", "_cos")):
                 # Python's log1p, sin and cos are another library's.
-                np.testing.assert_allclose(found, np.array(wanted, dtype), rtol=1e-6, atol=1e-7, err_msg=column)
+                np.testing.assert_allclose(actual, np.array(rounded, dtype), rtol=1e-6, atol=1e-7, err_msg=column)
             else:
-                np.testing.assert_array_equal(found, np.array(wanted, dtype), err_msg=column)
+                np.testing.assert_array_equal(actual, np.array(rounded, dtype), err_msg=column)
 
 
 def test_the_plan_is_expressions_alone(spark: SparkSession) -> None:

@@ -132,22 +132,22 @@ def test_tables_without_rows(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_lambda(spark: SparkSession, tmp_path: Path) -> None:
-    made = {
+    columns = {
         "half": {"expression": "n / 2", "type": "double"},
         "up": {"expression": "upper(item)", "type": "string"},
         "many": {"expression": "transform(tags, x -> concat(x, '*'))", "type": "array<string>"},
         "hour": {"expression": "hour(ts)", "type": "int"},
     }
     rows = number([{"n": 3, "item": "é", "tags": ["a"], "ts": START + DAY / 4}, {"n": None, "item": None, "ts": START}])
-    found = prepare({"lambda": {"add": made}}).spark(as_frame(spark, as_table(rows)), external(tmp_path)).toArrow()
-    by_line = {r["_source_file"]: {n: r[n] for n in made} for r in found.to_pylist()}
+    result = prepare({"lambda": {"add": columns}}).spark(as_frame(spark, as_table(rows)), external(tmp_path)).toArrow()
+    by_line = {r["_source_file"]: {n: r[n] for n in columns} for r in result.to_pylist()}
     assert by_line == {
         "f0ü": {"half": 1.5, "up": "É", "many": ["a*"], "hour": 6},
         "f1ü": {"half": None, "up": None, "many": None, "hour": 0},
     }
     label = prepare({"lambda": {"add": {"known": {"expression": "item = 'é'", "type": "int"}}}}, label="known")
-    found = label.spark(as_frame(spark, as_table(rows)), external(tmp_path)).toArrow()
-    assert {r["_source_file"]: r["known"] for r in found.to_pylist()} == {"f0ü": 1, "f1ü": None}
+    result = label.spark(as_frame(spark, as_table(rows)), external(tmp_path)).toArrow()
+    assert {r["_source_file"]: r["known"] for r in result.to_pylist()} == {"f0ü": 1, "f1ü": None}
     spark.udf.register("mine", lambda x: x, "string")
     for expression, fault in (
         ("mine(item)", "Python function"),
@@ -182,8 +182,8 @@ def test_external_tables(spark: SparkSession, tmp_path: Path) -> None:
         "add": {"v": "timestamp", "s": "double"},
     }
     p = prepare({"join_external": first}, {"join_external": csv})
-    found = [(r["item"], r["v"], r["s"], r["c_v"], r["c_s"]) for r in both(spark, p, events, tmp_path).to_pylist()]
-    assert sorted(found, key=str) == sorted(
+    joined = [(r["item"], r["v"], r["s"], r["c_v"], r["c_s"]) for r in both(spark, p, events, tmp_path).to_pylist()]
+    assert sorted(joined, key=str) == sorted(
         [("a", 3, None, START + DAY, 1.5), ("é", 5, "w", None, None), (None, None, None, None, None)], key=str
     )
     old = prepare({"join_external": {"path": "tables/shops", "keys": ["item"], "add": {"v": "bigint"}}})
@@ -205,15 +205,15 @@ def test_external_tables(spark: SparkSession, tmp_path: Path) -> None:
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ROWS, ROWS, st.integers(1, 15))
 def test_nothing_of_the_future_is_seen_by_spark(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], others: list[Row], quarter: int
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], later_rows: list[Row], quarter: int
 ) -> None:
     reader = external(tmp_path_factory.mktemp("leak"))
     p = prepare(*OTHERS[:-1], *PAST, OTHERS[-1])
-    now, then = perturbed(rows, others, START + quarter * DAY / 4)
-    told = [
+    now, then = perturbed(rows, later_rows, START + quarter * DAY / 4)
+    features = [
         past_of(p.spark(as_frame(spark, as_table(r)), reader).toArrow(), START + quarter * DAY / 4) for r in (now, then)
     ]
-    assert_same_rows(*told)
+    assert_same_rows(*features)
 
 
 def test_the_plan_has_no_python_and_shuffles_a_key_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -339,14 +339,16 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     # Train on the 6th and 7th, three days more for the windows; a late event counts from when it happened.
     known = [r for r in rows if r["ts"] >= START + 2 * DAY and not r["bot"]]
     for split, first, last in (("train", 5, 7), ("valid", 7, 8)):
-        mine = [r for r in known if START + first * DAY <= r["ts"] < START + last * DAY]
-        found = dataset(ws, manifest, split)
-        assert found.num_rows == len(mine) == manifest.rows[split]
+        day_rows = [r for r in known if START + first * DAY <= r["ts"] < START + last * DAY]
+        rows_ = dataset(ws, manifest, split)
+        assert rows_.num_rows == len(day_rows) == manifest.rows[split]
         names = ("user", "item_count_3d__carried", "cents", "click", "item_click_rate_3d", "user_target")
-        columns = [found.column(n).to_pylist() for n in names]
-        assert sorted(str(v) for v in zip(*columns, strict=True)) == sorted(str(told(known, r)) for r in mine)
-        lengths = sorted(len(clicked(known, r)) for r in mine)
-        assert sorted(len(codes) for codes in found.column("item_history").to_pylist()) == lengths
+        columns = [rows_.column(n).to_pylist() for n in names]
+        assert sorted(str(v) for v in zip(*columns, strict=True)) == sorted(
+            str(expected_features(known, r)) for r in day_rows
+        )
+        lengths = sorted(len(clicked(known, r)) for r in day_rows)
+        assert sorted(len(codes) for codes in rows_.column("item_history").to_pylist()) == lengths
         assert max(lengths) == 3
 
     # What is asked at the end of the day, by key.
@@ -366,9 +368,9 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
         assert u["item_history"] == [r["item"] for r in clicked(known, query)]
         assert np.float32(u["user_target"]) == np.float32(target(known, query))
     for i in items:
-        of = before(known, {"item": i["item"], "ts": end}, ["item"], window=3 * DAY)
-        assert i["item_count_3d"] == len(of) > 0
-        assert i["item_click_rate_3d"] == sum(r["click"] for r in of) / len(of)
+        item_past = before(known, {"item": i["item"], "ts": end}, ["item"], window=3 * DAY)
+        assert i["item_count_3d"] == len(item_past) > 0
+        assert i["item_click_rate_3d"] == sum(r["click"] for r in item_past) / len(item_past)
         number_ = int(i["item"][1:])
         assert i["brand"] == (f"b{number_ % 4}" if number_ < 9 else None)
 
@@ -388,12 +390,12 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     assert "inputs" in str(check_stage(BuildFeatures(count_day), shop(engine="spark"), ws, DS))
 
     # Another last day: the training rows are the same bits, codes and all.
-    other = Workspace(tmp_path / "other")
+    other_workspace = Workspace(tmp_path / "other")
     changed = [{**r, "_source_file": "new"} for r in make_shop(seed=8) if r["ts"] >= START + 7 * DAY]
-    land(spark, other, [*(r for r in rows if r["ts"] < START + 7 * DAY), *changed])
-    again = run_stage(BuildFeatures(count_day), shop(), other, DS).manifest
-    assert dataset(other, again, "train").equals(dataset(ws, manifest, "train"))
-    assert not dataset(other, again, "valid").equals(dataset(ws, manifest, "valid"))
+    land(spark, other_workspace, [*(r for r in rows if r["ts"] < START + 7 * DAY), *changed])
+    again = run_stage(BuildFeatures(count_day), shop(), other_workspace, DS).manifest
+    assert dataset(other_workspace, again, "train").equals(dataset(ws, manifest, "train"))
+    assert not dataset(other_workspace, again, "valid").equals(dataset(ws, manifest, "valid"))
 
 
 def clicked(known: list[Row], row: Row) -> list[Row]:
@@ -403,15 +405,22 @@ def clicked(known: list[Row], row: Row) -> list[Row]:
 def target(known: list[Row], row: Row) -> float:
     midnight = row["ts"].replace(hour=0, minute=0, second=0, microsecond=0)
     prior = [r["click"] for r in known if r["ts"] + HOUR < midnight]
-    of = [r["click"] for r in before(known, row, ["user"], HOUR)]
-    return (sum(of) + 3 * (sum(prior) / len(prior))) / (len(of) + 3)
+    clicks = [r["click"] for r in before(known, row, ["user"], HOUR)]
+    return (sum(clicks) + 3 * (sum(prior) / len(prior))) / (len(clicks) + 3)
 
 
-def told(known: list[Row], row: Row) -> tuple[Any, ...]:
+def expected_features(known: list[Row], row: Row) -> tuple[Any, ...]:
     """A row of the dataset, but for the codes."""
-    of = before(known, row, ["item"], window=3 * DAY)
-    rate = float(np.float32(sum(r["click"] for r in of) / len(of))) if of else 0.0
-    return (row["user"], len(of), 100 * row["price"], float(row["click"]), rate, float(np.float32(target(known, row))))
+    item_past = before(known, row, ["item"], window=3 * DAY)
+    rate = float(np.float32(sum(r["click"] for r in item_past) / len(item_past))) if item_past else 0.0
+    return (
+        row["user"],
+        len(item_past),
+        100 * row["price"],
+        float(row["click"]),
+        rate,
+        float(np.float32(target(known, row))),
+    )
 
 
 def test_every_operator_is_tested() -> None:

@@ -100,14 +100,14 @@ def test_three_days(spark: SparkSession, tmp_path: Path) -> None:
     assert version(spark, path) == 2
 
     # Every rerun adds nothing and gives what it gave, an old day's too: it does not know later days' values.
-    for ds, rows, before in (
+    for ds, rows, known in (
         ("2026-01-04", [(4, 1, "x", None), (4, 1, "zz", None)], third),
         ("2026-01-02", DAY1, first),
     ):
         again = fitted_on(spark, path, ds, rows)
-        assert codes(again, "u") == codes(before, "u")
-        assert codes(again, "words") == codes(before, "words")
-        assert again.schema == before.schema
+        assert codes(again, "u") == codes(known, "u")
+        assert codes(again, "words") == codes(known, "words")
+        assert again.schema == known.schema
     assert version(spark, path) == 2
 
     # An old day that counts a value which a later day has named uses that code; a new value goes on at the end.
@@ -145,8 +145,8 @@ def test_codes_reach_the_rows(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame(
         [(5, "t", ["x", "?"]), (8, "?", None), (None, None, [None, "x", "t"])], "u bigint, c string, cs array<string>"
     )
-    found = [tuple(r) for r in transform(fitted, rows.coalesce(1)).collect()]
-    assert found == [(3, 3, 2, 1), (1, 1, 0, 0), (0, 0, 0, 2)]
+    coded_rows = [tuple(r) for r in transform(fitted, rows.coalesce(1)).collect()]
+    assert coded_rows == [(3, 3, 2, 1), (1, 1, 0, 0), (0, 0, 0, 2)]
     assert [(f.name, f.cardinality) for f in fitted.features] == [("u", 6), ("c", 6), ("cs", 6)]
 
 
@@ -186,29 +186,29 @@ def test_two_writers_at_once_never_share_a_code(spark: SparkSession, tmp_path: P
             columns = {"name": ["w"] * n, "value": values, "count": pa.array([1] * n, pa.int64()), "day": [0] * n}
             return table.update(pa.table(columns), {"w": VocabularyRule(min_count=1)})
 
-        mine = ((f"a{day}", "both", f"x{day}"), (f"b{day}", "both"))
+        new_values = ((f"a{day}", "both", f"x{day}"), (f"b{day}", "both"))
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(write, tables, mine))
+            results = list(pool.map(write, tables, new_values))
         # The one that came second was refused, and gave its codes again.
         assert sorted(t.commits for t in tables) == [1, 2]
         rows = spark.read.format("delta").load(str(path)).select("value", "code").collect()
-        given = {r["value"]: r["code"] for r in rows}
-        assert len(given) == len(rows)
-        assert sorted(given.values()) == list(range(2, 2 + len(rows)))
-        assert {"both", *mine[0], *mine[1]} <= given.keys()
-        for values, table in zip(mine, found, strict=True):
-            told = dict(zip(*table["w"].to_pydict().values(), strict=True))
-            assert {v: told[v] for v in values} == {v: given[v] for v in values}
+        stored_codes = {r["value"]: r["code"] for r in rows}
+        assert len(stored_codes) == len(rows)
+        assert sorted(stored_codes.values()) == list(range(2, 2 + len(rows)))
+        assert {"both", *new_values[0], *new_values[1]} <= stored_codes.keys()
+        for values, table in zip(new_values, results, strict=True):
+            seen_codes = dict(zip(*table["w"].to_pydict().values(), strict=True))
+            assert {v: seen_codes[v] for v in values} == {v: stored_codes[v] for v in values}
 
 
 @pytest.mark.parametrize("partitions", [1, 5])
 def test_order_does_not_depend_on_partitioning(spark: SparkSession, tmp_path: Path, partitions: int) -> None:
     rows: Rows = [(i % 4, i % 37, f"w{i % 11}", [f"w{i % 13}"]) for i in range(300)]
     shuffled = spark.createDataFrame(rows, "day int, u bigint, c string, cs array<string>").repartition(partitions)
-    found = fitted_on(spark, tmp_path / "v", "2026-01-02", [tuple(r) for r in shuffled.collect()])  # type: ignore[misc]
+    shuffled_fit = fitted_on(spark, tmp_path / "v", "2026-01-02", [tuple(r) for r in shuffled.collect()])  # type: ignore[misc]
     expected: dict[str, tuple[int, int]] = {}
     for day, u, _, _ in rows:
         first, count = expected.get(str(u), (99, 0))
         expected[str(u)] = (min(first, day), count + 1)
     order = sorted(expected, key=lambda v: (expected[v][0], -expected[v][1], v))
-    assert codes(found, "u") == {v: i + 2 for i, v in enumerate(order)}
+    assert codes(shuffled_fit, "u") == {v: i + 2 for i, v in enumerate(order)}

@@ -57,17 +57,17 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
     monkeypatch.setattr(frame_codes, "PARTITION_VALUES", 4)
     monkeypatch.setattr(table_writer, "_GROUP_ROWS", 5)
     monkeypatch.setattr(delta_table, "_ROWS_A_FILE", 7)
-    here, there = local(tmp_path / "here"), local(tmp_path / "there")
+    driver_path, spark_path = local(tmp_path / "here"), local(tmp_path / "there")
 
     def both(ds: str, seed: int, version: int | None = None) -> None:
         counted = counts(seed)
-        expected = VocabularyTable(spark, here, ds, version)
+        expected = VocabularyTable(spark, driver_path, ds, version)
         tables = expected.update(counted, RULES)
         monkeypatch.setattr(delta_table, "driver_python_bytes", lambda spark: -1)
-        found = VocabularyTable(spark, there, ds, version, local(tmp_path))
-        with found.in_background():
-            lookups = found.update(spark.createDataFrame(counted).repartition(3), RULES)
-            found.wait()
+        actual = VocabularyTable(spark, spark_path, ds, version, local(tmp_path))
+        with actual.in_background():
+            lookups = actual.update(spark.createDataFrame(counted).repartition(3), RULES)
+            actual.wait()
         assert lookups.keys() == tables.keys()
         for name, written in lookups.items():
             table = lookup_of(tables[name])
@@ -76,11 +76,11 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
             assert (len(written), written.cardinality) == (len(table), table.cardinality)
             pq.write_table(table.table, tmp_path / "one", 5, compression="zstd")
             assert written.path.read_bytes() == (tmp_path / "one").read_bytes()
-        assert (found.added, found.version) == (expected.added, expected.version)
-        assert stored(there) == stored(here)
+        assert (actual.added, actual.version) == (expected.added, expected.version)
+        assert stored(spark_path) == stored(driver_path)
 
     both("2026-01-03", 1)
-    assert {r["name"] for r in stored(there)} == {"a", "b", "é"}
+    assert {r["name"] for r in stored(spark_path)} == {"a", "b", "é"}
     both("2026-01-03", 1)  # again: nothing is added
     with monkeypatch.context() as patch:  # texts of 4 bytes are long
         patch.setattr(frame_codes, "_BEGINNING", 0)
@@ -89,12 +89,12 @@ def test_codes_are_those_of_the_driver(spark: SparkSession, tmp_path: Path, monk
         both("2026-01-05", 2)
     both("2026-01-04", 3)  # an older day sees no more than it counted of the later one
     both("2026-01-03", 1, version=0)
-    assert DeltaLog(there).version == 2
+    assert DeltaLog(spark_path).version == 2
 
-    table = VocabularyTable(spark, there, "2026-01-06")
+    table = VocabularyTable(spark, spark_path, "2026-01-06")
     with pytest.raises(UserError, match="began with oov_buckets: 3"):
         table.update(spark.createDataFrame(counts(4)), {"é": VocabularyRule()})
-    assert DeltaLog(there).version == 2
+    assert DeltaLog(spark_path).version == 2
 
 
 def test_lost_files_are_made_again_with_what_spark_counts(
@@ -110,12 +110,12 @@ def test_lost_files_are_made_again_with_what_spark_counts(
 
     def update(ds: str, seed: int) -> None:
         table = VocabularyTable(spark, path, ds, scratch=local(tmp_path), copies=copies if saved else None)
-        made = table.update(spark.createDataFrame(counts(seed)), RULES)
-        saved[ds] = {name: lookup_of(found).table for name, found in made.items()}
+        vocabularies = table.update(spark.createDataFrame(counts(seed)), RULES)
+        saved[ds] = {name: lookup_of(vocabulary).table for name, vocabulary in vocabularies.items()}
 
     update("2026-01-03", 1)
     update("2026-01-04", 2)
-    before, codes = stored(path), dict(saved["2026-01-04"])
+    stored_before, codes = stored(path), dict(saved["2026-01-04"])
     commits = {commit.version: [add.path.local_path() for add in commit.adds] for commit in DeltaLog(path).commits()}
     lost = [*commits[0][:2], *commits[1][1:]]
     assert len(lost) > 3
@@ -124,20 +124,22 @@ def test_lost_files_are_made_again_with_what_spark_counts(
     update("2026-01-04", 2)
     assert saved["2026-01-04"] == codes
     after = stored(path)
-    assert [row | {"count": 0} for row in after] == [row | {"count": 0} for row in before]
+    assert [row | {"count": 0} for row in after] == [row | {"count": 0} for row in stored_before]
     assert all(
-        new["count"] == old["count"] for old, new in zip(before, after, strict=True) if old["added_ds"][-1] == "4"
+        new["count"] == old["count"]
+        for old, new in zip(stored_before, after, strict=True)
+        if old["added_ds"][-1] == "4"
     )
 
 
 def partitions_of(frame: DataFrame) -> list[list[Row]]:
     """Rows in their order, by partition."""
-    found = list[list[Row]]()
+    partitions = list[list[Row]]()
     for row in frame.withColumn("partition", F.spark_partition_id()).collect():
-        if not found or found[-1][0].partition != row.partition:
-            found.append([])
-        found[-1].append(row)
-    return found
+        if not partitions or partitions[-1][0].partition != row.partition:
+            partitions.append([])
+        partitions[-1].append(row)
+    return partitions
 
 
 def test_long_texts_are_in_order_in_even_partitions(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,21 +161,21 @@ def test_long_texts_are_in_order_in_even_partitions(spark: SparkSession, monkeyp
         (["name", -F.col("code") % 7, "value"], lambda r: (r[0], -(r[2] % 7), r[1].encode())),
     ]
     for by, key in orders:
-        found = partitions_of(frame_codes.ordered(frame.repartition(3), by))
-        wanted = sorted(rows, key=key)
-        assert [(r.name, r.value, r.code) for part in found for r in part] == wanted
-        weights = [sum(1 / 500 + len(r.value.encode()) / 8_000 for r in part) for part in found]
+        partitions = partitions_of(frame_codes.ordered(frame.repartition(3), by))
+        expected = sorted(rows, key=key)
+        assert [(r.name, r.value, r.code) for part in partitions for r in part] == expected
+        weights = [sum(1 / 500 + len(r.value.encode()) / 8_000 for r in part) for part in partitions]
         # A row of 3,000 bytes more or less, and what a sample does not know.
         assert max(weights) < 2, by
-        assert len(found) < 2.5 * sum(weights)
+        assert len(partitions) < 2.5 * sum(weights)
 
 
 def test_texts_are_looked_at_whole_where_they_are_long(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is short, or few, costs no further pass."""
-    asked = list[int]()
+    calls = list[int]()
 
     def noted(frame: DataFrame, *args: Any) -> DataFrame:
-        asked.append(frame.count())
+        calls.append(frame.count())
         return frame
 
     monkeypatch.setattr(frame_codes, "size_ranges", noted)
@@ -181,7 +183,7 @@ def test_texts_are_looked_at_whole_where_they_are_long(spark: SparkSession, monk
     for length, rows, sees in ((256, 100, 0), (257, 15, 0), (257, 16, 16)):
         texts = pa.table({"value": [f"{i:0{length}}" for i in range(rows)]})
         frame_codes.ordered(spark.createDataFrame(texts), ["value"])
-        assert sum(asked) == sees
+        assert sum(calls) == sees
 
 
 def test_known_values_are_counted_behind_deletion_vectors(
@@ -204,9 +206,9 @@ def test_known_values_are_counted_behind_deletion_vectors(
     # 8 known ones and the counted one.
     for most, by_spark in ((8, True), (9, False)):
         monkeypatch.setattr(delta_table, "driver_python_bytes", partial(held, most))
-        found = VocabularyTable(spark, path, "2026-01-04", version, local(tmp_path)).update(counted, rules)["a"]
-        assert isinstance(found, FileLookup) == by_spark
-        assert lookup_of(found).table.column("value").to_pylist() == [f"x{i}" for i in range(9) if i != 4]
+        vocabulary = VocabularyTable(spark, path, "2026-01-04", version, local(tmp_path)).update(counted, rules)["a"]
+        assert isinstance(vocabulary, FileLookup) == by_spark
+        assert lookup_of(vocabulary).table.column("value").to_pylist() == [f"x{i}" for i in range(9) if i != 4]
 
 
 @pytest.mark.parametrize("as_frame", [True, False])
@@ -216,16 +218,16 @@ def test_long_texts_are_given_codes_by_spark(
     """Where counted and known ones are more than a column of texts holds, whoever has counted them."""
     counted, path = counts(1), local(tmp_path / "v")
     values = counted.column("value")
-    mine = sum(len(v.encode()) for v in values.to_pylist()) if as_frame else values.nbytes
-    monkeypatch.setattr(delta_table, "MOST_TEXT_IN_DRIVER", mine)
+    text_bytes = sum(len(v.encode()) for v in values.to_pylist()) if as_frame else values.nbytes
+    monkeypatch.setattr(delta_table, "MOST_TEXT_IN_DRIVER", text_bytes)
 
-    def given(ds: str) -> Mapping[str, pa.Table | Lookup]:
+    def assign(ds: str) -> Mapping[str, pa.Table | Lookup]:
         table = VocabularyTable(spark, path, ds, scratch=local(tmp_path / "scratch"))
         return table.update(spark.createDataFrame(counted) if as_frame else counted, RULES)
 
-    first, second = given("2026-01-03"), given("2026-01-04")
-    assert {type(found) for found in first.values()} == {pa.Table}
-    assert {type(found) for found in second.values()} == {FileLookup}
+    first, second = assign("2026-01-03"), assign("2026-01-04")
+    assert {type(vocabulary) for vocabulary in first.values()} == {pa.Table}
+    assert {type(vocabulary) for vocabulary in second.values()} == {FileLookup}
     for name, table in first.items():
         assert lookup_of(second[name]).table.equals(lookup_of(table).table)
 
@@ -233,13 +235,13 @@ def test_long_texts_are_given_codes_by_spark(
 def test_a_mapped_vocabulary_is_made_by_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "_BATCH_ROWS", 6)
     table = pa.table({"value": [f"v{i * i}" for i in range(20)], "code": pa.array(range(2, 22), pa.int64())})
-    whole = Lookup(table)
+    in_memory = Lookup(table)
     for groups in (6, 4, 20):
-        pq.write_table(whole.table, tmp_path / "file", groups)
+        pq.write_table(in_memory.table, tmp_path / "file", groups)
         folder = local(tmp_path / str(groups))
         folder.make_dir()
         MappedLookup.write_file(tmp_path / "file", folder)
-        found = MappedLookup(folder)
-        asked = pa.array(["v4", "v5", "v361", None, "v0"])
-        assert found.codes(asked).tolist() == whole.codes(asked).tolist() == [4, 1, 21, 0, 2]
-        assert found.table.combine_chunks().equals(whole.table)
+        mapped = MappedLookup(folder)
+        values = pa.array(["v4", "v5", "v361", None, "v0"])
+        assert mapped.codes(values).tolist() == in_memory.codes(values).tolist() == [4, 1, 21, 0, 2]
+        assert mapped.table.combine_chunks().equals(in_memory.table)

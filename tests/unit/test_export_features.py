@@ -192,10 +192,10 @@ def as_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 def by_arrow(batch: pa.RecordBatch) -> dict[str, np.ndarray[Any, Any]]:
     """[rows] of codes and ids, [rows, columns] of lists and numbers."""
-    made = fitted().transform_batch(batch)
+    transformed = fitted().transform_batch(batch)
     out = {}
     for f in fitted().features:
-        columns = [made.column(made.schema.get_field_index(c)).to_numpy() for c in f.physical]
+        columns = [transformed.column(transformed.schema.get_field_index(c)).to_numpy() for c in f.physical]
         out[f.name] = np.stack(columns, 1) if f.is_list or f.kind is Kind.CONTINUOUS else columns[0]
     return out
 
@@ -209,17 +209,17 @@ def test_the_graph_is_the_arrow_engine(folder: Path, rows: list[dict[str, Any]])
     batch = as_batch(rows)
     tensors = to_tensors(columns, batch)
     assert to_batch(columns, tensors).select(batch.schema.names).num_rows == len(rows)
-    wanted = by_arrow(batch)
-    for made in (session(folder / "one"), session(folder / "files", 2)):
-        found = dict(zip([o.name for o in made.get_outputs()], made.run(None, tensors), strict=True))
-        assert sorted(found) == sorted(f"{name}.feature" for name in wanted)
-        for name, value in wanted.items():
-            other = found[f"{name}.feature"]
-            assert other.shape == value.shape, name
+    expected = by_arrow(batch)
+    for runtime in (session(folder / "one"), session(folder / "files", 2)):
+        outputs = dict(zip([o.name for o in runtime.get_outputs()], runtime.run(None, tensors), strict=True))
+        assert sorted(outputs) == sorted(f"{name}.feature" for name in expected)
+        for name, value in expected.items():
+            output = outputs[f"{name}.feature"]
+            assert output.shape == value.shape, name
             if value.dtype.kind == "i":
-                np.testing.assert_array_equal(other, value, err_msg=name)
+                np.testing.assert_array_equal(output, value, err_msg=name)
             else:
-                np.testing.assert_allclose(other, value, rtol=1e-6, atol=1e-12, err_msg=name)
+                np.testing.assert_allclose(output, value, rtol=1e-6, atol=1e-12, err_msg=name)
 
 
 @settings(max_examples=15, deadline=None)
@@ -230,15 +230,15 @@ def test_tensors_are_the_rows(rows: list[dict[str, Any]]) -> None:
     columns = raw_columns(fitted().workflow, fitted().input_columns)
     batch = as_batch(rows)
     tensors = to_tensors(columns, batch)
-    wanted = by_arrow(batch)
+    expected = by_arrow(batch)
     spelled = {
         name: np.array([str(v).encode() for v in x.ravel()], object).reshape(x.shape) if x.dtype == object else x
         for name, x in tensors.items()
     }
     spelled = {name: x[:, None] if x.ndim == 1 else x for name, x in spelled.items()}
-    for given_ in (tensors, spelled):
-        for name, value in by_arrow(to_batch(columns, given_)).items():
-            np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+    for request in (tensors, spelled):
+        for name, value in by_arrow(to_batch(columns, request)).items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
     required = {t.name for c in columns for t in c.tensors}
     assert "sure.missing" not in required
     assert {f"ids{LENGTH}", f"ids{MISSING}", f"s{MISSING}"} <= required
@@ -246,7 +246,7 @@ def test_tensors_are_the_rows(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"i": None}, "tensor 'i' is missing"),
         ({"ids.length": np.array([9])}, "lengths must be 0 to 1"),
@@ -258,16 +258,16 @@ def test_tensors_are_the_rows(rows: list[dict[str, Any]]) -> None:
         ({"s": np.array([b"\xff"], object)}, "'s' cannot be read as string"),
     ],
 )
-def test_tensors_that_are_wrong_are_named(changed: dict[str, Any], said: str) -> None:
+def test_tensors_that_are_wrong_are_named(changed: dict[str, Any], message: str) -> None:
     columns = raw_columns(fitted().workflow, fitted().input_columns)
     row = EMPTY | {"s": "a", "i": 1, "b": 2}
     tensors = {k: v for k, v in (to_tensors(columns, as_batch([row])) | changed).items() if v is not None}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         to_batch(columns, tensors)
 
 
 @pytest.mark.parametrize(
-    ("chain", "said"),
+    ("chain", "message"),
     [
         (("s", [{"hash_bucket": {"buckets": 5}}]), "\\[0\\].ops\\[0\\] \\(hash_bucket\\): text is hashed \\(s\\)"),
         (("s i", [{"hashed_cross": {"buckets": 5}}]), "hashed_cross\\): text is hashed"),
@@ -281,12 +281,12 @@ def test_tensors_that_are_wrong_are_named(changed: dict[str, Any], said: str) ->
     ],
 )
 def test_what_has_no_operator_is_named_before_anything_is_written(
-    chain: tuple[str, list[Any]], said: str, tmp_path: Path
+    chain: tuple[str, list[Any]], message: str, tmp_path: Path
 ) -> None:
     columns = [TableColumn(name=n, type=t) for n, t in (TYPES | {"d": "decimal(5,2)"}).items()]
     w = Workflow([Chain(columns=tuple(chain[0].split()), ops=tuple(chain[1]))], columns, label="label")
     empty = Lookup(pa.table({"value": pa.array([], pa.string()), "code": pa.array([], pa.int64())}))
-    made = FittedWorkflow(w, [[{} for _ in c.steps] for c in w.chains], dict.fromkeys(w.rules, empty))
-    with pytest.raises(UserError, match=said):
-        graph_file.write_features(made, local(tmp_path))
+    fitted_workflow = FittedWorkflow(w, [[{} for _ in c.steps] for c in w.chains], dict.fromkeys(w.rules, empty))
+    with pytest.raises(UserError, match=message):
+        graph_file.write_features(fitted_workflow, local(tmp_path))
     assert list(tmp_path.iterdir()) == []

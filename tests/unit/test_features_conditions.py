@@ -19,11 +19,11 @@ from tests.tables_support import COLUMNS, DAY, NOWHERE, ROWS, START, TYPES, Row,
 def test_dropna_and_rename(rows: list[Row], how: str) -> None:
     rows = number(rows)
     p = prepare({"dropna": {"subset": ["price", "tags"], "how": how}}, {"rename": {"to": {"n": "big", "big": "n"}}})
-    found = by_identity(by_arrow(p, as_table(rows), NOWHERE))
+    actual = by_identity(by_arrow(p, as_table(rows), NOWHERE))
     join = any if how == "any" else all
-    kept = [r for r in rows if not join([r["price"] is None or math.isnan(r["price"]), not r["tags"]])]
-    assert {k: (r["n"], r["big"]) for k, r in found.items()} == {
-        (r["_source_file"], r["_source_line"]): (r["big"], r["n"]) for r in kept
+    remaining = [r for r in rows if not join([r["price"] is None or math.isnan(r["price"]), not r["tags"]])]
+    assert {k: (r["n"], r["big"]) for k, r in actual.items()} == {
+        (r["_source_file"], r["_source_line"]): (r["big"], r["n"]) for r in remaining
     }
 
 
@@ -67,7 +67,7 @@ _CONDITIONS = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(ROWS, _CONDITIONS)
-def test_conditions_are_sql(rows: list[Row], where: str) -> None:
+def test_conditions_are_sql(rows: list[Row], condition: str) -> None:
     rows = number(rows)
     with sqlite3.connect(":memory:") as db:
         db.execute("create table t (place text, n, big, price real, click, item text, flag, tags)")
@@ -77,21 +77,21 @@ def test_conditions_are_sql(rows: list[Row], where: str) -> None:
             tags = None if r["tags"] is None else str(r["tags"])
             values = (place, r["n"], r["big"], price, r["click"], r["item"], r["flag"], tags)
             db.execute("insert into t values (?, ?, ?, ?, ?, ?, ?, ?)", values)
-        wanted = {place for (place,) in db.execute(f"select place from t where {where}")}
+        expected = {place for (place,) in db.execute(f"select place from t where {condition}")}
     db.close()
-    found = by_arrow(prepare({"filter": {"where": where}}), as_table(rows), NOWHERE)
-    assert {f"{f}:{n}" for f, n in by_identity(found)} == wanted
+    actual = by_arrow(prepare({"filter": {"where": condition}}), as_table(rows), NOWHERE)
+    assert {f"{f}:{n}" for f, n in by_identity(actual)} == expected
 
 
 def test_conditions_on_times_and_odd_names() -> None:
     rows = number([{"ts": START, "day": START.date(), "odd.na`me": 1.5}, {"ts": START + DAY, "day": None, "n": 2}])
     columns = {c.name: as_table(rows).column(c.name).combine_chunks() for c in COLUMNS}
-    for where, wanted in (
+    for condition, expected in (
         ("ts >= '2026-01-02'", [1]),
         ("ts < '2026-01-02 00:00:00.000001' and ts > '2026-01-01T00:00:00+00:00'", [1]),
         ("day = '2026-01-01'", [0]),
         ("`odd.na``me` > 1", [0]),
         ("day <> '2025-12-31' or n=2", [0, 1]),
     ):
-        keep = Predicate(where, {c.name: declared(c) for c in COLUMNS}).arrow(columns.__getitem__).to_pylist()
-        assert [i for i, k in enumerate(keep) if k] == wanted, where
+        keep = Predicate(condition, {c.name: declared(c) for c in COLUMNS}).arrow(columns.__getitem__).to_pylist()
+        assert [i for i, k in enumerate(keep) if k] == expected, condition

@@ -57,7 +57,7 @@ def write(mib: int, length: int) -> None:
             pq.write_table(rows, Path(name) / "data", 1 << 18, compression="snappy")
             return {"rows": rows.num_rows, "bytes": rows.column("value").nbytes}
 
-        before = anonymous_mib()
+        memory_before = anonymous_mib()
         with AnonymousPeak() as peak:
             limits = delta_table._ROWS_A_FILE, delta_table._BYTES_A_FILE
             writer = VocabularyWriter(Path(name), ["a", "b"], data_file, *limits)
@@ -65,7 +65,7 @@ def write(mib: int, length: int) -> None:
                 writer.add(batch)
             files, adds = writer.finish()
         rows = [pq.read_metadata(path).num_rows for path in files.values()]
-    print(json.dumps({"mib": peak.mib - before, "rows": sum(rows), "added": sum(a["rows"] for a in adds)}))
+    print(json.dumps({"mib": peak.mib - memory_before, "rows": sum(rows), "added": sum(a["rows"] for a in adds)}))
 
 
 @pytest.mark.parametrize("length", [20, 4_096], ids=["short", "long"])
@@ -74,9 +74,9 @@ def test_what_goes_by_is_held_within_the_least_of_a_spec(length: int) -> None:
         Spark(driver_python_mib=LEAST_MIB - 1)
     code = f"import tests.unit.test_features_driver_memory as t; t.write({TEXT_MIB if length > 20 else 64}, {length})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=checkout())
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["rows"] == found["added"] > 100_000
-    assert found["mib"] <= LEAST_MIB, found
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured["rows"] == measured["added"] > 100_000
+    assert measured["mib"] <= LEAST_MIB, measured
 
 
 def test_where_pieces_end_depends_on_the_rows_alone() -> None:
@@ -86,8 +86,8 @@ def test_where_pieces_end_depends_on_the_rows_alone() -> None:
 
     def cut(step: int) -> list[pa.Table]:
         pieces = Pieces(table.schema, "t", 7, 30)
-        found = [p for at in range(0, len(texts), step) for p in pieces.add(table.slice(at, step))]
-        return [*found, pieces.rest()]
+        cut_pieces = [p for start in range(0, len(texts), step) for p in pieces.add(table.slice(start, step))]
+        return [*cut_pieces, pieces.rest()]
 
     expected = cut(len(texts))
     assert pa.concat_tables(expected).equals(table)
@@ -105,10 +105,10 @@ def test_a_row_group_of_long_texts_is_small(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(table_writer, "_GROUP_BYTES", 100)
     table = pa.table({"key": ["k" * 40 + str(i) for i in range(10)], "x": range(10)})
     writer = TableWriter(tmp_path / "t", table.schema, "key")
-    for at in range(0, 10, 3):
-        writer.add(table.slice(at, 3))
+    for start in range(0, 10, 3):
+        writer.add(table.slice(start, 3))
     writer.finish()
     writer.finish()
-    found = pq.ParquetFile(tmp_path / "t")
-    assert [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)] == [2] * 5
-    assert found.read().equals(table)
+    parquet = pq.ParquetFile(tmp_path / "t")
+    assert [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)] == [2] * 5
+    assert parquet.read().equals(table)

@@ -34,25 +34,28 @@ def lane(acc: int, word: int) -> int:
 
 def xxh64(data: bytes, seed: int = 42) -> int:
     """XXH64 in plain Python integers, from the specification."""
-    at = 0
+    position = 0
     if len(data) >= 32:
         acc = [(seed + P1 + P2) & MASK, (seed + P2) & MASK, seed, (seed - P1) & MASK]
-        while at + 32 <= len(data):
-            acc = [lane(a, int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little")) for i, a in enumerate(acc)]
-            at += 32
+        while position + 32 <= len(data):
+            acc = [
+                lane(a, int.from_bytes(data[position + 8 * i : position + 8 * i + 8], "little"))
+                for i, a in enumerate(acc)
+            ]
+            position += 32
         h = sum(rotl(a, r) for a, r in zip(acc, (1, 7, 12, 18), strict=True)) & MASK
         for a in acc:
             h = ((h ^ lane(0, a)) * P1 + P4) & MASK
     else:
         h = (seed + P5) & MASK
     h = (h + len(data)) & MASK
-    while at + 8 <= len(data):
-        h = (rotl(h ^ lane(0, int.from_bytes(data[at : at + 8], "little")), 27) * P1 + P4) & MASK
-        at += 8
-    if at + 4 <= len(data):
-        h = (rotl(h ^ (int.from_bytes(data[at : at + 4], "little") * P1 & MASK), 23) * P2 + P3) & MASK
-        at += 4
-    for byte in data[at:]:
+    while position + 8 <= len(data):
+        h = (rotl(h ^ lane(0, int.from_bytes(data[position : position + 8], "little")), 27) * P1 + P4) & MASK
+        position += 8
+    if position + 4 <= len(data):
+        h = (rotl(h ^ (int.from_bytes(data[position : position + 4], "little") * P1 & MASK), 23) * P2 + P3) & MASK
+        position += 4
+    for byte in data[position:]:
         h = rotl(h ^ (byte * P5 & MASK), 11) * P1 & MASK
     h = (h ^ (h >> 33)) * P2 & MASK
     h = (h ^ (h >> 29)) * P3 & MASK

@@ -40,14 +40,14 @@ floats = st.floats(allow_nan=False, width=64)
         unique_by=lambda r: r[0],
         max_size=30,
     ),
-    asked=st.lists(st.none() | st.text(max_size=4), max_size=8),
+    requested_keys=st.lists(st.none() | st.text(max_size=4), max_size=8),
     group=st.integers(1, 9),
     batch=st.integers(1, 9),
 )
 @settings(max_examples=40)
 def test_tables_in_files_say_what_those_in_memory_say(
     rows: list[tuple[str, int, float | None]],
-    asked: list[str | None],
+    requested_keys: list[str | None],
     group: int,
     batch: int,
     tmp_path_factory: pytest.TempPathFactory,
@@ -62,7 +62,7 @@ def test_tables_in_files_say_what_those_in_memory_say(
         maps.make_dir()
         MappedKeyedTable.write_file(folder / "file", maps)
     keys = [
-        pa.array([*asked, *(r[0] for r in rows[::-1]), *asked], pa.string()),
+        pa.array([*requested_keys, *(r[0] for r in rows[::-1]), *requested_keys], pa.string()),
         pa.array([7, None, -3, 7], pa.int64()),
         pa.array([True, None, False]),
         pa.array([], pa.string()),
@@ -72,10 +72,10 @@ def test_tables_in_files_say_what_those_in_memory_say(
         assert table.schema == plain.schema
         assert table.table.combine_chunks().equals(plain.table)
         for key in keys:
-            found = table.rows(key)
-            assert found.tolist() == plain.rows(key).tolist()
+            row_numbers = table.rows(key)
+            assert row_numbers.tolist() == plain.rows(key).tolist()
             for name, missing in (("n", 0), ("x", None), ("x", 0.5)):
-                assert table.take(name, found, missing).equals(plain.take(name, found, missing))
+                assert table.take(name, row_numbers, missing).equals(plain.take(name, row_numbers, missing))
 
 
 @given(
@@ -93,12 +93,14 @@ def test_rows_of_tables_travel_without_a_change(rows: list[tuple[str, Any, Any]]
         }
     )
     keys, values = encoded(table)
-    found = decoded(keys.combine_chunks()[start:], values[start:], table.schema)
-    assert [c.null_count for c in found.columns] == [c.null_count for c in table.slice(start).columns]
+    received = decoded(keys.combine_chunks()[start:], values[start:], table.schema)
+    assert [c.null_count for c in received.columns] == [c.null_count for c in table.slice(start).columns]
     for name in ("x", "n"):
-        bits = [t.column(name).combine_chunks().fill_null(0).to_numpy().tobytes() for t in (found, table.slice(start))]
+        bits = [
+            t.column(name).combine_chunks().fill_null(0).to_numpy().tobytes() for t in (received, table.slice(start))
+        ]
         assert bits[0] == bits[1]
-    assert found.column("key").to_pylist() == table.column("key").to_pylist()[start:]
+    assert received.column("key").to_pylist() == table.column("key").to_pylist()[start:]
 
 
 CHAINS: list[dict[str, Any]] = [
@@ -137,8 +139,8 @@ def columns_of(rows: Sequence[tuple[Any, ...]]) -> dict[str, pa.Array]:
 def test_parts_of_the_keys_make_the_whole_table(rows: list[tuple[Any, ...]], partitions: int, block: int) -> None:
     workflow = Workflow([Chain.model_validate(c) for c in CHAINS], COLUMNS, "y")
     columns = columns_of(rows)
-    of = Rows(label=columns["y"], identity=np.arange(len(rows), dtype=np.int64) << 20)
-    steps, wanted, sent = {}, {}, [list[tuple[int, bytes]]() for _ in range(partitions)]
+    rows_of_part = Rows(label=columns["y"], identity=np.arange(len(rows), dtype=np.int64) << 20)
+    steps, expected_tables, sent = {}, {}, [list[tuple[int, bytes]]() for _ in range(partitions)]
     numbers: dict[tuple[tuple[int, int], str], int] = {}
     schemas: list[pa.Schema] = []
     number = 0
@@ -147,34 +149,34 @@ def test_parts_of_the_keys_make_the_whole_table(rows: list[tuple[Any, ...]], par
         assert isinstance(step.op, EstimatorOp)
         assert step.op.by_key
         taken = {name: columns[name] for name in step.inputs}
-        made: dict[str, Partial] = {
-            name: aggregate_batch(statistic, taken, step.inputs, of)
+        partials_by_name: dict[str, Partial] = {
+            name: aggregate_batch(statistic, taken, step.inputs, rows_of_part)
             for name, statistic in step.op.statistics(step.inputs).items()
         }
         names = {}
-        for name, partial in made.items():
+        for name, partial in partials_by_name.items():
             if "key" in partial.column_names:
                 names[number] = name
-                for partition, mine in by_key(partial, partitions, number):
-                    sent[partition] += [(number, packed(piece, number)) for piece in cut(mine, block)]
+                for partition, key_part in by_key(partial, partitions, number):
+                    sent[partition] += [(number, packed(piece, number)) for piece in cut(key_part, block)]
                 number += 1
-        whole = {name: partial for name, partial in made.items() if name not in names.values()}
-        steps[i, 0] = KeyedStep(step.op, step.inputs, names, whole)
-        expected, alone = step.op.finish(made, step.inputs), steps[i, 0].finish({})
+        other_partials = {name: partial for name, partial in partials_by_name.items() if name not in names.values()}
+        steps[i, 0] = KeyedStep(step.op, step.inputs, names, other_partials)
+        expected, alone = step.op.finish(partials_by_name, step.inputs), steps[i, 0].finish({})
         assert alone.states == expected.states
         for name, table in expected.tables.items():
             numbers[(i, 0), name] = len(schemas)
             schemas.append(alone.tables[name].schema)
-            wanted[numbers[(i, 0), name]] = KeyedTable(table).table
-            assert schemas[-1] == wanted[numbers[(i, 0), name]].schema
-    found: dict[int, list[pa.Table]] = {i: [schema.empty_table()] for i, schema in enumerate(schemas)}
-    for mine in sent:
-        batches = [pa.RecordBatch.from_pydict({"name": [n], "statistic": [data]}) for n, data in mine]
+            expected_tables[numbers[(i, 0), name]] = KeyedTable(table).table
+            assert schemas[-1] == expected_tables[numbers[(i, 0), name]].schema
+    received_tables: dict[int, list[pa.Table]] = {i: [schema.empty_table()] for i, schema in enumerate(schemas)}
+    for key_part in sent:
+        batches = [pa.RecordBatch.from_pydict({"name": [n], "statistic": [data]}) for n, data in key_part]
         for batch in FinishParts(steps, numbers).run(batches):
             (table,) = set(batch.column(0).to_pylist())
-            found[table].append(decoded(batch.column(1), batch.column(2), schemas[table]))
-    for i, expected_table in wanted.items():
-        whole_table = KeyedTable(pa.concat_tables(found[i])).table
+            received_tables[table].append(decoded(batch.column(1), batch.column(2), schemas[table]))
+    for i, expected_table in expected_tables.items():
+        whole_table = KeyedTable(pa.concat_tables(received_tables[i])).table
         assert whole_table.equals(expected_table)
         for name in whole_table.column_names:
             if name != "key":
@@ -191,11 +193,11 @@ def test_a_saved_workflow_is_the_same_whoever_holds_its_tables(tmp_path: Path, m
         step = chain.steps[0]
         assert isinstance(step.op, EstimatorOp)
         taken = {name: columns[name] for name in step.inputs}
-        made = {
+        outputs = {
             name: aggregate_batch(statistic, taken, step.inputs, Rows(label=columns["y"]))
             for name, statistic in step.op.statistics(step.inputs).items()
         }
-        learned = step.op.finish(made, step.inputs)
+        learned = step.op.finish(outputs, step.inputs)
         states.append([learned.states])
         tables |= {f"{i}.0.{name}": KeyedTable(table) for name, table in learned.tables.items()}
     fitted = FittedWorkflow(workflow, states, {}, tables)
@@ -208,10 +210,10 @@ def test_a_saved_workflow_is_the_same_whoever_holds_its_tables(tmp_path: Path, m
     monkeypatch.setattr(saved, "MAPPED_VALUES", 6)
     in_files = FittedWorkflow.load(home, most_values=6)
     mapped = FittedWorkflow.load(home, maps=local(tmp_path / "maps"))
-    for found, kind in ((in_files, FileKeyedTable), (mapped, MappedKeyedTable)):
+    for loaded, kind in ((in_files, FileKeyedTable), (mapped, MappedKeyedTable)):
         # Five values are few: that one stays in memory.
-        assert [type(t) for t in found.tables.values()] == [kind, KeyedTable, kind]
-        assert found.transform_batch(batch).equals(expected)
+        assert [type(t) for t in loaded.tables.values()] == [kind, KeyedTable, kind]
+        assert loaded.transform_batch(batch).equals(expected)
     # What stays in a file is saved as that file.
     in_files.save(local(tmp_path / "again"))
     for file in (tmp_path / "workflow").rglob("*"):

@@ -46,19 +46,19 @@ def expected(vocabulary: list[str], values: list[Any]) -> list[int]:
 
 @BOTH
 @settings(deadline=None)
-@given(vocabulary=st.lists(VALUES, unique=True, max_size=30), others=st.lists(st.none() | VALUES, max_size=30))
-def test_strings(built: bool, vocabulary: list[str], others: list[str | None]) -> None:
-    values = [*vocabulary, *others, None, *vocabulary[:1]]
-    found = lookup_of(vocabulary).codes(pa.array(values, pa.string()))
-    assert found.dtype == np.int32
-    assert found.tolist() == expected(vocabulary, values)
+@given(vocabulary=st.lists(VALUES, unique=True, max_size=30), unknown=st.lists(st.none() | VALUES, max_size=30))
+def test_strings(built: bool, vocabulary: list[str], unknown: list[str | None]) -> None:
+    values = [*vocabulary, *unknown, None, *vocabulary[:1]]
+    actual = lookup_of(vocabulary).codes(pa.array(values, pa.string()))
+    assert actual.dtype == np.int32
+    assert actual.tolist() == expected(vocabulary, values)
 
 
 @settings(deadline=None)
 @given(st.lists(VALUES, unique=True, max_size=30), st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=30))
-def test_integers_are_their_spelling(vocabulary: list[str], others: list[int | None]) -> None:
+def test_integers_are_their_spelling(vocabulary: list[str], unknown: list[int | None]) -> None:
     near = [2**53, 2**53 + 1, 7, 0, 1]  # ids beyond a double's precision stay apart
-    values = [*others, *near, None]
+    values = [*unknown, *near, None]
     vocabulary = [*dict.fromkeys([*vocabulary, str(2**53 + 1)])]
     assert lookup_of(vocabulary).codes(pa.array(values, pa.int64())).tolist() == expected(vocabulary, values)
 
@@ -70,10 +70,10 @@ def test_booleans() -> None:
 def test_two_values_with_one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(lookup, "xxhash64_strings", lambda values: np.zeros(len(values), np.int64))
-    both, one = lookup_of(["a", "b"]), lookup_of(["a"])
+    both, single = lookup_of(["a", "b"]), lookup_of(["a"])
     values = pa.array(["b", "a", "c", None])
     assert both.codes(values).tolist() == [3, 2, 1, 0]
-    assert one.codes(values).tolist() == [1, 2, 1, 0]  # same hash is not same value
+    assert single.codes(values).tolist() == [1, 2, 1, 0]  # same hash is not same value
 
 
 @BOTH
@@ -82,11 +82,11 @@ def test_rows_of_many_texts_in_parts_of_columns(built: bool) -> None:
     texts = [f"{'x' * (n % 13)}{n}" for n in rng.permutation(30_000).tolist()]
     # Slices, as parts are that were cut from longer columns.
     table = TextRows(pa.array(["not of it", *texts[:20_000]]).slice(1))
-    asked = rng.permutation(30_000)
-    wanted = np.where(asked < 20_000, asked, -1)
-    found = table.find(pa.array(["nor this", *(texts[i] for i in asked)]).slice(1))
-    assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, wanted)
+    positions = rng.permutation(30_000)
+    expected = np.where(positions < 20_000, positions, -1)
+    actual = table.find(pa.array(["nor this", *(texts[i] for i in positions)]).slice(1))
+    assert actual.dtype == np.int32
+    np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(table)).find(pa.array([texts[7], "?"])), [7, -1])
     assert TextRows(pa.array([], pa.string())).find(pa.array(["", "a"])).tolist() == [-1, -1]
     assert TextRows(pa.array([""])).find(pa.array(["", "a"])).tolist() == [0, -1]
@@ -103,21 +103,25 @@ def test_cardinality_is_the_highest_code_and_one() -> None:
 
 @settings(deadline=None)
 @given(st.lists(VALUES, unique=True, max_size=30), st.lists(VALUES, unique=True, max_size=30))
-def test_values_that_are_there_once(vocabulary: list[str], others: list[str]) -> None:
-    values = [None, *others]
+def test_values_that_are_there_once(vocabulary: list[str], unknown: list[str]) -> None:
+    values = [None, *unknown]
     assert lookup_of(vocabulary).distinct.codes(pa.array(values, pa.string())).tolist() == expected(vocabulary, values)
 
 
 def test_a_vocabulary_in_its_file(tmp_path: Path) -> None:
     vocabulary = [f"ü{i}" for i in range(20)] + [str(i) for i in range(20)] + ["true"]
-    there = lookup_of(vocabulary)
-    pq.write_table(there.table, tmp_path / "v", row_group_size=7)
-    found = FileLookup(tmp_path / "v")
-    assert (len(found), found.cardinality, found.table) == (len(there), there.cardinality, there.table)
+    in_memory = lookup_of(vocabulary)
+    pq.write_table(in_memory.table, tmp_path / "v", row_group_size=7)
+    in_file = FileLookup(tmp_path / "v")
+    assert (len(in_file), in_file.cardinality, in_file.table) == (
+        len(in_memory),
+        in_memory.cardinality,
+        in_memory.table,
+    )
     for values in (pa.array(["ü3", None, "x", "ü19", "ü3"]), pa.array([3, None, 77, 19, 3]), pa.array([True, False])):
-        for one, other in ((found, there), (found.distinct, there.distinct)):
-            assert one.codes(values).tolist() == other.codes(values).tolist()
-    assert found.values_of([5, 1, 30, 99]) == there.values_of([5, 1, 30, 99]) == {5: "ü3", 30: "8"}
+        for file_lookup, memory_lookup in ((in_file, in_memory), (in_file.distinct, in_memory.distinct)):
+            assert file_lookup.codes(values).tolist() == memory_lookup.codes(values).tolist()
+    assert in_file.values_of([5, 1, 30, 99]) == in_memory.values_of([5, 1, 30, 99]) == {5: "ü3", 30: "8"}
     pq.write_table(lookup_of([]).table, tmp_path / "none")
     assert FileLookup(tmp_path / "none").cardinality == 2
     assert FileLookup(tmp_path / "none").codes(pa.array(["a", None])).tolist() == [1, 0]

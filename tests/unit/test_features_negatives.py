@@ -61,8 +61,8 @@ def test_negatives_keep_what_they_promise(rows: list[Row], exclude_seen: bool, d
 
 def _many(n: int) -> list[Row]:
     """Item i happens i + 1 times as often as item 0, all before the first click."""
-    shown = [{"user": 0, "item": f"i{i}", "ts": START, "click": 0} for i in range(5) for _ in range((i + 1) ** 2)]
-    return number([*shown, *({"user": j, "item": "i0", "ts": START + DAY, "click": 1} for j in range(n))])
+    impressions = [{"user": 0, "item": f"i{i}", "ts": START, "click": 0} for i in range(5) for _ in range((i + 1) ** 2)]
+    return number([*impressions, *({"user": j, "item": "i0", "ts": START + DAY, "click": 1} for j in range(n))])
 
 
 def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
@@ -73,34 +73,34 @@ def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
         ({"method": "popularity", "alpha": 1.0}, [4, 9, 16, 25]),
     ):
         p = prepare({"negatives": {"item": "item", "per_positive": 2, "tries": 8, **more}})
-        found = by_arrow(p, as_table(rows), NOWHERE, train)
-        drawn = Counter(r["item"] for r in found.to_pylist() if r["__query"] is not None)
+        result = by_arrow(p, as_table(rows), NOWHERE, train)
+        drawn = Counter(r["item"] for r in result.to_pylist() if r["__query"] is not None)
         assert sum(drawn.values()) > 7950
         for i, weight in enumerate(weights, 1):
             # Five standard deviations of a draw of 8,000; the draws are hashes, so this passes always or never.
             share = weight / sum(weights)
             assert abs(drawn[f"i{i}"] / 8000 - share) < 5 * math.sqrt(share * (1 - share) / 8000), (more, drawn)
-        assert by_arrow(p, as_table(rows[::-1]), NOWHERE, train).num_rows == found.num_rows
+        assert by_arrow(p, as_table(rows[::-1]), NOWHERE, train).num_rows == result.num_rows
 
 
 def test_negatives_of_the_batch_are_items_of_its_positives() -> None:
     """As often as they are there, where all are one batch; else of those whose hash fell on the same batch."""
     clicked = [{"user": i, "item": f"i{min(i % 10, 3)}", "ts": START, "click": 1} for i in range(400)]
     later = [{"user": j, "item": "new", "ts": START + DAY, "click": 1} for j in range(2000)]
-    shown = [{"user": 0, "item": "shown", "ts": START, "click": 0}] * 50
-    rows, train = number([*clicked, *shown, *later]), TrainRange(micros(START), micros(START + DAY))
+    impressions = [{"user": 0, "item": "shown", "ts": START, "click": 0}] * 50
+    rows, train = number([*clicked, *impressions, *later]), TrainRange(micros(START), micros(START + DAY))
     for batch, batches in ((400, 1), (4, 100)):
         params = {"item": "item", "per_positive": 2, "tries": 8, "method": "in_batch", "batch": batch}
-        found = by_arrow(prepare({"negatives": params}), as_table(rows), NOWHERE, train).to_pylist()
+        result = by_arrow(prepare({"negatives": params}), as_table(rows), NOWHERE, train).to_pylist()
         pools: dict[int, Counter[str]] = {}
         for r in rows:
             if r["click"] == 1 and r["ts"] == START:
                 pools.setdefault(_batch_of(r["_source_file"], r["_source_line"], batches), Counter())[r["item"]] += 1
         drawn = Counter[str]()
-        for r in found:
+        for r in result:
             if r["__query"] is not None:
-                of = r["_source_file"].split("#")[0]
-                assert r["item"] in pools[_batch_of(of, r["_source_line"], batches)]
+                source_file = r["_source_file"].split("#")[0]
+                assert r["item"] in pools[_batch_of(source_file, r["_source_line"], batches)]
                 drawn[r["item"]] += 1
         if batches == 1:
             assert drawn.keys() == {"i0", "i1", "i2", "i3"}
@@ -120,19 +120,19 @@ def test_negatives_of_another_seed_are_others() -> None:
     drawn = []
     for seed in (0, 0, 1):
         p = prepare({"negatives": {"item": "item", "per_positive": 2, "seed": seed}})
-        found = by_identity(by_arrow(p, as_table(rows), NOWHERE, train))
-        drawn.append([r["item"] for _, r in sorted(found.items()) if r["__query"] is not None])
+        result = by_identity(by_arrow(p, as_table(rows), NOWHERE, train))
+        drawn.append([r["item"] for _, r in sorted(result.items()) if r["__query"] is not None])
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_negatives_before_the_range_ends_do_not_know_what_follows() -> None:
     """Popularity and clicks are those of the training range; nothing after it changes a negative in it."""
     rows = [{"user": i % 7, "item": f"i{i * i % 11}", "ts": START + i * DAY / 8, "click": i % 2} for i in range(60)]
-    others = [{**r, "user": 3, "item": "i5", "click": 1} for r in rows]
+    later_rows = [{**r, "user": 3, "item": "i5", "click": 1} for r in rows]
     end = START + 6 * DAY
     params = {"item": "item", "item_columns": ["price"], "user": "user", "exclude_seen": True, "method": "popularity"}
     p, train = prepare({"negatives": params}), TrainRange(micros(START), micros(end))
-    now, then = perturbed(rows, others, end)
+    now, then = perturbed(rows, later_rows, end)
     a, b = (past_of(by_arrow(p, as_table(r), NOWHERE, train), end) for r in (now, then))
     assert sum(r["__query"] is not None for r in a.values()) > 20
     assert_same_rows(a, b)

@@ -96,21 +96,21 @@ def test_parts_merge_into_the_whole(rows: list[dict[str, Any]], cuts: list[int],
     pieces = [rows[a:b] for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
     for name, statistic in STATISTICS.items():
         parts = [part(piece, statistic) for piece in pieces]
-        whole = canonical(part(rows, statistic))
-        assert canonical(merge(parts)).equals(whole), name
+        all_rows = canonical(part(rows, statistic))
+        assert canonical(merge(parts)).equals(all_rows), name
         # In pairs, from the other end, in another order.
         right = merge([parts[0], merge(parts[1:])])
         left = merge([merge(parts[:-1]), parts[-1]])
         random.shuffle(parts)
         assert canonical(right).equals(canonical(left)), name
-        assert canonical(merge(parts)).equals(whole), name
+        assert canonical(merge(parts)).equals(all_rows), name
 
 
 @settings(max_examples=60, deadline=None)
 @given(ROWS)
 def test_statistics_are_what_python_counts(rows: list[dict[str, Any]]) -> None:
     for name in ("integer", "moments"):
-        found = part(rows, STATISTICS[name])
+        actual = part(rows, STATISTICS[name])
         groups: dict[Any, list[float]] = {} if name == "integer" else {None: []}
         for r in rows:
             if name == "moments" or r["i"] is not None:
@@ -118,11 +118,11 @@ def test_statistics_are_what_python_counts(rows: list[dict[str, Any]]) -> None:
                 groups.setdefault(key, [])
                 if r["x"] is not None and abs(r["x"]) <= exact_sums.LARGEST:
                     groups[key].append(0.0 if abs(r["x"]) < exact_sums.SMALLEST else r["x"])
-        keys = found.column("key").to_pylist() if name == "integer" else [None]
+        keys = actual.column("key").to_pylist() if name == "integer" else [None]
         assert set(keys) == set(groups)
         assert len(keys) == len(groups)
-        sums, squares = numbers_of(found, "sum"), numbers_of(found, "squares")
-        n = found.column("0.count").to_numpy()
+        sums, squares = numbers_of(actual, "sum"), numbers_of(actual, "squares")
+        n = actual.column("0.count").to_numpy()
         means, deviations = exact_sums.means(sums, n), exact_sums.deviations(sums, squares, n)
         floats = exact_sums.floats(sums, len(n))
         for g, key in enumerate(keys):
@@ -131,8 +131,8 @@ def test_statistics_are_what_python_counts(rows: list[dict[str, Any]]) -> None:
             assert exact_at(sums, g) == sum(values)
             assert exact_at(squares, g) == sum(v * v for v in values)
             assert floats[g] == float(sum(values))
-            assert found.column("0.min")[g].as_py() == min(groups[key], default=None)
-            assert found.column("0.max")[g].as_py() == max(groups[key], default=None)
+            assert actual.column("0.min")[g].as_py() == min(groups[key], default=None)
+            assert actual.column("0.max")[g].as_py() == max(groups[key], default=None)
             if not values:
                 assert math.isnan(means[g])
                 assert math.isnan(deviations[g])
@@ -180,9 +180,11 @@ def test_keys_folds_days_and_lists() -> None:
 
 def test_a_variance_beside_a_large_mean() -> None:
     x = 1e9 + np.arange(5000) % 2
-    found = aggregate_batch(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, Rows())
-    n = found.column("0.count").to_numpy()
-    assert exact_sums.deviations(numbers_of(found, "sum"), numbers_of(found, "squares"), n)[0] == math.sqrt(1250 / 4999)
+    partial = aggregate_batch(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, Rows())
+    n = partial.column("0.count").to_numpy()
+    assert exact_sums.deviations(numbers_of(partial, "sum"), numbers_of(partial, "squares"), n)[0] == math.sqrt(
+        1250 / 4999
+    )
 
 
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.integers(1, 52))
@@ -257,10 +259,10 @@ def test_a_vocabulary_has_one_number_of_buckets() -> None:
 def test_quantiles_of_counts_are_numpys(values: list[int], bins: int) -> None:
     x = np.array(values, float)
     partial = aggregate_batch(Statistic(key=("x",), kind="number"), {"x": pa.array(x)}, TYPES, Rows())
-    found, upto = cumulated(partial)
-    assert median(found, upto) == np.median(x)
-    wanted = {np.sort(x)[math.ceil(Fraction(i * len(x), bins)) - 1] for i in range(1, bins)}
-    assert quantile_edges(found, upto, bins) == sorted(wanted)
+    distinct_values, upto = cumulated(partial)
+    assert median(distinct_values, upto) == np.median(x)
+    expected = {np.sort(x)[math.ceil(Fraction(i * len(x), bins)) - 1] for i in range(1, bins)}
+    assert quantile_edges(distinct_values, upto, bins) == sorted(expected)
 
 
 def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
@@ -295,9 +297,9 @@ def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
         assert isinstance(step.op, EstimatorOp)
 
         def learn(parts: list[Any], step: Any = step) -> tuple[Any, dict[str, Any]]:
-            made = [partials_of(step.op, c, step.inputs, r) for c, r in parts]
-            old = made[0]
-            for new in made[1:]:
+            partials = [partials_of(step.op, c, step.inputs, r) for c, r in parts]
+            old = partials[0]
+            for new in partials[1:]:
                 old = merge_all([old, new])
             learned = step.op.finish(old, step.inputs)
             return learned.states, {n: KeyedTable(t).table.to_pydict() for n, t in learned.tables.items()}

@@ -25,11 +25,11 @@ ROWS = number(
 
 
 def value(expression: str, type_: str) -> list[Any]:
-    found = parse(expression, SCHEMA, ValueType(type_))  # type: ignore[arg-type]
-    assert found is not None, expression
+    parsed = parse(expression, SCHEMA, ValueType(type_))  # type: ignore[arg-type]
+    assert parsed is not None, expression
     table = as_table(ROWS)
-    made: list[Any] = found.arrow(lambda name: table.column(name).combine_chunks()).to_pylist()
-    return made
+    values: list[Any] = parsed.arrow(lambda name: table.column(name).combine_chunks()).to_pylist()
+    return values
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_conditions_on_decimals_are_sparks() -> None:
 
 
 def test_columns_that_are_left_out_leave_all_to_spark() -> None:
-    made = {"a": {"expression": "n + 1", "type": "int"}, "b": {"expression": "upper(item)", "type": "string"}}
-    (step,) = prepare({"lambda": {"add": made}}).steps
+    columns = {"a": {"expression": "n + 1", "type": "int"}, "b": {"expression": "upper(item)", "type": "string"}}
+    (step,) = prepare({"lambda": {"add": columns}}).steps
     assert step.op.arrow_rows(step.schema) is None
 
 
@@ -129,8 +129,8 @@ def test_errors_of_spark_are_errors(expression: str, fault: str) -> None:
 
 
 def test_only_wanted_columns_are_computed() -> None:
-    made = {"a": {"expression": "n + 1", "type": "int"}, "b": {"expression": "price * 2.0", "type": "double"}}
-    (step,) = prepare({"lambda": {"add": made}}).steps
+    columns = {"a": {"expression": "n + 1", "type": "int"}, "b": {"expression": "price * 2.0", "type": "double"}}
+    (step,) = prepare({"lambda": {"add": columns}}).steps
     assert step.op.reads({"a", "item"}, step.schema) == {"n", "item"}
     rows = step.op.arrow_rows(step.schema)
     assert rows is not None

@@ -91,8 +91,8 @@ def test_mistakes_are_explained(op: dict[str, Any], fault: str) -> None:
 
 
 def test_a_text_is_no_label_in_an_expression() -> None:
-    made = {"x": {"expression": "concat(item, ' click', \"click\")", "type": "string"}}
-    assert [c.name for c in prepare({"lambda": {"add": made}}).columns][-1] == "x"
+    added = {"x": {"expression": "concat(item, ' click', \"click\")", "type": "string"}}
+    assert [c.name for c in prepare({"lambda": {"add": added}}).columns][-1] == "x"
 
 
 def test_files_that_changed_after_they_were_pinned_are_refused(tmp_path: Path) -> None:

@@ -44,16 +44,16 @@ from tests.tables_support import (
 @given(ROWS, PROBES)
 def test_the_past_is_what_a_loop_over_all_rows_finds(rows: list[Row], queries: list[str | None]) -> None:
     rows = [{**r, "__query": p} for r, p in zip(number(rows), queries, strict=False)]
-    found = by_identity(by_arrow(prepare(*PAST), as_table(rows, query=True), NOWHERE))
-    wanted = expected_past(rows)
-    assert found.keys() == wanted.keys()
-    for key, row in wanted.items():
+    actual = by_identity(by_arrow(prepare(*PAST), as_table(rows, query=True), NOWHERE))
+    expected = expected_past(rows)
+    assert actual.keys() == expected.keys()
+    for key, row in expected.items():
         for name, value in row.items():
-            assert same(found[key][name], value), (key, name, found[key][name], value)
+            assert same(actual[key][name], value), (key, name, actual[key][name], value)
     # Rows are of one session where, and only where, the loop gives them the same user and start.
     groups: dict[Any, set[int]] = {}
     for r in rows:
-        f = found[(r["_source_file"], r["_source_line"])]
+        f = actual[(r["_source_file"], r["_source_line"])]
         if r["user"] is None or r["ts"] is None:
             assert f["session_id"] is None
         else:
@@ -73,21 +73,21 @@ def test_lag_and_history_against_pandas() -> None:
     lags = [{"lag": {"keys": ["user"], "values": ["n"], "since": "minutes", "shift": s}} for s in (1, 2, 150)]
     rows = number(frame.to_dict("records"))
     p = prepare(*lags, {"history": {"keys": ["user"], "values": ["n"], "length": 150}})
-    found = by_identity(by_arrow(p, as_table(rows), NOWHERE))
+    actual = by_identity(by_arrow(p, as_table(rows), NOWHERE))
     users = frame.groupby("user")
     for s, suffix in ((1, ""), (2, "_2"), (150, "_150")):
-        wanted = (frame.n - users.n.shift(s)).astype(object)
+        expected = (frame.n - users.n.shift(s)).astype(object)
         passed = ((frame.ts - users.ts.shift(s)) / timedelta(minutes=1)).astype(object)
-        assert wanted.notna().sum() == sum(max(0, len(g) - s) for _, g in users) > 0
+        assert expected.notna().sum() == sum(max(0, len(g) - s) for _, g in users) > 0
         for i, r in enumerate(rows):
-            f = found[(r["_source_file"], r["_source_line"])]
-            assert f[f"user_n_difference{suffix}"] == (None if pd.isna(wanted[i]) else wanted[i])
+            f = actual[(r["_source_file"], r["_source_line"])]
+            assert f[f"user_n_difference{suffix}"] == (None if pd.isna(expected[i]) else expected[i])
             assert f[f"user_since{suffix}"] == (None if pd.isna(passed[i]) else passed[i])
     for _, group in users:
-        for at, i in enumerate(group.index):
+        for position, i in enumerate(group.index):
             r = rows[i]
-            f = found[(r["_source_file"], r["_source_line"])]
-            assert f["n_history"] == group.n[:at].tail(150).tolist()
+            f = actual[(r["_source_file"], r["_source_line"])]
+            assert f["n_history"] == group.n[:position].tail(150).tolist()
 
 
 JOINS: list[dict[str, Any]] = [
@@ -113,12 +113,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> ExternalReader:
 @settings(max_examples=40, deadline=None)
 @given(ROWS, ROWS, st.integers(0, 15))
 def test_no_future_row_changes_a_past_row(
-    reader: ExternalReader, rows: list[Row], others: list[Row], quarter: int
+    reader: ExternalReader, rows: list[Row], other_rows: list[Row], quarter: int
 ) -> None:
-    at = START + quarter * DAY / 4
+    instant = START + quarter * DAY / 4
     p = prepare(*JOINS, *PAST)
-    now, then = perturbed(rows, others, at)
-    assert_same_rows(past_of(by_arrow(p, as_table(now), reader), at), past_of(by_arrow(p, as_table(then), reader), at))
+    now, then = perturbed(rows, other_rows, instant)
+    assert_same_rows(
+        past_of(by_arrow(p, as_table(now), reader), instant), past_of(by_arrow(p, as_table(then), reader), instant)
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -127,10 +129,10 @@ def test_joins_are_what_a_loop_finds(reader: ExternalReader, rows: list[Row]) ->
     rows = number(rows)
     items = read(reader, prepare(JOINS[1]).externals[0]).to_pylist()
     prices = read(reader, prepare(JOINS[2]).externals[0]).to_pylist()
-    found = by_identity(by_arrow(prepare(*JOINS[1:4]), as_table(rows), reader))
-    assert len(found) == len(rows)
+    actual = by_identity(by_arrow(prepare(*JOINS[1:4]), as_table(rows), reader))
+    assert len(actual) == len(rows)
     for r in rows:
-        f = found[(r["_source_file"], r["_source_line"])]
+        f = actual[(r["_source_file"], r["_source_line"])]
         assert f["brand"] == next((x["brand"] for x in items if r["item"] is not None and x["id"] == r["item"]), None)
         if r["ts"] is None:
             assert f["list_price"] is f["tier"] is f["earlier_list_price"] is None

@@ -35,5 +35,5 @@ def test_more_text_than_an_array_holds() -> None:
     size, rows = 32 << 20, 66  # of which an array of texts has 2 GiB at most
     texts = pa.array(["x" * size, "short"])
     column = pa.DictionaryArray.from_arrays(pa.array([0] * rows + [1, None], pa.int32()), texts)
-    for text, found in (("a = 'short'", 1), ("a in ('short', 'x')", 1), ("a > 'x'", rows), ("a = a", rows + 1)):
-        assert pc.sum(Predicate(text, TYPES).arrow(lambda name: column)).as_py() == found
+    for text, count in (("a = 'short'", 1), ("a in ('short', 'x')", 1), ("a > 'x'", rows), ("a = a", rows + 1)):
+        assert pc.sum(Predicate(text, TYPES).arrow(lambda name: column)).as_py() == count

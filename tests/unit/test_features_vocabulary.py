@@ -37,23 +37,23 @@ def counts(*values: str) -> pa.Table:
 def codes(path: Path, ds: str, counted: pa.Table, version: int | None) -> dict[str, dict[str, int]]:
     # Nothing that these tests look at is a Spark job: a pinned table is read only.
     spark: Any = None
-    found = VocabularyTable(spark, local(path), ds, version).update(counted, RULES)
-    return {name: dict(zip(*t.to_pydict().values(), strict=True)) for name, t in found.items()}
+    vocabularies = VocabularyTable(spark, local(path), ds, version).update(counted, RULES)
+    return {name: dict(zip(*t.to_pydict().values(), strict=True)) for name, t in vocabularies.items()}
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (("word", "c", 3, 1, "2026-01-07"), r"'word' of .* code 3 for value 'b' .*2026-01-06\) and value 'c' .*-07\)"),
         (("word", "b", 4, 1, "2026-01-07"), r"'word' of .* value 'b' for code 3 .* and code 4 "),
         (("user", "b", 2, 1, "2026-01-07"), "'user' of .* code 2 for value 'a' "),
     ],
 )
-def test_a_code_or_value_that_was_given_twice_is_named(tmp_path: Path, row: Row, said: str) -> None:
+def test_a_code_or_value_that_was_given_twice_is_named(tmp_path: Path, row: Row, message: str) -> None:
     commit(tmp_path, FIRST)
     assert codes(tmp_path, "2026-01-08", counts(), 0)["word"] == {"a": 2, "b": 3}
     commit(tmp_path, [*FIRST, row])
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         codes(tmp_path, "2026-01-08", counts(), 1)
 
 

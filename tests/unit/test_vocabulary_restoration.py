@@ -57,8 +57,8 @@ class Pipeline:
         spark: Any = None  # nothing here is a Spark job
         copies = SavedCopies(next((v for _, v in sorted(self.versions.items(), reverse=True)), None), self._copies)
         table = VocabularyTable(spark, local(self.table), ds, self.versions.get(ds), copies=copies)
-        made = table.update(pa.Table.from_pylist(rows, pa.schema(types)), RULES)
-        self.datasets[ds] = {name: v for name, v in made.items() if isinstance(v, pa.Table)}
+        vocabularies = table.update(pa.Table.from_pylist(rows, pa.schema(types)), RULES)
+        self.datasets[ds] = {name: v for name, v in vocabularies.items() if isinstance(v, pa.Table)}
         assert table.version is not None
         self.versions[ds] = table.version
         return {name: dict(zip(*v.to_pydict().values(), strict=True)) for name, v in self.datasets[ds].items()}
@@ -81,10 +81,10 @@ class Pipeline:
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    found = Pipeline(tmp_path)
+    created = Pipeline(tmp_path)
     for ds in DAYS:
-        found.fit(ds)
-    return found
+        created.fit(ds)
+    return created
 
 
 def without_counts(rows: list[dict[str, Any]], *days: str) -> list[dict[str, Any]]:
@@ -95,11 +95,11 @@ def without_counts(rows: list[dict[str, Any]], *days: str) -> list[dict[str, Any
 def test_a_damaged_file_of_the_day_is_made_again_whole(
     damage: str, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, codes = pipeline.rows(), pipeline.fit("2026-01-03")
+    rows_before, codes = pipeline.rows(), pipeline.fit("2026-01-03")
     file = pipeline.file(2)
     DAMAGE[damage](file)
     assert pipeline.fit("2026-01-03") == codes
-    assert pipeline.rows() == before
+    assert pipeline.rows() == rows_before
     assert f"1 codes are put back into {pipeline.table} from datasets and models" in caplog.text
     assert str(file) in caplog.text
     assert not file.exists()
@@ -109,7 +109,7 @@ def test_a_damaged_file_of_the_day_is_made_again_whole(
 def test_files_of_earlier_days_are_made_again_for_older_versions_too(
     versions: tuple[int, ...], pipeline: Pipeline
 ) -> None:
-    before, codes = pipeline.rows(), {ds: pipeline.fit(ds) for ds in DAYS}
+    rows_before, codes = pipeline.rows(), {ds: pipeline.fit(ds) for ds in DAYS}
     for version in versions:
         pipeline.file(version).write_bytes(b"")
     added = {"word": {"e": 1}}
@@ -117,7 +117,7 @@ def test_files_of_earlier_days_are_made_again_for_older_versions_too(
     lost = [ds for version, ds in enumerate(DAYS) if version in versions]
     after = [row for row in pipeline.rows() if row["added_ds"] != "2026-01-04"]
     # A value's count was for people: no code rests on it.
-    assert after == without_counts(before, *lost)
+    assert after == without_counts(rows_before, *lost)
     assert {ds: pipeline.fit(ds) for ds in DAYS} == codes
 
 
@@ -129,20 +129,20 @@ def test_a_lost_commit_is_made_again(pipeline: Pipeline) -> None:
 
 
 def test_a_lost_table_is_made_again(pipeline: Pipeline) -> None:
-    before, codes = pipeline.rows(), {ds: pipeline.fit(ds) for ds in DAYS}
+    rows_before, codes = pipeline.rows(), {ds: pipeline.fit(ds) for ds in DAYS}
     shutil.rmtree(pipeline.table)
     assert pipeline.fit("2026-01-03") == codes["2026-01-03"]
-    assert pipeline.rows() == without_counts(before, "2026-01-01", "2026-01-02")
+    assert pipeline.rows() == without_counts(rows_before, "2026-01-01", "2026-01-02")
     # The others name versions of the table that was lost.
     assert {ds: pipeline.fit(ds) for ds in DAYS} == codes
 
 
 def test_codes_that_nobody_has_are_given_again(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
-    before, codes = pipeline.rows(), pipeline.fit("2026-01-03")
+    rows_before, codes = pipeline.rows(), pipeline.fit("2026-01-03")
     pipeline.file(2).write_bytes(b"")
     del pipeline.datasets["2026-01-03"]
     assert pipeline.fit("2026-01-03") == codes
-    assert pipeline.rows() == before
+    assert pipeline.rows() == rows_before
     assert "what none of them has is given again" in caplog.text
 
 
@@ -159,7 +159,7 @@ def test_codes_between_others_that_nobody_has_are_refused(pipeline: Pipeline) ->
 def test_a_process_that_is_killed_before_its_commit_leaves_the_damage(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, codes = pipeline.rows(), pipeline.fit("2026-01-03")
+    rows_before, codes = pipeline.rows(), pipeline.fit("2026-01-03")
     pipeline.file(2).write_bytes(b"")
 
     def kill(*_: object) -> None:
@@ -170,7 +170,7 @@ def test_a_process_that_is_killed_before_its_commit_leaves_the_damage(
         with pytest.raises(KeyboardInterrupt):
             pipeline.fit("2026-01-03")
     assert pipeline.fit("2026-01-03") == codes
-    assert pipeline.rows() == before
+    assert pipeline.rows() == rows_before
 
 
 VALUES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 3), max_size=4)
@@ -191,7 +191,7 @@ def test_no_value_of_a_dataset_ever_gets_another_code(
         DAMAGE[data.draw(st.sampled_from(sorted(DAMAGE)))](pipeline.file(version))
     for ds in data.draw(st.sets(st.sampled_from(sorted(pipeline.datasets)))):
         del pipeline.datasets[ds]
-    saved = {v for made in pipeline.datasets.values() for v in made["word"].column("value").to_pylist()}
+    saved = {v for vocabularies in pipeline.datasets.values() for v in vocabularies["word"].column("value").to_pylist()}
     with suppress(UserError):  # codes between others are in no dataset
         after = pipeline.fit("2026-02-01", {"word": data.draw(VALUES), "user": {}})["word"]
         assert {v: c for v, c in after.items() if v in saved} == {v: c for v, c in codes.items() if v in saved}
