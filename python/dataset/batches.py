@@ -133,19 +133,19 @@ class BatchAssembler:
 
     def slices(self, stream: int, row: int, rows: int) -> list[BatchSlice]:
         """Where rows [row, row + rows) of a stream belong, in order. They are the stream's alone to write."""
-        found = []
+        parts = []
         with self._changed:
             end = row + rows
             while row < end:
-                step, within = divmod(row, self.rows_each)
-                n = min(end - row, self.rows_each - within)
+                step, offset = divmod(row, self.rows_each)
+                n = min(end - row, self.rows_each - offset)
                 batch = self._partial.get(step)
                 if batch is None:
                     batch = self._partial[step] = self._new_batch(step)
-                at = sum(self._rows(s, step) for s in range(stream)) + within
-                found.append(BatchSlice(step, batch, slice(at, at + n)))
+                column = sum(self._rows(s, step) for s in range(stream)) + offset
+                parts.append(BatchSlice(step, batch, slice(column, column + n)))
                 row += n
-        return found
+        return parts
 
     def mark_written(self, slices: Sequence[BatchSlice]) -> None:
         """The rows of these slices are there."""
@@ -166,10 +166,10 @@ class BatchAssembler:
         Raises:
             Exception: what kept a stream from writing its rows.
         """
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: self._is_ready() or self._failure is not None)
-            self.wait_seconds += time.perf_counter() - began
+            self.wait_seconds += time.perf_counter() - start_time
             if not self._is_ready():
                 assert self._failure is not None
                 raise self._failure
@@ -243,16 +243,16 @@ def run_streams(
         try:
             work = timed("decode", writer)
             while assembler.wait_for_room(step):
-                found = next(work, None)
-                if found is None:
+                next_step = next(work, None)
+                if next_step is None:
                     return
-                step = found
+                step = next_step
         except BaseException as e:
             assembler.fail(e)
 
     threads = [
-        threading.Thread(target=run, args=given, name=f"stream {i}", daemon=True)
-        for i, given in enumerate(zip(writers, firsts, strict=True))
+        threading.Thread(target=run, args=arguments, name=f"stream {i}", daemon=True)
+        for i, arguments in enumerate(zip(writers, firsts, strict=True))
     ]
     for t in threads:
         t.start()
@@ -296,10 +296,10 @@ class MatrixColumns:
         out[list(self.scalar_columns)] = scalars
         for feature, first in self.lists:
             padded = out[first : first + feature.length].T
-            at = 0
+            row = 0
             for part in jagged.get(feature.name, ()):
-                lists.fill(padded[at : at + len(part)], part)
-                at += len(part)
+                lists.fill(padded[row : row + len(part)], part)
+                row += len(part)
 
 
 def write_features(
@@ -310,7 +310,7 @@ def write_features(
     codes: OutputColumns,
     labels: OutputColumns,
     *,
-    where: str,
+    place: str,
 ) -> dict[str, JaggedArray]:
     """Write what a model reads of features with one value a row.
 
@@ -320,7 +320,7 @@ def write_features(
         continuous: float32 [C', parts of `order`], C' features of one value a row.
         codes: int64 [S', the same].
         labels: float32 [1, the same].
-        where: for messages.
+        place: for messages.
 
     Returns:
         By list feature: the lists of the rows in `order`.
@@ -336,28 +336,28 @@ def write_features(
     ):
         scalar = 0
         for feature in features:
-            what = f"{where}: column '{feature.name}'"
+            column_place = f"{place}: column '{feature.name}'"
             if feature.is_list:
-                values = jagged[feature.name] = _lists(stored, feature, order, what)
-                _check(_largest(values.values), values.values, feature, what)
+                values = jagged[feature.name] = _lists(stored, feature, order, column_place)
+                _check(_largest(values.values), values.values, feature, column_place)
                 continue
             column = stored.column(feature.name)
             if column.null_count:
                 raise UserError(
-                    f"{what} has {column.null_count} nulls, which a model cannot "
+                    f"{column_place} has {column.null_count} nulls, which a model cannot "
                     f"read; add fill_missing to its operators in features.workflow"
                 )
             array = column.to_numpy()
-            _check(native.gather(array, order, out, scalar), array, feature, what)
+            _check(native.gather(array, order, out, scalar), array, feature, column_place)
             scalar += 1
     return jagged
 
 
-def _lists(stored: StoredRowGroup, feature: Feature, order: Order, what: str) -> JaggedArray:
+def _lists(stored: StoredRowGroup, feature: Feature, order: Order, column_place: str) -> JaggedArray:
     column = stored.column(feature.name)
     chunks = column.chunks if hasattr(column, "chunks") else [column]
     for chunk in chunks:
-        lists.check(chunk, feature.length, what)
+        lists.check(chunk, feature.length, column_place)
     offsets, values = lists.to_numpy(column.combine_chunks() if len(chunks) != 1 else chunks[0])
     return JaggedArray(*lists.take(offsets, values, order))
 
@@ -367,12 +367,12 @@ def _largest(values: Array) -> int:
     return int(values.view(f"u{values.itemsize}").max()) if values.dtype.kind == "i" and len(values) else 0
 
 
-def _check(largest: int, values: Array, feature: Feature, what: str) -> None:
+def _check(largest: int, values: Array, feature: Feature, column_place: str) -> None:
     if feature.kind is not Kind.CATEGORICAL or feature.dynamic:
         return
     # As an unsigned number, what is below 0 is far above.
     if len(values) and largest >= (feature.cardinality or 0):
         raise UserError(
-            f"{what} has codes {values.min()}..{values.max()}, outside its "
+            f"{column_place} has codes {values.min()}..{values.max()}, outside its "
             f"vocabulary [0, {feature.cardinality or 0}). Delete the dataset's folder and run the features stage again"
         )

@@ -50,7 +50,7 @@ class CandidateSampler:
     popular: AliasTable | None = None
 
     @staticmethod
-    def of(
+    def from_config(
         schema: DatasetSchema, negatives: config.Negatives | None, seed: int, counts: I64 | None = None
     ) -> CandidateSampler | None:
         """The sampler that a spec asks for; None where none is.
@@ -99,15 +99,15 @@ class CandidateSampler:
         """
         if self.shared:
             return self._draws(step, 0, np.arange(self.count), np.zeros(self.count, np.int64), _NO_POOL)
-        own = batch.codes[:, self.column]
+        own_items = batch.codes[:, self.column]
         excluded = None if self.exclude is None else _Excluded(batch.lists[self.exclude], self.cardinality)
         pool = self._pool(batch, rows_each) if self.method == "in_batch" else _NO_POOL
-        row = np.repeat(np.arange(len(own)), self.count)
+        row = np.repeat(np.arange(len(own_items)), self.count)
         counter = first_row * self.count + np.arange(len(row))
         drawn = self._draws(step, 0, counter, row, pool)
         wrong = np.arange(len(row))
         for attempt in range(1, _TRIES + 1):
-            refused = drawn[wrong] == own[row[wrong]]
+            refused = drawn[wrong] == own_items[row[wrong]]
             if excluded is not None:
                 refused |= excluded.has(row[wrong], drawn[wrong])
             wrong = wrong[refused]
@@ -116,49 +116,49 @@ class CandidateSampler:
             if attempt < _TRIES:
                 drawn[wrong] = self._draws(step, attempt, counter[wrong], row[wrong], pool)
             else:
-                at = uniform(stream(self.seed, f"candidates/{step}/{attempt}"), counter[wrong])
+                numbers = uniform(stream(self.seed, f"candidates/{step}/{attempt}"), counter[wrong])
                 drawn[wrong] = [
-                    self._from_the_rest(int(own[r]), excluded, int(r), pool, float(u))
-                    for r, u in zip(row[wrong], at, strict=True)
+                    self._from_the_rest(int(own_items[r]), excluded, int(r), pool, float(u))
+                    for r, u in zip(row[wrong], numbers, strict=True)
                 ]
-        return drawn.reshape(len(own), self.count)
+        return drawn.reshape(len(own_items), self.count)
 
     def _draws(self, step: int, attempt: int, counter: I64, row: I64, pool: _Pool) -> I64:
         """One draw for each counter; they may be refused."""
-        at = uniform(stream(self.seed, f"candidates/{step}/{attempt}"), counter)
+        numbers = uniform(stream(self.seed, f"candidates/{step}/{attempt}"), counter)
         if self.popular is not None:
-            return self.first + self.popular.draw(at)
+            return self.first + self.popular.draw(numbers)
         known = self.cardinality - self.first
-        anything = self.first + np.minimum((at * known).astype(np.int64), max(known - 1, 0))
+        anything = self.first + np.minimum((numbers * known).astype(np.int64), max(known - 1, 0))
         if self.method != "in_batch":
             return anything
         part = row // pool.rows_each
         size = pool.offsets[part + 1] - pool.offsets[part]
-        place = pool.offsets[part] + np.minimum((at * size).astype(np.int64), np.maximum(size - 1, 0))
-        found = np.append(pool.items, NULL_CODE)[place]
-        return np.where(size > 0, found, anything if known else NULL_CODE)
+        place = pool.offsets[part] + np.minimum((numbers * size).astype(np.int64), np.maximum(size - 1, 0))
+        pool_items = np.append(pool.items, NULL_CODE)[place]
+        return np.where(size > 0, pool_items, anything if known else NULL_CODE)
 
-    def _from_the_rest(self, own: int, excluded: _Excluded | None, row: int, pool: _Pool, at: float) -> int:
+    def _from_the_rest(self, own_item: int, excluded: _Excluded | None, row: int, pool: _Pool, number: float) -> int:
         """One of what may be drawn for a row, all alike; where its list has all there are, any but its own."""
         if not self.cardinality:
             part = row // pool.rows_each
             rest = pool.items[pool.offsets[part] : pool.offsets[part + 1]]
         else:
             rest = np.arange(self.first, self.cardinality)
-        rest = rest[rest != own]
+        rest = rest[rest != own_item]
         if excluded is not None:
             allowed = rest[~excluded.has(np.full(len(rest), row), rest)]
             rest = allowed if len(allowed) else rest
-        return int(rest[min(int(at * len(rest)), len(rest) - 1)]) if len(rest) else NULL_CODE
+        return int(rest[min(int(number * len(rest)), len(rest) - 1)]) if len(rest) else NULL_CODE
 
     def _pool(self, batch: Batch, rows_each: int) -> _Pool:
         """The known items of positive rows, stream by stream."""
-        own = batch.codes[:, self.column]
-        is_known = (own >= self.first) if self.cardinality else (own != NULL_CODE)
-        kept = is_known & (batch.labels > 0)
-        parts = -(-len(own) // rows_each)
-        sizes = np.bincount(np.flatnonzero(kept) // rows_each, minlength=parts)
-        return _Pool(rows_each, own[kept], np.concatenate([[0], np.cumsum(sizes)]))
+        own_items = batch.codes[:, self.column]
+        is_known = (own_items >= self.first) if self.cardinality else (own_items != NULL_CODE)
+        is_positive = is_known & (batch.labels > 0)
+        parts = -(-len(own_items) // rows_each)
+        sizes = np.bincount(np.flatnonzero(is_positive) // rows_each, minlength=parts)
+        return _Pool(rows_each, own_items[is_positive], np.concatenate([[0], np.cumsum(sizes)]))
 
 
 @dataclass(frozen=True)
@@ -183,16 +183,16 @@ class _Excluded:
 
     def has(self, rows: I64, items: I64) -> npt.NDArray[np.bool_]:
         """Whether the list of each row [N] has the item beside it [N]."""
-        wanted = rows * self._cardinality + items
-        place = np.searchsorted(self._keys, wanted)
-        found: npt.NDArray[np.bool_] = np.append(self._keys, -1)[place] == wanted
-        return found
+        keys = rows * self._cardinality + items
+        place = np.searchsorted(self._keys, keys)
+        is_listed: npt.NDArray[np.bool_] = np.append(self._keys, -1)[place] == keys
+        return is_listed
 
 
 def _check_excluded(schema: DatasetSchema, name: str, item: Feature) -> None:
     lists = {f.name: f for f in schema.of(Kind.CATEGORICAL) if f.is_list}
-    found = lists.get(name)
-    if found is None or item.dynamic or found.vocabulary != item.vocabulary or item.vocabulary is None:
+    feature = lists.get(name)
+    if feature is None or item.dynamic or feature.vocabulary != item.vocabulary or item.vocabulary is None:
         known = [f.name for f in lists.values() if f.vocabulary == item.vocabulary and item.vocabulary is not None]
         raise UserError(
             f"train.negatives.exclude: '{name}' is no list of codes of the vocabulary of '{item.name}' (there are: "
@@ -216,29 +216,29 @@ class AliasTable:
         # Place by place, what a small weight lacks of 1 is filled up by the large one that is first in line; a large
         # one that has given so much that it is below 1 itself is filled up by the next.
         lacks, spare = np.cumsum(1 - scaled[small]), np.cumsum(scaled[large] - 1)
-        self._kept = np.ones(n)
-        self._other = np.arange(n)
-        self._kept[small] = scaled[small]
-        before = np.concatenate([[0.0], lacks[:-1]]) if len(small) else lacks
+        self._threshold = np.ones(n)
+        self._alias = np.arange(n)
+        self._threshold[small] = scaled[small]
+        lacked_before = np.concatenate([[0.0], lacks[:-1]]) if len(small) else lacks
         last = len(large) - 1
         if len(small):
-            self._other[small] = large[np.minimum(np.searchsorted(spare, before, side="right"), last)]
+            self._alias[small] = large[np.minimum(np.searchsorted(spare, lacked_before, side="right"), last)]
             first = np.searchsorted(lacks, spare, side="right")  # the small one that takes more than is left
             # One that begins where the large one ends is the next one's.
-            used = (first < len(small)) & (before[np.minimum(first, len(small) - 1)] < spare)
+            used = (first < len(small)) & (lacked_before[np.minimum(first, len(small) - 1)] < spare)
             used[-1:] = False  # nobody fills up the last one: all sums are equal, but for rounding
             missing = lacks[np.minimum(first, len(small) - 1)] - spare
-            self._kept[large[used]] = 1 - missing[used]
-            self._other[large[used]] = np.append(large[1:], large[-1:])[used]
+            self._threshold[large[used]] = 1 - missing[used]
+            self._alias[large[used]] = np.append(large[1:], large[-1:])[used]
 
     def draw(self, uniform: F64) -> I64:
         """For numbers uniform in [0, 1), of any shape, one each."""
-        n = len(self._kept)
+        n = len(self._threshold)
         scaled = uniform * n
         place = np.minimum(scaled.astype(np.int64), n - 1)
-        return np.where(scaled - place < self._kept[place], place, self._other[place])
+        return np.where(scaled - place < self._threshold[place], place, self._alias[place])
 
     def shares(self) -> F64:
         """How likely each number is: float64 [n]."""
-        n = len(self._kept)
-        return (self._kept + np.bincount(self._other, weights=1 - self._kept, minlength=n)) / n
+        n = len(self._threshold)
+        return (self._threshold + np.bincount(self._alias, weights=1 - self._threshold, minlength=n)) / n

@@ -67,7 +67,7 @@ def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Seq
         raise UserError(
             f"dataset {dataset} has no split '{name}' (no {folder}/*.parquet); run the features stage again"
         )
-    wanted = stored_columns(schema, carried)
+    columns = stored_columns(schema, carried)
     listed = _listed(dataset, name, files)
     if listed is not None:
         return SplitLayout(name, files, listed)
@@ -80,7 +80,7 @@ def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Seq
             raise
         except (pa.ArrowException, OSError) as e:
             raise UserError(f"{path} is not a whole Parquet file ({' '.join(str(e).split())}). " + _AGAIN) from None
-        missing = sorted(set(wanted) - set(footer.schema.to_arrow_schema().names))
+        missing = sorted(set(columns) - set(footer.schema.to_arrow_schema().names))
         if missing:
             raise UserError(f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}. " + _AGAIN)
         size = path.size()
@@ -102,17 +102,19 @@ def _listed(dataset: Location, split: str, files: Sequence[Location]) -> tuple[R
         listed = {f["name"]: f for f in json.loads((dataset / LISTING).read_text())}
     except (FileNotFoundError, ValueError):
         return None
-    mine = {name: f for name, f in listed.items() if name.startswith(f"{split}/")}
-    found = {f"{split}/{path.name}": path for path in files}
-    for name in sorted(mine.keys() ^ found.keys()):
-        raise UserError(f"{dataset / name} is {'gone' if name in mine else 'no file of the dataset'}. " + _AGAIN)
-    if any(f["row_groups"] != 1 for f in mine.values()):
+    listed_files = {name: f for name, f in listed.items() if name.startswith(f"{split}/")}
+    present_files = {f"{split}/{path.name}": path for path in files}
+    for name in sorted(listed_files.keys() ^ present_files.keys()):
+        raise UserError(
+            f"{dataset / name} is {'gone' if name in listed_files else 'no file of the dataset'}. " + _AGAIN
+        )
+    if any(f["row_groups"] != 1 for f in listed_files.values()):
         return None
     sizes = (dataset / split).sizes()
-    for name, path in found.items():
-        if sizes.get(path.name) != mine[name]["size"]:
+    for name, path in present_files.items():
+        if sizes.get(path.name) != listed_files[name]["size"]:
             raise UserError(f"{path} is not the whole Parquet file that was written. " + _AGAIN)
-    rows = [(path, int(mine[name]["rows"])) for name, path in found.items()]
+    rows = [(path, int(listed_files[name]["rows"])) for name, path in present_files.items()]
     return tuple(RowGroup(piece, path, 0, n, sizes[path.name]) for piece, (path, n) in enumerate(rows) if n)
 
 
@@ -171,4 +173,6 @@ def column_bytes(footer: pq.FileMetaData, column: str) -> list[int]:
     """Bytes of a column's pages before they were compressed, by row group; 0 where the file lacks it."""
     groups = (footer.row_group(i) for i in range(footer.num_row_groups))
     chunks = ([group.column(i) for i in range(group.num_columns)] for group in groups)
-    return [sum(c.total_uncompressed_size for c in of if c.path_in_schema == column) for of in chunks]
+    return [
+        sum(c.total_uncompressed_size for c in group_chunks if c.path_in_schema == column) for group_chunks in chunks
+    ]

@@ -35,10 +35,14 @@ def from_arrays(offsets: Array, values: Array) -> pa.ListArray:
 def trim_zeros(lists: pa.ListArray) -> pa.ListArray:
     """Lists without the zeros at their ends. Neither list nor element may be null."""
     offsets, values = to_numpy(lists)
-    there = np.flatnonzero(values)
+    nonzero = np.flatnonzero(values)
     # Of each list's end the number of values before it that are not 0; the last of these ends the list.
-    before = np.searchsorted(there, offsets[1:])
-    ends = np.where(before > 0, there[before - 1] + 1, 0) if len(there) else np.zeros(len(lists), np.int64)
+    nonzero_before = np.searchsorted(nonzero, offsets[1:])
+    ends = (
+        np.where(nonzero_before > 0, nonzero[nonzero_before - 1] + 1, 0)
+        if len(nonzero)
+        else np.zeros(len(lists), np.int64)
+    )
     lengths = np.maximum(ends - offsets[:-1], 0)
     trimmed = np.zeros(len(lists) + 1, np.int32)
     np.cumsum(lengths, out=trimmed[1:])
@@ -65,8 +69,8 @@ def take(offsets: Array, values: Array, rows: Array) -> tuple[Array, Array]:
     starts = offsets[:-1].take(rows)
     taken = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(offsets[1:].take(rows) - starts, out=taken[1:])
-    found = native.gather_lists(offsets, values, rows, taken)
-    return taken, values.take(_positions(starts, taken)) if found is None else found
+    gathered = native.gather_lists(offsets, values, rows, taken)
+    return taken, values.take(_positions(starts, taken)) if gathered is None else gathered
 
 
 def _positions(starts: Array, offsets: Array) -> Array:
@@ -74,27 +78,27 @@ def _positions(starts: Array, offsets: Array) -> Array:
     return np.repeat(starts.astype(np.int64) - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
 
 
-def pad(lists: pa.ChunkedArray | pa.ListArray, out: Array, what: str) -> None:
+def pad(lists: pa.ChunkedArray | pa.ListArray, out: Array, subject: str) -> None:
     """Fill `out` [rows, length] with lists, 0 behind each list's end; vectorised over rows.
 
     Raises:
-        UserError: a null list, a null element, or a list longer than `length`; `what` says where it stands.
+        UserError: a null list, a null element, or a list longer than `length`; `subject` says where it stands.
     """
-    at = 0
+    row = 0
     for chunk in lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]:
-        check(chunk, out.shape[1], what)
-        fill(out[at : at + len(chunk)], JaggedArray(*to_numpy(chunk)))
-        at += len(chunk)
+        check(chunk, out.shape[1], subject)
+        fill(out[row : row + len(chunk)], JaggedArray(*to_numpy(chunk)))
+        row += len(chunk)
 
 
-def check(lists: pa.ListArray, length: int, what: str) -> None:
+def check(lists: pa.ListArray, length: int, subject: str) -> None:
     """Raise UserError where there is a null list, a null element, or a list of more than `length` values."""
     offsets = lists.offsets.to_numpy()
     nulls = lists.null_count + lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).null_count
     longest = int(np.diff(offsets).max(initial=0))
     if nulls or longest > length:
-        found = f"{nulls} nulls" if nulls else f"a list of {longest} values, and the schema says {length} at most"
-        raise UserError(f"{what} has {found}. Delete the dataset's folder and run the features stage again")
+        fault = f"{nulls} nulls" if nulls else f"a list of {longest} values, and the schema says {length} at most"
+        raise UserError(f"{subject} has {fault}. Delete the dataset's folder and run the features stage again")
 
 
 def fill(out: Array, lists: JaggedArray) -> None:
@@ -108,7 +112,7 @@ def fill(out: Array, lists: JaggedArray) -> None:
         out[:] = lists.to_padded(out.shape[1])
 
 
-def by_column(table: pa.Table, features: Sequence[Feature], what: str = "dataset") -> Mapping[str, Array]:
+def by_column(table: pa.Table, features: Sequence[Feature], subject: str = "dataset") -> Mapping[str, Array]:
     """Stored features as the columns that models take: physical name -> [rows]. Raises UserError, see `pad`."""
     out: dict[str, Array] = {}
     for feature in features:
@@ -118,6 +122,6 @@ def by_column(table: pa.Table, features: Sequence[Feature], what: str = "dataset
             out[name] = column.to_numpy()
             continue
         padded = np.empty((len(column), feature.length), column.type.value_type.to_pandas_dtype(), order="F")
-        pad(column, padded, f"{what}: column '{feature.name}'")
+        pad(column, padded, f"{subject}: column '{feature.name}'")
         out |= {name: padded[:, i] for i, name in enumerate(feature.physical)}
     return out

@@ -55,9 +55,9 @@ class _Loader:
         taken: Sequence[int] | None = None,
         unknown: Sequence[UnknownIds] = (),
     ) -> None:
-        mine = streams_of(world, streams)
-        self._ahead = ReadAhead(len(mine), read_ahead_mib)
-        sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
+        own_streams = streams_of(world, streams)
+        self._ahead = ReadAhead(len(own_streams), read_ahead_mib)
+        sizes = [[g.rows for g in layout.stream(i, streams)] for i in own_streams]
         largest = max((rows for groups in sizes for rows in groups), default=1)
         self._assembler = BatchAssembler(
             MatrixColumns(schema.of(Kind.CONTINUOUS)),
@@ -65,7 +65,7 @@ class _Loader:
             carried,
             rows_each,
             None if shuffle else [sum(groups) for groups in sizes],
-            len(mine),
+            len(own_streams),
             start_step,
             # A row group is read while the one before it is used.
             ahead=max(depth, -(-largest // rows_each)),
@@ -87,7 +87,7 @@ class _Loader:
                 taken=taken,
                 unknown=unknown,
             )
-            for place, number in enumerate(mine)
+            for place, number in enumerate(own_streams)
         ]
         self._threads = run_streams(
             self._assembler, [iter(s) for s in self._streams], [s.step for s in self._streams], timed
@@ -141,7 +141,7 @@ class TrainLoader(_Loader):
         check_streams(layout, train.streams)
         self._candidates, self._step = candidates, start_step
         self._first_row = world.rank * (train.batch_size // world.size)
-        plan = NegativeSampler.of(schema, train.negatives, layout)
+        plan = NegativeSampler.from_config(schema, train.negatives, layout)
         #: Rows of an epoch, negatives included.
         self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
         #: An epoch is this many whole batches; what is left over comes first in the next one's.
@@ -160,7 +160,7 @@ class TrainLoader(_Loader):
             depth=depth,
             timed=timed,
             read_ahead_mib=train.read_ahead_mib,
-            unknown=UnknownIds.of(schema, train.unknown_rate),
+            unknown=UnknownIds.from_rates(schema, train.unknown_rate),
         )
 
     @staticmethod
@@ -234,7 +234,7 @@ class ReplayLoader(_Loader):
             timed=lambda name, items: items,
             read_ahead_mib=train.read_ahead_mib,
             taken=taken,
-            unknown=UnknownIds.of(schema, train.unknown_rate),
+            unknown=UnknownIds.from_rates(schema, train.unknown_rate),
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -332,7 +332,7 @@ class ReplayRows:
     seed: int
 
     @staticmethod
-    def of(
+    def plan(
         days: Sequence[SplitLayout], rows: int, batch_rows: int, by: Literal["row", "day"], streams: int, seed: int
     ) -> ReplayRows:
         """Plan a pass of about `rows` rows; of all, where there are fewer.
@@ -345,15 +345,17 @@ class ReplayRows:
             streams: each draws from row groups of its own, as many rows as the others.
             seed: of what is drawn.
         """
-        found = [(group, day.rows) for day in days for group in day.row_groups]
-        sizes = np.array([group.rows for group, _ in found])
-        weights = sizes / np.array([of_day for _, of_day in found]) if by == "day" else sizes.astype(np.float64)
-        wanted = np.empty(len(found))
+        groups_of_days = [(group, day.rows) for day in days for group in day.row_groups]
+        sizes = np.array([group.rows for group, _ in groups_of_days])
+        weights = (
+            sizes / np.array([of_day for _, of_day in groups_of_days]) if by == "day" else sizes.astype(np.float64)
+        )
+        requested_rows = np.empty(len(groups_of_days))
         for i in range(streams):
-            mine = slice(i, None, streams)
-            wanted[mine] = weights[mine] / weights[mine].sum() * (rows / streams)
-        taken = np.clip(np.rint(wanted), 1, sizes).astype(int)
-        groups = tuple(replace(group, piece=i) for i, (group, _) in enumerate(found))
+            stream_groups = slice(i, None, streams)
+            requested_rows[stream_groups] = weights[stream_groups] / weights[stream_groups].sum() * (rows / streams)
+        taken = np.clip(np.rint(requested_rows), 1, sizes).astype(int)
+        groups = tuple(replace(group, piece=i) for i, (group, _) in enumerate(groups_of_days))
         layout = SplitLayout("valid", tuple(group.path for group in groups), groups)
         return ReplayRows(layout, tuple(taken.tolist()), batch_rows, seed)
 

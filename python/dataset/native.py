@@ -79,7 +79,7 @@ def read_plain(
     lib = library()
     assert lib is not None
     assert out.nbytes == values * width
-    return bool(lib.headrace_read_plain(fd, start, end, width, optional, values, _at(out)))
+    return bool(lib.headrace_read_plain(fd, start, end, width, optional, values, _address(out)))
 
 
 def permutation(generator: np.random.Generator, n: int) -> Order:
@@ -94,7 +94,7 @@ def permutation(generator: np.random.Generator, n: int) -> Order:
     state = generator.bit_generator.state["state"]
     out = np.empty(n, np.int32)
     halves = (half for name in ("state", "inc") for half in (state[name] >> 64, state[name] & (2**64 - 1)))
-    lib.headrace_permutation(*halves, n, _at(out))
+    lib.headrace_permutation(*halves, n, _address(out))
     return out
 
 
@@ -108,7 +108,7 @@ class OutputColumns:
     def __init__(self, views: Sequence[Array]) -> None:
         self.views = views
         self.ends = np.cumsum([v.shape[1] for v in views], dtype=np.int64)
-        self.bases = np.array([_at(v) for v in views], np.int64)
+        self.bases = np.array([_address(v) for v in views], np.int64)
         self.strides = np.array([v.strides[0] for v in views], np.int64)
 
 
@@ -129,18 +129,18 @@ def gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:
     known = (a == b and a.itemsize in (4, 8) and a.kind in "if") or (a == np.int32 and b == np.int64)
     if lib is None or not (known and source.flags.c_contiguous):
         return _gather(source, order, out, column)
-    found: int = lib.headrace_gather(
-        _at(source),
+    largest: int = lib.headrace_gather(
+        _address(source),
         a.itemsize,
-        _at(order),
+        _address(order),
         len(out.views),
-        _at(out.ends),
-        _at(out.bases),
-        _at(out.strides),
+        _address(out.ends),
+        _address(out.bases),
+        _address(out.strides),
         column,
         b.itemsize,
     )
-    return found
+    return largest
 
 
 def gather_lists(offsets: Array, values: Array, order: Array, out_offsets: Array) -> Array | None:
@@ -153,13 +153,15 @@ def gather_lists(offsets: Array, values: Array, order: Array, out_offsets: Array
         out_offsets: int32 [n + 1]: as `offsets` of the result, from 0.
     """
     lib, width = library(), values.itemsize
-    given = (offsets, order, out_offsets)
-    if lib is None or width not in (4, 8) or not all(x.dtype == np.int32 and x.flags.c_contiguous for x in given):
+    inputs = (offsets, order, out_offsets)
+    if lib is None or width not in (4, 8) or not all(x.dtype == np.int32 and x.flags.c_contiguous for x in inputs):
         return None
     if not values.flags.c_contiguous:
         return None
     out = np.empty(int(out_offsets[-1]), values.dtype)
-    lib.headrace_gather_lists(*map(_at, (offsets, values)), width, _at(order), len(order), _at(out_offsets), _at(out))
+    lib.headrace_gather_lists(
+        *map(_address, (offsets, values)), width, _address(order), len(order), _address(out_offsets), _address(out)
+    )
     return out
 
 
@@ -177,7 +179,9 @@ def pad_lists(offsets: Array, values: Array, out: Array) -> bool:
         return False
     rows, length = out.shape
     stride = out.strides[1] // b.itemsize
-    lib.headrace_pad_lists(_at(offsets), _at(values), a.itemsize, rows, length, _at(out), b.itemsize, stride)
+    lib.headrace_pad_lists(
+        _address(offsets), _address(values), a.itemsize, rows, length, _address(out), b.itemsize, stride
+    )
     return True
 
 
@@ -190,5 +194,5 @@ def _gather(source: Array, order: Order, out: OutputColumns, column: int) -> int
     return int(taken.view(f"u{taken.itemsize}").max()) if taken.dtype.kind == "i" and len(taken) else 0
 
 
-def _at(x: Array) -> int:
+def _address(x: Array) -> int:
     return int(x.__array_interface__["data"][0])

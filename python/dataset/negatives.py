@@ -48,7 +48,7 @@ class NegativeSampler:
     seen: SeenPairs | None = None
 
     @staticmethod
-    def of(
+    def from_config(
         schema: DatasetSchema, negatives: config.Negatives | None, layout: SplitLayout | None = None
     ) -> NegativeSampler | None:
         """The plan for a dataset; None where none are asked for.
@@ -66,10 +66,10 @@ class NegativeSampler:
             return None
         feature, column = drawn_column(schema, negatives)
         fed = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
-        kept = [f.name for f in fed if f.name != feature.name and not set(f.sources).isdisjoint(feature.sources)]
-        if kept:
+        leaking = [f.name for f in fed if f.name != feature.name and not set(f.sources).isdisjoint(feature.sources)]
+        if leaking:
             raise UserError(
-                f"train.negatives.column: {', '.join(kept)} is made of {', '.join(feature.sources)} too and would "
+                f"train.negatives.column: {', '.join(leaking)} is made of {', '.join(feature.sources)} too and would "
                 f"keep the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
             )
         cardinality = feature.cardinality or 0
@@ -91,7 +91,7 @@ class NegativeSampler:
         return np.where(labels > 0, 1 + self.per_positive, 1).astype(np.int64)
 
     def draw(
-        self, own: npt.NDArray[np.int64], generator: np.random.Generator, users: npt.NDArray[np.int64] | None = None
+        self, codes: npt.NDArray[np.int64], generator: np.random.Generator, users: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
         """For each of N codes, `per_positive` others, uniform over [first, cardinality): [N, per_positive].
 
@@ -104,8 +104,8 @@ class NegativeSampler:
         are none.
         """
         if self.raw:
-            return self._draw_raw(own, generator)
-        drawn = self._draw(own, generator)
+            return self._draw_raw(codes, generator)
+        drawn = self._draw(codes, generator)
         if self.seen is None:
             return drawn
         assert users is not None
@@ -115,28 +115,28 @@ class NegativeSampler:
             )
             if not len(row):
                 break
-            drawn[row, place] = replace(self, per_positive=1)._draw(own[row], generator)[:, 0]
+            drawn[row, place] = replace(self, per_positive=1)._draw(codes[row], generator)[:, 0]
         return drawn
 
-    def _draw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
-        known = own[:, None] >= self.first
-        drawn = generator.integers(self.first, self.cardinality - known, size=(len(own), self.per_positive))
-        drawn = drawn + (known & (drawn >= own[:, None]))
-        pool = own[own >= self.first]
+    def _draw(self, codes: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        known = codes[:, None] >= self.first
+        drawn = generator.integers(self.first, self.cardinality - known, size=(len(codes), self.per_positive))
+        drawn = drawn + (known & (drawn >= codes[:, None]))
+        pool = codes[codes >= self.first]
         if self.in_batch and len(pool):
-            others = pool[generator.integers(0, len(pool), size=drawn.shape)]
-            drawn = np.where(others == own[:, None], drawn, others)
+            in_batch = pool[generator.integers(0, len(pool), size=drawn.shape)]
+            drawn = np.where(in_batch == codes[:, None], drawn, in_batch)
         return drawn
 
-    def _draw_raw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
-        pool = np.sort(own[own != NULL_CODE])
-        first = np.searchsorted(pool, own)[:, None]
-        alike = np.searchsorted(pool, own, side="right")[:, None] - first
-        others = len(pool) - alike
-        place = generator.integers(0, np.maximum(others, 1), size=(len(own), self.per_positive))
+    def _draw_raw(self, codes: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        pool = np.sort(codes[codes != NULL_CODE])
+        first = np.searchsorted(pool, codes)[:, None]
+        alike = np.searchsorted(pool, codes, side="right")[:, None] - first
+        different = len(pool) - alike
+        place = generator.integers(0, np.maximum(different, 1), size=(len(codes), self.per_positive))
         place += np.where(place >= first, alike, 0)  # past the row's own
         drawn = np.append(pool, NULL_CODE)[np.minimum(place, len(pool))]
-        return np.where(others > 0, drawn, NULL_CODE)
+        return np.where(different > 0, drawn, NULL_CODE)
 
 
 def drawn_column(schema: DatasetSchema, negatives: config.Negatives) -> tuple[Feature, int]:
@@ -147,24 +147,24 @@ def drawn_column(schema: DatasetSchema, negatives: config.Negatives) -> tuple[Fe
             the batch alone.
     """
     scalars = {f.name: f for f in schema.of(Kind.CATEGORICAL) if not f.is_list}
-    found = scalars.get(negatives.column)
-    if found is None:
+    feature = scalars.get(negatives.column)
+    if feature is None:
         raise UserError(
             f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
             f"a row (there are: {', '.join(scalars) or 'none'})"
         )
-    if found.dynamic and negatives.method != "in_batch":
+    if feature.dynamic and negatives.method != "in_batch":
         raise UserError(
             f"train.negatives.column: '{negatives.column}' has raw ids, and so no vocabulary to draw another one "
             f"from: set train.negatives.method to in_batch, give it codes (categorify), or draw rows with "
             f"`negatives` in features.prepare"
         )
-    known = max((found.cardinality or 0) - found.first_code, 0)
-    if not found.dynamic and known < 2:
+    known = max((feature.cardinality or 0) - feature.first_code, 0)
+    if not feature.dynamic and known < 2:
         raise UserError(
             f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
         )
-    return found, list(scalars).index(found.name)
+    return feature, list(scalars).index(feature.name)
 
 
 def _user_column(schema: DatasetSchema, name: str, item: Feature) -> int:
@@ -218,21 +218,21 @@ class SeenPairs:
             label: its column.
             items: codes of items.
         """
-        found = []
+        keys_of_groups = []
         for g in groups:
             with pq.ParquetFile(g.path) as file:
                 columns = file.read_row_group(g.index, columns=[user, item, label])
             positive = columns.column(label).to_numpy() > 0
             users, chosen = (columns.column(c).to_numpy().astype(np.int64)[positive] for c in (user, item))
-            found.append(np.unique(users * items + chosen))
-        return SeenPairs(np.unique(np.concatenate(found)) if found else np.empty(0, np.int64), items)
+            keys_of_groups.append(np.unique(users * items + chosen))
+        return SeenPairs(np.unique(np.concatenate(keys_of_groups)) if keys_of_groups else np.empty(0, np.int64), items)
 
     def has(self, users: I64, items: I64) -> npt.NDArray[np.bool_]:
         """Whether a user [N] has seen the item beside it [N]."""
-        wanted = users * self.items + items
-        place = np.searchsorted(self.keys, wanted)
-        found: npt.NDArray[np.bool_] = np.append(self.keys, -1)[place] == wanted
-        return found
+        keys = users * self.items + items
+        place = np.searchsorted(self.keys, keys)
+        is_seen: npt.NDArray[np.bool_] = np.append(self.keys, -1)[place] == keys
+        return is_seen
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class UnknownIds:
     first: int
 
     @staticmethod
-    def of(schema: DatasetSchema, rates: Mapping[str, float]) -> tuple[UnknownIds, ...]:
+    def from_rates(schema: DatasetSchema, rates: Mapping[str, float]) -> tuple[UnknownIds, ...]:
         """The plan for a dataset, in the schema's order.
 
         Args:
@@ -275,10 +275,10 @@ class UnknownIds:
         """
         is_drawn = generator.random(rows, np.float32) < self.rate
         buckets = generator.integers(OOV_CODE, self.first, rows)
-        at = skip
+        row = skip
         for part in codes.views:
             column = part[self.column]
-            place = slice(at, at + len(column))
-            mine = is_drawn[place] & (column >= self.first)
-            column[mine] = buckets[place][mine]
-            at = place.stop
+            place = slice(row, row + len(column))
+            is_replaced = is_drawn[place] & (column >= self.first)
+            column[is_replaced] = buckets[place][is_replaced]
+            row = place.stop

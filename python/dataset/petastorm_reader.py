@@ -71,8 +71,8 @@ class RowGroupReader:
     def __next__(self) -> StoredRowGroup:
         if self._reader is None:
             raise StopIteration
-        found: StoredRowGroup = next(self._reader)
-        return found
+        row_group: StoredRowGroup = next(self._reader)
+        return row_group
 
     def close(self) -> None:
         if self._reader is not None:
@@ -148,7 +148,7 @@ class _ResultsQueueReader:
 
     def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> StoredRowGroup:
         try:
-            found: StoredRowGroup = workers_pool.get_results()
+            row_group: StoredRowGroup = workers_pool.get_results()
         except EmptyResultError:
             raise StopIteration from None
-        return found
+        return row_group

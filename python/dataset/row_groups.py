@@ -93,8 +93,8 @@ class StoredRowGroup:
     def values(self, name: str) -> npt.NDArray[Any]:
         """A column as NumPy has it; text and the like as objects. Raises UserError, see `column`."""
         column = self.column(name)
-        found: npt.NDArray[Any] = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(False)
-        return found
+        array: npt.NDArray[Any] = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(False)
+        return array
 
     def close(self) -> None:
         os.close(self._fd)
@@ -106,20 +106,20 @@ class StoredRowGroup:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _plain_chunks(self, wanted: set[str]) -> dict[str, _Chunk]:
+    def _plain_chunks(self, columns: set[str]) -> dict[str, _Chunk]:
         """The columns that may be PLAIN: what a footer does not say, their pages do."""
         footer = self._file.metadata
-        group, schema, found = footer.row_group(self._index), footer.schema, {}
+        group, schema, chunks = footer.row_group(self._index), footer.schema, {}
         for i in range(footer.num_columns):
             leaf = schema.column(i)
-            if leaf.path not in wanted or leaf.physical_type not in _TYPES or leaf.converted_type != "NONE":
+            if leaf.path not in columns or leaf.physical_type not in _TYPES or leaf.converted_type != "NONE":
                 continue
             levels, stored = leaf.max_definition_level, group.column(i)
             if levels > 1 or leaf.max_repetition_level or stored.compression != "UNCOMPRESSED":
                 continue
             start = stored.data_page_offset
-            found[leaf.path] = _Chunk(leaf.physical_type, levels == 1, start, start + stored.total_compressed_size)
-        return found
+            chunks[leaf.path] = _Chunk(leaf.physical_type, levels == 1, start, start + stored.total_compressed_size)
+        return chunks
 
     def _unreadable(self, e: BaseException) -> UserError:
         return unreadable(self._name, e)

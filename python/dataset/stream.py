@@ -121,8 +121,8 @@ class Stream:
                 [s.batch.labels for s in slices],
             )
         ]
-        where = f"{group.path}, row group {group.index}"
-        jagged = write_features(stored, self._schema, places, *targets, where=where)
+        place = f"{group.path}, row group {group.index}"
+        jagged = write_features(stored, self._schema, places, *targets, place=place)
         for name, lists in jagged.items():
             self._write_lists(name, lists, slices)
         if copies is not None:
@@ -138,18 +138,18 @@ class Stream:
         self._assembler.mark_written(slices)
 
     def _write_carried(self, name: str, values: Array, slices: list[BatchSlice]) -> None:
-        at = 0
+        row = 0
         for part in slices:
-            end = at + part.rows.stop - part.rows.start
-            part.batch.carried.setdefault(name, {}).setdefault(self._place, []).append(values[at:end])
-            at = end
+            end = row + part.rows.stop - part.rows.start
+            part.batch.carried.setdefault(name, {}).setdefault(self._place, []).append(values[row:end])
+            row = end
 
     def _write_lists(self, name: str, lists: JaggedArray, slices: list[BatchSlice]) -> None:
-        at = 0
+        row = 0
         for part in slices:
-            end = at + part.rows.stop - part.rows.start
-            part.batch.jagged.setdefault(name, {}).setdefault(self._place, []).append(lists.rows(at, end))
-            at = end
+            end = row + part.rows.stop - part.rows.start
+            part.batch.jagged.setdefault(name, {}).setdefault(self._place, []).append(lists.rows(row, end))
+            row = end
 
     def close(self) -> None:
         if self._reader is not None:
@@ -170,20 +170,20 @@ class _WithNegatives:
         self._column = plan.column
         names = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
         positive = order[labels > 0]
-        self._own = stored.values(names[plan.column])[positive].astype(np.int64)
+        self._positive_codes = stored.values(names[plan.column])[positive].astype(np.int64)
         self._users = None if plan.user is None else stored.values(names[plan.user])[positive].astype(np.int64)
 
     def draw(self, generator: np.random.Generator, skip: int, codes: OutputColumns, labels: OutputColumns) -> None:
         """Give the copies, from row `skip` on, other codes and the label 0."""
         drawn = np.empty(len(self.order), np.int64)
-        drawn[self._is_copy] = self._plan.draw(self._own, generator, self._users).reshape(-1)
-        at = skip
+        drawn[self._is_copy] = self._plan.draw(self._positive_codes, generator, self._users).reshape(-1)
+        row = skip
         for code, label in zip(codes.views, labels.views, strict=True):
-            part = slice(at, at + code.shape[1])
-            mine = self._is_copy[part]
-            code[self._column, mine] = drawn[part][mine]
-            label[0, mine] = 0.0
-            at = part.stop
+            part = slice(row, row + code.shape[1])
+            is_copy = self._is_copy[part]
+            code[self._column, is_copy] = drawn[part][is_copy]
+            label[0, is_copy] = 0.0
+            row = part.stop
 
 
 _GROUPS, _ROWS, _NEGATIVES, _UNKNOWN = 0, 1, 2, 3

@@ -20,25 +20,25 @@ from headrace.plugins import Seam, faults_of
 T = TypeVar("T", bound=BaseModel)
 
 
-def build(operators: Seam[T], name: str, params: Mapping[str, Any], where: str) -> T:
+def build(operators: Seam[T], name: str, params: Mapping[str, Any], place: str) -> T:
     """Return the operator of a name or a `module:Class`, with its parameters.
 
     Args:
         operators: the kind of operators.
         name: as the spec has it.
         params: its parameters.
-        where: its place in the spec, for messages.
+        place: its place in the spec, for messages.
 
     Raises:
         UserError: no such operator, a class that cannot be imported or is no operator, no such parameter, a wrong
             value; with the place and the nearest valid name.
     """
-    operator_class = operators.find(name, where)
+    operator_class = operators.find(name, place)
     if not isinstance(params, Mapping):
         raise UserError(
-            f"{where} ({name}): write its parameters as a mapping, for example {name}: {{PARAMETER: VALUE}}"
+            f"{place} ({name}): write its parameters as a mapping, for example {name}: {{PARAMETER: VALUE}}"
         )
     try:
         return operator_class.model_validate(dict(params))
     except ValidationError as e:
-        raise UserError(f"{where} ({name}): {faults_of(operator_class, e)}") from None
+        raise UserError(f"{place} ({name}): {faults_of(operator_class, e)}") from None

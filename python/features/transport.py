@@ -45,8 +45,8 @@ def packed(table: pa.Table, name: int, metadata: Mapping[bytes, bytes] | None = 
     schema = table.schema.with_metadata({_NAME: str(name).encode(), **(metadata or {})})
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(table)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def unpacked(payload: Payload) -> Iterator[tuple[int, pa.Table]]:
@@ -79,8 +79,8 @@ class Sender:
 
     def rest(self) -> Iterator[Block]:
         """What is left."""
-        for partition, mine in sorted(self._waiting.items()):
-            for payload in _joined(mine):
+        for partition, streams in sorted(self._waiting.items()):
+            for payload in _joined(streams):
                 yield self.block(partition, payload)
         self._waiting, self._size = {}, 0
 
@@ -92,15 +92,15 @@ class Sender:
 
 def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Streams behind each other, as long as they are about a block."""
-    mine, size = list[bytes](), 0
+    streams, size = list[bytes](), 0
     for part in parts:
-        if mine and size + len(part) > BLOCK_BYTES:
-            yield b"".join(mine)
-            mine, size = [], 0
-        mine.append(part)
+        if streams and size + len(part) > BLOCK_BYTES:
+            yield b"".join(streams)
+            streams, size = [], 0
+        streams.append(part)
         size += len(part)
-    if mine:
-        yield b"".join(mine)
+    if streams:
+        yield b"".join(streams)
 
 
 #: Of what the driver may hold, the part that statistics for tables by key may have, all together: merging them and
@@ -133,13 +133,13 @@ class KeyedStep:
     #: By the number under which the frame has it: the statistic's name.
     names: Mapping[int, str]
     #: What has no keys.
-    whole: Partials
+    ungrouped: Partials
 
     def finish(self, parts: Partials) -> FittedState:
         """What the operator makes of a part of the keys; a statistic that is not in `parts` has none of them."""
         statistics: Mapping[str, Statistic] = self.op.statistics(self.types)
         keyed = {name: parts.get(name, empty(statistics[name])) for name in self.names.values()}
-        return self.op.finish({**self.whole, **keyed}, self.types)
+        return self.op.finish({**self.ungrouped, **keyed}, self.types)
 
 
 def keyed_tables(
@@ -153,10 +153,10 @@ def keyed_tables(
         folder: a local one, for the files.
         owner: what removes the folder when no table is left.
     """
-    learned = {at: step.finish({}) for at, step in steps.items()}
+    learned = {place: step.finish({}) for place, step in steps.items()}
     # Tables are numbered through, in this order.
-    tables = [(at, name, table.schema) for at, found in learned.items() for name, table in found.tables.items()]
-    numbers = {(at, name): i for i, (at, name, _) in enumerate(tables)}
+    tables = [(place, name, table.schema) for place, state in learned.items() for name, table in state.tables.items()]
+    numbers = {(place, name): i for i, (place, name, _) in enumerate(tables)}
     work = FinishParts(steps, numbers)
     folder.make_dir()
     files = {i: folder.local_path() / f"{i}.parquet" for i in range(len(tables))}
@@ -167,14 +167,16 @@ def keyed_tables(
             rows.count()
         for batch in streamed(ordered(rows, ["table", "key"], "key")):
             for number in pc.unique(batch.column(0)).to_pylist():
-                mine = batch.filter(pc.equal(batch.column(0), number))
-                writers.add(number, decoded(mine.column(1), mine.column(2), tables[number][2]))
+                rows_of_table = batch.filter(pc.equal(batch.column(0), number))
+                writers.add(number, decoded(rows_of_table.column(1), rows_of_table.column(2), tables[number][2]))
     finally:
         rows.unpersist()
     writers.finish()
     return {
-        at: FittedState(found.states, {name: FileKeyedTable(files[numbers[at, name]], owner) for name in found.tables})
-        for at, found in learned.items()
+        place: FittedState(
+            state.states, {name: FileKeyedTable(files[numbers[place, name]], owner) for name in state.tables}
+        )
+        for place, state in learned.items()
     }
 
 
@@ -194,11 +196,11 @@ class FinishParts:
         if not parts:
             return
         # They were cut for the way: no group is twice.
-        whole = {number: pa.concat_tables(mine) for number, mine in parts.items()}
-        for at, step in self.steps.items():
-            mine = {name: whole[number] for number, name in step.names.items() if number in whole}
-            for name, table in step.finish(mine).tables.items():
-                number = pa.repeat(pa.scalar(self.numbers[at, name], pa.int32()), len(table))
+        merged = {number: pa.concat_tables(pieces) for number, pieces in parts.items()}
+        for place, step in self.steps.items():
+            pieces = {name: merged[number] for number, name in step.names.items() if number in merged}
+            for name, table in step.finish(pieces).tables.items():
+                number = pa.repeat(pa.scalar(self.numbers[place, name], pa.int32()), len(table))
                 yield from pa.table([number, *encoded(table)], schema=_ROWS_SCHEMA).to_batches(_BATCH_ROWS)
 
 
@@ -222,9 +224,9 @@ def decoded(keys: pa.Array, rows: pa.ListArray, schema: pa.Schema) -> pa.Table:
     none = flat.is_null().to_numpy(zero_copy_only=False).reshape(-1, width)
     columns = []
     for i, value in enumerate(f for f in schema if f.name != KEY):
-        mine = np.ascontiguousarray(values[:, i])
+        column_values = np.ascontiguousarray(values[:, i])
         columns.append(
-            pa.array(mine.view(value.type.to_pandas_dtype()), value.type, mask=none[:, i], from_pandas=False)
+            pa.array(column_values.view(value.type.to_pandas_dtype()), value.type, mask=none[:, i], from_pandas=False)
         )
     columns.insert(schema.get_field_index(KEY), keys)
     return pa.Table.from_arrays(columns, schema=schema)

@@ -67,7 +67,7 @@ class Workflow:
         return self._checked(columns_of(frame, list(names)))
 
     def _checked(self, columns: Sequence[TableColumn]) -> CheckedWorkflow:
-        return CheckedWorkflow(self.chains, columns, self.label, self.carried, where="workflow")
+        return CheckedWorkflow(self.chains, columns, self.label, self.carried, section="workflow")
 
     def fit(
         self,

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Entity, Spec
-from headrace.features.build.rows import SourceRows, events_of_window, read_events, within
+from headrace.features.build.rows import SourceRows, events_of_window, read_events, events_within_days
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
@@ -76,13 +76,13 @@ class Active:
         # The tables that the dataset was made with, not those of today.
         tables = (*leading.externals, *rest.externals)
         reader = ExternalReader.pinned_by(ctx.ws, tables, ctx.upstream["features"].inputs)
-        sources = SourceRows.of(ctx, spark)
+        sources = SourceRows.for_day(ctx, spark)
         if leading.steps:
             # Labels as they are by now: which rows have theirs for good is the dataset's question.
             now = midnight(ctx.ds, 1)
-            events = leading.spark(within(spec, events, ctx.ds), reader, sources=sources, seen_until=now)
+            events = leading.spark(events_within_days(spec, events, ctx.ds), reader, sources=sources, seen_until=now)
             events = events.drop(QUERY, LABEL_KNOWN)
-        past = within(spec, events, ctx.ds) if rest.steps else events
+        past = events_within_days(spec, events, ctx.ds) if rest.steps else events
         return Active(ctx, split_rows(spec, events, ctx.ds, without_labels=True).frame, past, rest, reader, sources)
 
     @contextmanager

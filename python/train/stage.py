@@ -212,9 +212,9 @@ def check_dataset(job: Job) -> None:
         from headrace.train.setup.initial_weights import check_pretrained
 
         check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
-    NegativeSampler.of(schema, job.train.negatives)
-    CandidateSampler.of(schema, job.train.negatives, job.train.seed)
-    UnknownIds.of(schema, job.train.unknown_rate)
+    NegativeSampler.from_config(schema, job.train.negatives)
+    CandidateSampler.from_config(schema, job.train.negatives, job.train.seed)
+    UnknownIds.from_rates(schema, job.train.unknown_rate)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     request = Request(job.train, schema)
     if open_split(dataset, "valid", schema, labels.with_label_columns(request.carried())).rows == 0:

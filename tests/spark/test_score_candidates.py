@@ -367,7 +367,7 @@ def source_of(spark: SparkSession, ctx: Context, tables: dict[str, pa.Table]) ->
         write_deltalake(str(table), rows, partition_by=["ds"])
         outputs.append(Output(kind="delta", name=ctx.ws.name_of(table), version="0"))
     made = Manifest(stage="ingest", pipeline="shop", ds=DS, key="", spec_hash="", outputs=tuple(outputs))
-    return SourceRows.of(replace(ctx, upstream={"ingest": made}), spark)
+    return SourceRows.for_day(replace(ctx, upstream={"ingest": made}), spark)
 
 
 def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:

@@ -88,7 +88,7 @@ def test_draws_are_those_of_a_loop(seed: int, method: str, excludes: bool, step:
     """Row by row and draw by draw: hash, look up, try again while it is the row's own or in its list."""
     batch, rows_each, n, first_row = rows_of(np.random.default_rng(seed), 12), 4, 3, 24
     asked = candidates(method=method, per_positive=n, exclude="seen" if excludes else None)
-    sampler = CandidateSampler.of(SCHEMA, asked, 7, COUNTS)
+    sampler = CandidateSampler.from_config(SCHEMA, asked, 7, COUNTS)
     assert sampler is not None
     found = sampler.draw(step, first_row, rows_each, batch)
     assert (found.shape, found.dtype) == ((12, n), np.int64)
@@ -118,7 +118,7 @@ def test_draws_are_those_of_a_loop(seed: int, method: str, excludes: bool, step:
 
 def test_ranks_of_any_number_draw_the_same_and_steps_differ() -> None:
     batch = rows_of(np.random.default_rng(1), 16)
-    sampler = CandidateSampler.of(SCHEMA, candidates(per_positive=5, exclude="seen"), 7)
+    sampler = CandidateSampler.from_config(SCHEMA, candidates(per_positive=5, exclude="seen"), 7)
     assert sampler is not None
     whole = sampler.draw(3, 0, 4, batch)
     half = Batch(batch.continuous[8:], batch.codes[8:], batch.labels[8:], {}, {"seen": batch.lists["seen"].rows(8, 16)})
@@ -130,7 +130,7 @@ def test_ranks_of_any_number_draw_the_same_and_steps_differ() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_shares_of_what_is_drawn(method: str, shared: bool) -> None:
     """Chi-square over 60,000 draws; of the method's shares without the row's own, where rows have one."""
-    sampler = CandidateSampler.of(
+    sampler = CandidateSampler.from_config(
         SCHEMA, candidates(method=method, per_positive=3_000 if shared else 30, shared=shared, exponent=0.5), 5, COUNTS
     )
     assert sampler is not None
@@ -175,7 +175,7 @@ def test_raw_ids_are_drawn_from_the_batch() -> None:
             Feature(name="click", kind=Kind.LABEL, dtype="float32"),
         )
     )
-    sampler = CandidateSampler.of(schema, candidates(method="in_batch", per_positive=8), 1)
+    sampler = CandidateSampler.from_config(schema, candidates(method="in_batch", per_positive=8), 1)
     assert sampler is not None
     codes = np.array([[10**16], [-4], [0], [5], [77], [77], [77], [77]])
     batch = Batch(np.zeros((8, 0), np.float32), codes, np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32))
@@ -193,7 +193,7 @@ def test_a_list_of_everything_leaves_any_other() -> None:
         {},
         {"seen": JaggedArray(np.array([0, ITEMS]), np.arange(ITEMS, dtype=np.int32))},
     )
-    sampler = CandidateSampler.of(SCHEMA, candidates(per_positive=500, exclude="seen"), 1)
+    sampler = CandidateSampler.from_config(SCHEMA, candidates(per_positive=500, exclude="seen"), 1)
     assert sampler is not None
     assert set(sampler.draw(0, 0, 1, batch)[0].tolist()) == set(range(FIRST, ITEMS)) - {5}
 
@@ -216,7 +216,7 @@ def test_settings_that_do_not_fit(given: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("name", ["item", "user", "sen"])
 def test_a_list_that_cannot_be_left_out(name: str) -> None:
     with pytest.raises(UserError, match=r"exclude: .* is no list of codes .* \(there are: seen\)"):
-        CandidateSampler.of(SCHEMA, candidates(exclude=name), 1)
+        CandidateSampler.from_config(SCHEMA, candidates(exclude=name), 1)
 
 
 def test_negatives_round_trip() -> None:

@@ -126,10 +126,10 @@ def test_negatives_of_a_column_that_another_feature_is_made_of_are_refused() -> 
         return Feature(name=name, kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, sources=sources)
 
     item, user = feature("item", "item"), feature("user", "user")
-    plan = NegativeSampler.of(DatasetSchema(features=(user, item)), Negatives(column="item"))
+    plan = NegativeSampler.from_config(DatasetSchema(features=(user, item)), Negatives(column="item"))
     assert plan is not None
     assert plan.column == 1
     with pytest.raises(UserError, match="pair is made of item too"):
-        NegativeSampler.of(
+        NegativeSampler.from_config(
             DatasetSchema(features=(user, item, feature("pair", "user", "item"))), Negatives(column="item")
         )

@@ -97,7 +97,7 @@ def test_negatives_and_replayed_rows_are_unknown_too(split: Split) -> None:
     assert abs(is_changed.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / len(before))
 
     layout, schema = split
-    plan = ReplayRows.of([layout], 2_000, 40, "row", 4, seed=5)
+    plan = ReplayRows.plan([layout], 2_000, 40, "row", 4, seed=5)
     found = []
     for train in (LOADED, UNKNOWN):
         loader = ReplayLoader(layout, schema, train, batch_rows=40, taken=plan.taken, seed=5)
@@ -141,7 +141,7 @@ def test_of_a_feature_without_ids(split: Split, rates: Mapping[str, float]) -> N
         TrainLoader(*split, LOADED.model_copy(update={"unknown_rate": rates}))
     raw = Feature(name="itm", kind=Kind.CATEGORICAL, dtype="int64", dynamic=True)
     with pytest.raises(UserError, match=r"there are: none"):
-        UnknownIds.of(DatasetSchema(features=(raw,)), {"itm": 0.1})
+        UnknownIds.from_rates(DatasetSchema(features=(raw,)), {"itm": 0.1})
 
 
 def test_rows_of_unknown_items_are_predicted_better(home: Workspace, features: Manifest, split: Split) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from headrace.dataset import native
 from headrace.features import transport as module
 from headrace.features.arrow import dictionary, transform
-from headrace.features.arrow.collect import MergeStatistics, Name, SendStatistics, Tables, by_key
+from headrace.features.arrow.collect import MergeStatistics, Name, SendStatistics, StatisticNumbers, by_key
 from headrace.features.arrow.decode import HostFolder, LakeFile
 from headrace.features.arrow.dictionary import DictionaryColumn
 from headrace.features.arrow.fit import LakeFit
@@ -99,7 +99,7 @@ def test_counts_merge_by_key(
     for key, rows, day in (row for piece in pieces for row in piece):
         before = expected.get(key, (0, day))
         expected[key] = before[0] + rows, min(before[1], day)
-    receive = MergeStatistics(Tables((), ("v",)), {"v": VocabularyRule(min_count=least)})
+    receive = MergeStatistics(StatisticNumbers((), ("v",)), {"v": VocabularyRule(min_count=least)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_BYTES", block)
         if not built:
@@ -160,7 +160,7 @@ def same_dataset(folder: Path, rows: int, files: int, group: int, seed: int, cha
     with lake_rows(WORKFLOW, landed, splitter, local(folder / "none"), extra, own=scratch) as own:
         assert isinstance(own.folder, HostFolder)
         tasks = in_tasks(own.files, chance)
-        tables = Tables.of(task)
+        tables = StatisticNumbers.from_task(task)
         least = {n: WORKFLOW.rules[n] for n in tables.vocabularies}
         send = SendStatistics(ScanTask(tasks, own.folder, own.layout, splitter, None), task, tables, 3)
         found, values, facts = dict[Name, list[pa.Table]](), dict[str, int](), list[dict[str, Any]]()
@@ -213,15 +213,15 @@ def test_a_host_keeps_what_the_next_run_reads_and_no_more(tmp_path: Path, monkey
     scratch = HostScratch("encoded/shop")
     home = tmp_path / "mine" / "encoded" / "shop"
     first = HostFolder(scratch, "layout", "1", ("a", "b"))
-    assert first.here() == local(home / "layout")
+    assert first.on_this_host() == local(home / "layout")
     for name in ("layout/a", "layout/b", "layout/.c.1234.partial", "older/a"):
         (home / name).mkdir(parents=True)
     maps = first.of_run() / "maps"
     maps.make_dir()
-    assert first.here() == local(home / "layout")  # a second task tidies nothing up
+    assert first.on_this_host() == local(home / "layout")  # a second task tidies nothing up
     assert (home / "older").exists()
     second = HostFolder(scratch, "layout", "2", ("b", "c"))
-    assert second.here() == local(home / "layout")
+    assert second.on_this_host() == local(home / "layout")
     assert sorted(str(p.relative_to(home)) for p in home.rglob("*") if p.is_dir()) == [
         "layout",
         "layout/b",
@@ -240,11 +240,11 @@ def test_workspaces_with_one_scratch_folder_keep_apart(tmp_path: Path, monkeypat
         homes = [Workspace(tmp_path / name, scratch_folder=named) for name in ("a", "b")]
         first, second = (HostFolder(ws.on_hosts(ws.encoded("shop")), "layout", "1", ("x",)) for ws in homes)
         for folder in (first, second):
-            (folder.here() / "x").make_dir()
+            (folder.on_this_host() / "x").make_dir()
         again = HostFolder(homes[1].on_hosts(homes[1].encoded("shop")), "layout", "2", ())
-        assert again.here().entries() == []
-        assert [e.name for e in first.here().entries()] == ["x"]
-        assert first.here().is_below(local(tmp_path / ("named" if named else "host")) / "encoded" / "shop")
+        assert again.on_this_host().entries() == []
+        assert [e.name for e in first.on_this_host().entries()] == ["x"]
+        assert first.on_this_host().is_below(local(tmp_path / ("named" if named else "host")) / "encoded" / "shop")
 
 
 @given(

@@ -43,14 +43,14 @@ def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path
     write_table(keyed_of(learned).table, tmp_path / "table.parquet", KEY)
     own = None if shared else HostScratch("encoded", local(tmp_path / "host"))
     with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, own=own) as found:
-        fit = LakeFit(WORKFLOW, found, handed=local(tmp_path / "handed"))
+        fit = LakeFit(WORKFLOW, found, shared_folder=local(tmp_path / "handed"))
         assert fit.next_task() is not None
         in_file = FittedState({}, {name: FileKeyedTable(tmp_path / "table.parquet")})
         fit._learn({a: in_file if a == at else FittedState({}) for a in fit._learning})
         task = fit.next_task()
         assert task is not None
         (tmp_path / "table.parquet").unlink()  # no task sees it
-        assert list(task.handed) == [(*at, name)]
+        assert list(task.shared_tables) == [(*at, name)]
         assert len(pickle.dumps(task)) < len(pickle.dumps(expected)) - TRAIN // 2 * 500
         (mine,) = [dict(pickle.loads(pickle.dumps(task)).partials(s.rows())) for s in scans(found)]
     assert mine.keys() == partials.keys()
@@ -69,7 +69,7 @@ def test_tables_of_several_turns_keep_apart(tmp_path: Path) -> None:
             fit = LakeFit(workflow, found)
             turns = 0
             while (task := fit.next_task()) is not None:
-                assert len(task.handed) == (turns if in_files else 0)
+                assert len(task.shared_tables) == (turns if in_files else 0)
                 fit.merge(fit.scan(None, task))
                 turns += 1
                 step = fit._learned[0][-1]

@@ -50,7 +50,7 @@ def layout_of(*sizes: Sequence[int]) -> list[SplitLayout]:
     st.integers(1, 3),
 )
 def test_a_pass_has_as_many_rows_as_are_wanted_evenly(sizes: list[list[int]], rows: int, by: Any, streams: int) -> None:
-    plan = ReplayRows.of(layout_of(*sizes), rows, 8, by, min(streams, sum(map(len, sizes))), 1)
+    plan = ReplayRows.plan(layout_of(*sizes), rows, 8, by, min(streams, sum(map(len, sizes))), 1)
     groups = [(n, sum(of_day)) for of_day in sizes for n in of_day]
     assert [g.rows for g in plan.layout.row_groups] == [n for n, _ in groups]
     assert [g.piece for g in plan.layout.row_groups] == list(range(len(groups)))
@@ -130,7 +130,7 @@ def drawn(
 def test_what_is_drawn_is_evenly_of_all_days_and_no_row_twice(home: Workspace, older: list[Manifest], by: Any) -> None:
     layouts = [split_of(m, home, "valid")[0] for m in older]
     groups = [rows for m in older for rows in stored(home, m)]
-    plan = ReplayRows.of(layouts, 240, 16, by, TRAIN.streams, seed=5)
+    plan = ReplayRows.plan(layouts, 240, 16, by, TRAIN.streams, seed=5)
     taken = [(n, str(g.path)) for n, g in zip(plan.taken, plan.layout.row_groups, strict=True)]
     of_day = [sum(n for n, path in taken if f"/{ds}/" in path) for ds in DAYS]
     wanted = {"row": [240 * n / 900 for n in (400, 200, 300)], "day": [80, 80, 80]}[by]
@@ -154,7 +154,7 @@ def test_what_is_drawn_is_evenly_of_all_days_and_no_row_twice(home: Workspace, o
     halves = [drawn(home, older, plan, steps, World(rank, 2)) for rank in (0, 1)]
     assert [a + b for a, b in zip(*halves, strict=True)] == batches
     assert drawn(home, older, plan, 3, start=4) == batches[4:7]
-    other = ReplayRows.of(layouts, 240, 16, by, TRAIN.streams, seed=6)
+    other = ReplayRows.plan(layouts, 240, 16, by, TRAIN.streams, seed=6)
     assert drawn(home, older, other, steps) != batches
 
 
@@ -162,7 +162,7 @@ def test_a_step_has_rows_of_both(home: Workspace, older: list[Manifest], today: 
     schema = today.dataset_schema
     assert schema is not None
     layouts = [split_of(m, home, "valid")[0] for m in older]
-    plan = ReplayRows.of(layouts, 120, 40, "row", TRAIN.streams, seed=5)
+    plan = ReplayRows.plan(layouts, 120, 40, "row", TRAIN.streams, seed=5)
     own = TRAIN.model_copy(update={"batch_size": 160})
     layout, _ = split_of(today, home, "train")
     alone = TrainLoader(layout, schema, own)

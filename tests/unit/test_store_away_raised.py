@@ -195,12 +195,12 @@ def test_a_landing_file_that_may_not_be_looked_at_any_more() -> None:
 def test_decoded_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, or torn, they are made again; a disk that gives no answer is not passed over."""
     file: Any = SimpleNamespace(size=1)
-    assert decode._whole(local(tmp_path), file) is None
+    assert decode._complete(local(tmp_path), file) is None
     (tmp_path / decode._META).write_text('{"size": ')
-    assert decode._whole(local(tmp_path), file) is None
+    assert decode._complete(local(tmp_path), file) is None
     monkeypatch.setattr(Location, "read_text", lambda self: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
-        decode._whole(local(tmp_path), file)
+        decode._complete(local(tmp_path), file)
 
 
 def test_a_split_without_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

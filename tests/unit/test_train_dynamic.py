@@ -281,7 +281,7 @@ def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:
     with pytest.raises(UserError, match=r"train\.embeddings\.dynamic: 'usr' is not .*did you mean 'user'"):
         model(dynamic={"usr": DynamicTable()})
     with pytest.raises(UserError, match=r"'user' has raw ids, and so no vocabulary .*method to in_batch"):
-        NegativeSampler.of(some, Negatives(column="user"))
+        NegativeSampler.from_config(some, Negatives(column="user"))
     assert "user" not in matrix_columns(some)
     assert "item" in matrix_columns(some)
 

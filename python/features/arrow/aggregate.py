@@ -84,10 +84,10 @@ class TrainRows:
         assert day is not None
         if len(self._days) < 2:
             return np.full(size, self._days[0] if len(self._days) else _LAST)
-        mine = index if self.train is None else index[self.train]
+        row_index = index if self.train is None else index[self.train]
         out = np.full(size, _LAST)
-        for one in self._days[::-1]:  # a file has few days
-            out[mine[day == one]] = one
+        for day_number in self._days[::-1]:  # a file has few days
+            out[row_index[day == day_number]] = day_number
         return out
 
     @cached_property
@@ -115,9 +115,9 @@ def aggregate(
     parts = []
     ranges = text_ranges((columns[n] for n in names if n != LABEL), len(rows.identity))
     for start, end in ranges:
-        mine = rows.part(start, end) if len(ranges) > 1 else rows
-        decoded = {n: mine.filter(columns[n].part(start, end).decode()) for n in names if n != LABEL}
-        parts.append(aggregate_batch(statistic, decoded, types, mine.rows))
+        range_rows = rows.part(start, end) if len(ranges) > 1 else rows
+        decoded = {n: range_rows.filter(columns[n].part(start, end).decode()) for n in names if n != LABEL}
+        parts.append(aggregate_batch(statistic, decoded, types, range_rows.rows))
     return merge(parts)
 
 
@@ -130,29 +130,33 @@ def _of_values(statistic: Statistic, column: DictionaryColumn, rows: TrainRows) 
     if statistic.key:
         if statistic.kind == "number":
             x = exact_sums.usable(to_numpy(doubles(column.values)))
-            there = (weights > 0) & ~np.isnan(x)
-            out["key"] = pa.array(rounded(x[there], statistic.bits))
+            is_present = (weights > 0) & ~np.isnan(x)
+            out["key"] = pa.array(rounded(x[is_present], statistic.bits))
         else:
-            there = (weights > 0) & column.values.is_valid().to_numpy(zero_copy_only=False)
+            is_present = (weights > 0) & column.values.is_valid().to_numpy(zero_copy_only=False)
             # Most often all values are there, the last of them null.
-            whole = there.all() or there[:-1].all()
-            chosen = column.values.slice(0, np.count_nonzero(there)) if whole else column.values.filter(pa.array(there))
+            is_prefix = is_present.all() or is_present[:-1].all()
+            chosen = (
+                column.values.slice(0, np.count_nonzero(is_present))
+                if is_prefix
+                else column.values.filter(pa.array(is_present))
+            )
             out["key"] = chosen.cast(pa.string())
-        out["rows"] = pa.array(weights[there])
+        out["rows"] = pa.array(weights[is_present])
         if statistic.day:
-            out["day"] = pa.array(rows.first_day(column.indices, size)[there])
-        made = assemble(out, sums)
+            out["day"] = pa.array(rows.first_day(column.indices, size)[is_present])
+        statistic_table = assemble(out, sums)
         # Operators before this one, or rounding, may have made values the same.
         same = not (column.distinct and statistic.kind == "text") and len(out["key"].unique()) < len(out["key"])
-        return merge([made, made.slice(0, 0)]) if same else made
+        return merge([statistic_table, statistic_table.slice(0, 0)]) if same else statistic_table
     n = rows.count
     out["rows"] = pa.array([n], pa.int64())
     if statistic.day:
         first = rows.rows.day
         out["day"] = pa.array([0 if first is None else int(first.min()) if n else _LAST], pa.int64())
     x = exact_sums.usable(to_numpy(doubles(column.values)))
-    there = (weights > 0) & ~np.isnan(x)
-    x, weights = x[there], weights[there]
+    is_present = (weights > 0) & ~np.isnan(x)
+    x, weights = x[is_present], weights[is_present]
     count = int(weights.sum())
     for i, number in enumerate(statistic.numbers):
         out[f"{i}.count"] = pa.array([count], pa.int64())
@@ -190,8 +194,8 @@ def aggregate_batch(
         folds = folds_of(rows.identity, statistic.folds)
         keys["fold"] = pa.array(folds if taken is None else folds[taken])
     count = n if taken is None else len(taken)
-    groups, size, kept = groups_of(keys, count)
-    out: dict[str, pa.Array] = dict(kept)
+    groups, size, group_keys = groups_of(keys, count)
+    out: dict[str, pa.Array] = dict(group_keys)
     out["rows"] = pa.array(np.bincount(groups, minlength=size).astype(np.int64))
     if statistic.day:
         day = np.zeros(n, np.int64) if rows.day is None else rows.day.astype(np.int64)
@@ -204,8 +208,8 @@ def aggregate_batch(
             raise ValueError("a statistic of the label needs the rows' label")
         x = exact_sums.usable(to_numpy(doubles(source)))
         x = x if taken is None else x[taken]
-        there = ~np.isnan(x)
-        x, g = x[there], groups[there]
+        is_present = ~np.isnan(x)
+        x, g = x[is_present], groups[is_present]
         counts = np.bincount(g, minlength=size).astype(np.int64)
         out[f"{i}.count"] = pa.array(counts)
         if number.minmax:
@@ -237,8 +241,8 @@ def _key(
         key, row = first.flatten(), np.repeat(np.arange(len(first)), lengths)
     else:
         key, row = joint_key([columns[name] for name in statistic.key]), np.arange(len(first))
-    there = key.is_valid().to_numpy(zero_copy_only=False)
-    return key.drop_null(), row[there]
+    is_present = key.is_valid().to_numpy(zero_copy_only=False)
+    return key.drop_null(), row[is_present]
 
 
 def _totals(x: F64, places: range, squares: bool) -> tuple[dict[int, I64], dict[int, I64]]:

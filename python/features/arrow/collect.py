@@ -61,26 +61,26 @@ class AggregateTask:
     learned: tuple[tuple[FittedState, ...], ...]
     requested: Mapping[tuple[int, int], Mapping[str, Statistic]]
     folder: Location
-    turn: int
-    #: Tables of `learned` that are not in it.
-    handed: Mapping[Name, HandedTable] = field(default_factory=dict)
+    pass_number: int
+    #: StatisticNumbers of `learned` that are not in it.
+    shared_tables: Mapping[Name, SharedKeyedTable] = field(default_factory=dict)
 
-    def __call__(self, number: int, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
+    def __call__(self, number: int, scanned: Iterable[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
         names: list[Name] = []
 
-        def made() -> Iterator[Partial]:
-            for name, part in self.partials(found):
+        def tables() -> Iterator[Partial]:
+            for name, part in self.partials(scanned):
                 names.append(name)
                 yield in_parts(part) if self.counts_values(name) else part
 
-        path = self.folder / f"partial-{self.turn}-{number}.arrow"
-        starts = concatenated(made(), path)
+        path = self.folder / f"partial-{self.pass_number}-{number}.arrow"
+        starts = concatenated(tables(), path)
         return {"path": path.name, "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
 
-    def partials(self, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Iterator[tuple[Name, Partial]]:
+    def partials(self, scanned: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Iterator[tuple[Name, Partial]]:
         """Values with their counts as they come, for there may be many; others merged, as long as they are small."""
         parts: dict[Name, list[Partial]] = {}
-        for row_group, rows in found:
+        for row_group, rows in scanned:
             for (i, j), statistics in self.requested.items():
                 chain = self.workflow.chains[i]
                 columns = self._arriving(i, j, row_group, rows)
@@ -89,14 +89,14 @@ class AggregateTask:
                     if self.counts_values((i, j, name)):
                         yield (i, j, name), part
                     else:
-                        mine = parts.setdefault((i, j, name), [])
-                        mine.append(part)
-                        if sum(p.nbytes for p in mine) > _MERGED_BYTES:
+                        pending = parts.setdefault((i, j, name), [])
+                        pending.append(part)
+                        if sum(p.nbytes for p in pending) > _MERGED_BYTES:
                             # The new part alone may be nearly all that an array holds.
                             if waiting := parts.pop((i, j, name))[:-1]:
                                 yield (i, j, name), merge(waiting)
                             yield (i, j, name), part
-        yield from ((name, merge(mine)) for name, mine in parts.items())
+        yield from ((name, merge(pending)) for name, pending in parts.items())
 
     def counts_values(self, name: Name) -> bool:
         """Whether it is for a vocabulary."""
@@ -108,14 +108,14 @@ class AggregateTask:
         columns = {name: row_group.column(name) for name in chain.columns}
         for k, (step, learned) in enumerate(zip(chain.steps[:j], self.learned[i], strict=True)):
             tables = {name: keyed_of(table) for name, table in learned.tables.items()}
-            tables |= {name: table.open() for (*at, name), table in self.handed.items() if at == [i, k]}
+            tables |= {name: table.open() for (*place, name), table in self.shared_tables.items() if place == [i, k]}
             identity = rows.training_identity if step.op.out_of_fold else None
             columns = apply_op(step, columns, learned.states, no_lookup, tables.__getitem__, identity)
         return columns
 
 
 @dataclass(frozen=True)
-class HandedTable:
+class SharedKeyedTable:
     """Where it is. Pickled into tasks."""
 
     file: Location
@@ -173,19 +173,19 @@ def counted(counts: Sequence[Partial], least: int) -> pa.Table | None:
     counts = [c if _edges(c) else in_parts(c, 0) for c in counts if c.num_rows]
     columns = [_columns(c) for c in counts]
     edges = [list(pairwise(_edges(c))) for c in counts]
-    found = []
+    merged_parts = []
     for part in range(1 << _BITS):
-        mine = [
+        pieces = [
             (key[start:end], rows[start:end], day[start:end])
             for (key, rows, day), (start, end) in zip(columns, (e[part] for e in edges), strict=True)
             if start < end
         ]
-        if mine:
-            merged = counted_texts(mine, least)
+        if pieces:
+            merged = counted_texts(pieces, least)
             if merged is None:
                 return None
-            found.append(merged)
-    return pa.concat_tables(found).combine_chunks()
+            merged_parts.append(merged)
+    return pa.concat_tables(merged_parts).combine_chunks()
 
 
 def _edges(counts: Partial) -> list[int]:
@@ -217,23 +217,23 @@ _BATCH_ROWS = 10_000
 
 
 @dataclass(frozen=True)
-class Tables:
+class StatisticNumbers:
     """What statistics of a turn are numbered by: those of operators, then vocabularies."""
 
     statistics: tuple[Name, ...]
     vocabularies: tuple[str, ...]
 
     @staticmethod
-    def of(task: AggregateTask) -> Tables:
+    def from_task(task: AggregateTask) -> StatisticNumbers:
         statistics, vocabularies = list[Any](), dict[str, None]()
-        for (i, j), found in task.requested.items():
+        for (i, j), requested in task.requested.items():
             op = task.workflow.chains[i].steps[j].op
-            for name in found:
+            for name in requested:
                 if isinstance(op, Categorify):
                     vocabularies[op.vocabulary_of(name)] = None
                 else:
                     statistics.append((i, j, name))
-        return Tables(tuple(statistics), tuple(vocabularies))
+        return StatisticNumbers(tuple(statistics), tuple(vocabularies))
 
     def number(self, task: AggregateTask, name: Name) -> int:
         op = task.workflow.chains[name[0]].steps[name[1]].op
@@ -273,7 +273,7 @@ class Merged:
 def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Merged:
     """`LakeRows.scan` where tasks see no common folder: statistics merge on their way."""
     tasks = rows.tasks(spark)
-    tables = Tables.of(task)
+    tables = StatisticNumbers.from_task(task)
     size = sum(file.size for file in rows.files)
     partitions = max(1, min(_MOST_TASKS, max(cores_of(spark), size // _BYTES_A_TASK)))
     send = SendStatistics(ScanTask(tasks, rows.folder, rows.layout, rows.splitter, None), task, tables, partitions)
@@ -287,16 +287,16 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
             merged = merged.persist(StorageLevel.DISK_ONLY)
         partials = merged.where("statistic is not null").select("name", "statistic", "count")
         is_keyed = F.col("name").isin(by_key)
-        found = partials.withColumn("statistic", F.when(~is_keyed, F.col("statistic"))).collect()
-        large = sum(r["count"] for r in found if r.name in by_key) > transport.most_in_driver(spark)
+        answers = partials.withColumn("statistic", F.when(~is_keyed, F.col("statistic"))).collect()
+        large = sum(r["count"] for r in answers if r.name in by_key) > transport.most_in_driver(spark)
         if by_key and not large:
-            found += partials.where(is_keyed).collect()
-    facts = [json.loads(r.statistic) for r in found if r.name == _FACTS]
+            answers += partials.where(is_keyed).collect()
+    facts = [json.loads(r.statistic) for r in answers if r.name == _FACTS]
     rows.noted(facts)
     executors = executors_of(spark, {f["stage"] for f in facts})
     rows.hosts.update({rows.files[f["file"]].key: executors[f["task"]] for f in facts if f["task"] in executors})
     parts: dict[Name, list[Partial]] = {}
-    for r in found:
+    for r in answers:
         if r.name != _FACTS and r.statistic is not None:
             for number, table in unpacked(bytes(r.statistic)):
                 parts.setdefault(tables.statistics[number], []).append(table.replace_schema_metadata(None))
@@ -307,7 +307,7 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
         )
         values = merged.where("statistic is null").select(name.alias("name"), "value", "count", "day")
     return Merged(
-        {name: merge(mine) for name, mine in parts.items()},
+        {name: merge(partials_of_name) for name, partials_of_name in parts.items()},
         values,
         {tables.statistics[number]: number for number in by_key} if large else {},
         partials.where(is_keyed).select("name", "statistic"),
@@ -316,7 +316,7 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
 
 
 def merged_by_key(
-    spark: SparkSession, folder: Location, files: Sequence[StatisticsFile], tables: Tables, size: int
+    spark: SparkSession, folder: Location, files: Sequence[StatisticsFile], tables: StatisticNumbers, size: int
 ) -> DataFrame:
     """Statistics that tasks left in a folder which all see, merged: (name int, statistic binary).
 
@@ -354,8 +354,8 @@ class SendFiles:
         sender, file = Sender(task), self.files[task]
         for number, start in file.parts:
             partial = table_at(self.folder / file.name, start)
-            for partition, mine in by_key(partial, self.partitions, number):
-                yield from sender.add(partition, number, mine)
+            for partition, groups in by_key(partial, self.partitions, number):
+                yield from sender.add(partition, number, groups)
         yield from sender.rest()
 
 
@@ -365,16 +365,16 @@ class SendStatistics:
 
     scan: ScanTask
     visit: AggregateTask
-    tables: Tables
+    tables: StatisticNumbers
     partitions: int
 
     def __call__(self, task: int) -> Iterator[Block]:
         for scan in self.scan.files(task):
             sender = Sender(scan.number)
-            for name, found in self.visit.partials(scan.rows()):
+            for name, statistic in self.visit.partials(scan.rows()):
                 number = self.tables.number(self.visit, name)
-                for partition, mine in by_key(found, self.partitions, number):
-                    yield from sender.add(partition, number, mine)
+                for partition, groups in by_key(statistic, self.partitions, number):
+                    yield from sender.add(partition, number, groups)
             yield from sender.rest()
             context = TaskContext.get()
             facts = scan.facts()
@@ -390,9 +390,9 @@ def by_key(partial: Partial, partitions: int, number: int) -> Iterator[tuple[int
         yield number % partitions, partial
         return
     hashes = xxhash64_strings(one_chunk(partial.column("key"))) if partial.num_rows else np.empty(0, np.int64)
-    of: npt.NDArray[np.int64] = hashes % partitions
-    order = np.argsort(of, kind="stable")
-    edges = np.searchsorted(of[order], np.arange(partitions + 1)).tolist()
+    partition_of: npt.NDArray[np.int64] = hashes % partitions
+    order = np.argsort(partition_of, kind="stable")
+    edges = np.searchsorted(partition_of[order], np.arange(partitions + 1)).tolist()
     ordered = partial.take(pa.array(order)) if partitions > 1 else partial
     for partition in range(partitions):
         start, end = edges[partition : partition + 2]
@@ -404,7 +404,7 @@ def by_key(partial: Partial, partitions: int, number: int) -> Iterator[tuple[int
 class MergeStatistics:
     """In a task: what came to a partition, merged (_MERGED)."""
 
-    tables: Tables
+    tables: StatisticNumbers
     rules: Mapping[str, VocabularyRule]
 
     def __call__(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
@@ -416,22 +416,22 @@ class MergeStatistics:
                 else:
                     parts.setdefault(number, []).append(table.replace_schema_metadata(None))
         first = len(self.tables.statistics)
-        for number, mine in sorted(parts.items()):
+        for number, partials in sorted(parts.items()):
             if number < first:
-                for piece in cut(merge(mine)):
+                for piece in cut(merge(partials)):
                     yield _row(number, packed(piece, number))
                 continue
-            found = counted_values(mine, self.rules[self.tables.vocabularies[number - first]].min_count)
-            yield from _values(number, found)
+            values = counted_values(partials, self.rules[self.tables.vocabularies[number - first]].min_count)
+            yield from _values(number, values)
 
 
 def counted_values(parts: Sequence[Partial], least: int) -> Partial:
     """(key, rows, day) of the values that are there often enough."""
-    whole = counted(parts, least)
-    if whole is None:
-        whole = merge(parts)
-        whole = whole.filter(pa.array(counts(whole) >= least))
-    return whole
+    merged = counted(parts, least)
+    if merged is None:
+        merged = merge(parts)
+        merged = merged.filter(pa.array(counts(merged) >= least))
+    return merged
 
 
 def _row(number: int, statistic: bytes) -> pa.RecordBatch:
@@ -442,14 +442,14 @@ def _row(number: int, statistic: bytes) -> pa.RecordBatch:
     )
 
 
-def _values(number: int, found: Partial) -> Iterator[pa.RecordBatch]:
-    n = found.num_rows
+def _values(number: int, values: Partial) -> Iterator[pa.RecordBatch]:
+    n = values.num_rows
     table = pa.table(
         [
             pa.array(np.full(n, number, np.int32)),
-            found.column("key"),
-            found.column("rows"),
-            found.column("day"),
+            values.column("key"),
+            values.column("rows"),
+            values.column("day"),
             pa.nulls(n, pa.binary()),
         ],
         schema=_MERGED_SCHEMA,

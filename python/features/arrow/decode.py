@@ -97,8 +97,8 @@ class LakeRowGroup:
     @cached_property
     def hashes(self) -> npt.NDArray[np.int64]:
         """xxhash64 of file and line of each row, as Spark's."""
-        found: npt.NDArray[np.int64] = self.batch.column(self.batch.schema.get_field_index(HASH)).to_numpy()
-        return found
+        hashes: npt.NDArray[np.int64] = self.batch.column(self.batch.schema.get_field_index(HASH)).to_numpy()
+        return hashes
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class RowGroupLayout:
         if self.preparation is None:
             return fingerprint({"format": _FORMAT, "columns": named})
         lake = {name: str(t) for name, t in self.inputs.items()}
-        made = {"lake": lake, "prepare": self.preparation.key()}
-        return fingerprint({"format": _FORMAT, "columns": named, **made})
+        preparation = {"lake": lake, "prepare": self.preparation.key()}
+        return fingerprint({"format": _FORMAT, "columns": named, **preparation})
 
     @property
     def inputs(self) -> Mapping[str, ValueType]:
@@ -131,55 +131,57 @@ def row_groups(
 ) -> tuple[list[LakeRowGroup], bool]:
     """The row groups of a lake file, made where they are not there; and whether they were."""
     if not isinstance(folder, Location):
-        folder = folder.here()
-    found = _whole(folder / file.key, file)
-    if found is not None:
-        return found, True
+        folder = folder.on_this_host()
+    existing = _complete(folder / file.key, file)
+    if existing is not None:
+        return existing, True
     encode(file, folder, layout)
-    made = _whole(folder / file.key, file)
-    if made is None:
+    created = _complete(folder / file.key, file)
+    if created is None:
         raise RuntimeError(f"the decoded row groups of {file.path} vanished from {folder} while they were made")
-    return made, False
+    return created, False
 
 
 def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
     """Decode a lake file into `folder`, in one step."""
     columns = layout.inputs
     # A task may run twice: both write the same.
-    with (folder / file.key).new_folder(alone=False) as made, open(file.path.local_path(), "rb") as stored:
+    with (folder / file.key).new_folder(alone=False) as partial_folder, open(file.path.local_path(), "rb") as stored:
         place = (FILE, LINE) if file.name is None else ()
         footer = pq.read_metadata(file.path.local_path())
-        there = set(footer.schema.to_arrow_schema().names)
+        stored_names = set(footer.schema.to_arrow_schema().names)
         texts = {FILE, *(name for name, t in columns.items() if str(t) == "string")}
-        long = {name for name in texts & there if max(column_bytes(footer, name), default=0) > _LONG_TEXTS}
+        long = {name for name in texts & stored_names if max(column_bytes(footer, name), default=0) > _LONG_TEXTS}
         parquet = pq.ParquetFile(
             file.path.local_path(),
             metadata=footer,
             memory_map=True,
             coerce_int96_timestamp_unit="us",
-            read_dictionary=sorted(texts & there - long),
+            read_dictionary=sorted(texts & stored_names - long),
         )
-        wanted = [name for name in (*columns, *place) if name in there]
+        read_columns = [name for name in (*columns, *place) if name in stored_names]
         written: list[int] = []
-        before = 0
+        rows_before = 0
         # Operators make rows of Arrow's arrays.
         numbered = {} if layout.preparation is not None else _numbered_types(columns, place)
         numbered = {name: type_ for name, type_ in numbered.items() if name not in long}
         for group in range(parquet.num_row_groups):
-            for table, ready in _decoded(parquet, stored.fileno(), group, wanted, numbered, long):
+            for table, ready in _decoded(parquet, stored.fileno(), group, read_columns, numbered, long):
                 if file.name is not None:
-                    table, before = _placed(table, file.name, before), before + table.num_rows
+                    table, rows_before = _placed(table, file.name, rows_before), rows_before + table.num_rows
                 if layout.preparation is not None:
                     table = _prepared(table, columns, layout.preparation)
                 if table.num_rows:
-                    written.append(_write(_encoded(table, ready, layout.columns), made / f"{len(written)}.arrow"))
-        (made / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
+                    written.append(
+                        _write(_encoded(table, ready, layout.columns), partial_folder / f"{len(written)}.arrow")
+                    )
+        (partial_folder / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
 
 
 def _numbered_types(columns: Mapping[str, ValueType], place: Sequence[str]) -> dict[str, pa.DataType]:
     """The columns that row groups keep as a dictionary, where the file does so."""
-    mine = {name: t.arrow for name, t in columns.items() if not t.is_list and (t.is_integer or str(t) == "string")}
-    return mine | ({FILE: pa.string()} if FILE in place else {})
+    types = {name: t.arrow for name, t in columns.items() if not t.is_list and (t.is_integer or str(t) == "string")}
+    return types | ({FILE: pa.string()} if FILE in place else {})
 
 
 def _decoded(
@@ -213,9 +215,9 @@ def _decoded(
     start = 0
     step = max(1, -(-rows // parts) // (_STEPS if long else 1))
     for part in _parts(parquet.iter_batches(step, row_groups=[group], columns=rest, use_threads=False), long):
-        mine = {name: _part(column.slice(start, part.num_rows)) for name, column in ready.items()}
+        part_columns = {name: _part(column.slice(start, part.num_rows)) for name, column in ready.items()}
         start += part.num_rows
-        yield part, mine
+        yield part, part_columns
 
 
 def _parts(batches: Iterable[pa.RecordBatch], long: Collection[str]) -> Iterator[pa.Table]:
@@ -228,8 +230,8 @@ def _parts(batches: Iterable[pa.RecordBatch], long: Collection[str]) -> Iterator
             yield pa.Table.from_batches(waiting)
             waiting, size = [], 0
         # The dictionary goes on from one batch to the next.
-        whole = [kernels.used(c) if pa.types.is_dictionary(c.type) else c for c in batch.columns]
-        joined = pa.RecordBatch.from_arrays(whole, names=batch.schema.names)
+        arrays = [kernels.used(c) if pa.types.is_dictionary(c.type) else c for c in batch.columns]
+        joined = pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
         if not long:
             yield pa.Table.from_batches([joined])
             continue
@@ -243,9 +245,9 @@ def _part(column: pa.DictionaryArray) -> pa.DictionaryArray:
     """A part of a column; without the values that no row of it has, where they are many."""
     if 8 * len(column.dictionary) <= len(column):
         return column
-    found = kernels.used(column)
-    index = kernels.narrow(found.indices, 0, len(found.dictionary))
-    return pa.DictionaryArray.from_arrays(pa.array(index), found.dictionary, safe=False)
+    compact = kernels.used(column)
+    index = kernels.narrow(compact.indices, 0, len(compact.dictionary))
+    return pa.DictionaryArray.from_arrays(pa.array(index), compact.dictionary, safe=False)
 
 
 def prune(folder: Location, keys: Iterable[str]) -> None:
@@ -257,15 +259,15 @@ def prune(folder: Location, keys: Iterable[str]) -> None:
             entry.remove_quietly()
 
 
-def _placed(table: pa.Table, name: str, before: int) -> pa.Table:
-    """The table with the place of its rows, of which `before` stand before them in the file."""
+def _placed(table: pa.Table, name: str, rows_before: int) -> pa.Table:
+    """The table with the place of its rows, of which `rows_before` stand before them in the file."""
     rows = table.num_rows
     names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([name]))
-    lines = pa.array(np.arange(before, before + rows, dtype=np.int64))
+    lines = pa.array(np.arange(rows_before, rows_before + rows, dtype=np.int64))
     return pa.table([*table.columns, names, lines], names=[*table.column_names, FILE, LINE])
 
 
-def _whole(folder: Location, file: LakeFile) -> list[LakeRowGroup] | None:
+def _complete(folder: Location, file: LakeFile) -> list[LakeRowGroup] | None:
     try:
         meta = json.loads((folder / _META).read_text())
         sizes = meta["pieces"]
@@ -300,8 +302,8 @@ def _prepared(table: pa.Table, columns: Mapping[str, ValueType], preparation: Ro
     if rows.num_rows == n:
         return rows
     # No dictionary keeps a value of a row that was dropped.
-    kept = [_used(x) if pa.types.is_dictionary(x.type) else x for x in rows.columns]
-    return pa.table(kept, names=rows.schema.names)
+    arrays = [_used(x) if pa.types.is_dictionary(x.type) else x for x in rows.columns]
+    return pa.table(arrays, names=rows.schema.names)
 
 
 def _used(column: pa.ChunkedArray) -> pa.Array:
@@ -322,8 +324,8 @@ def _encoded(
         else:  # the file is older than the column
             arrays.append(_cells(pa.chunked_array([pa.nulls(n, type_.arrow)]), type_, name))
         names.append(name)
-    source = ready[FILE] if FILE in ready else _one(table.column(FILE), pa.string())
-    lines = _one(table.column(LINE), pa.int64())
+    source = ready[FILE] if FILE in ready else _single_array(table.column(FILE), pa.string())
+    lines = _single_array(table.column(LINE), pa.int64())
     for name, array in ((FILE, source), (LINE, lines), (HASH, pa.array(row_hashes(source, lines)))):
         arrays.append(array)
         names.append(name)
@@ -347,7 +349,7 @@ def row_hashes(source: pa.DictionaryArray, lines: pa.Array) -> npt.NDArray[np.in
 def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
     """A column as operators see it (workflow.workflow): NaN is null, a null list is empty; texts and integers with
     each value once."""
-    array = input_values(_one(column, type_.arrow, name))
+    array = input_values(_single_array(column, type_.arrow, name))
     if type_.is_integer and not type_.is_list:
         sample = array.slice(0, _SAMPLE)
         if 2 * pc.count_distinct(sample, mode="all").as_py() > len(sample):
@@ -356,7 +358,7 @@ def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
     return array
 
 
-def _one(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Array:
+def _single_array(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Array:
     """`_declared`; texts as a dictionary with a null in it where a row has one."""
     array = _declared(column, type_, name)
     if not pa.types.is_dictionary(array.type):
@@ -402,10 +404,10 @@ class HostFolder:
     files: tuple[str, ...]
 
     @staticmethod
-    def of(scratch: HostScratch, key: str, run: str, files: Sequence[LakeFile]) -> HostFolder:
+    def for_files(scratch: HostScratch, key: str, run: str, files: Sequence[LakeFile]) -> HostFolder:
         return HostFolder(scratch, key, run, tuple(file.key for file in files))
 
-    def here(self) -> Location:
+    def on_this_host(self) -> Location:
         """The folder of the row groups on this host, which has been tidied up by the run's first task there."""
         return self.of_run().parent / self.key
 
@@ -414,9 +416,9 @@ class HostFolder:
         return RunFolder(self.scratch, self.run, (self.key,)).of_run(self._prune)
 
     def _prune(self) -> None:
-        mine = self.scratch.resolve() / self.key
-        prune(mine, self.files)
-        mine.make_dir()
+        groups_folder = self.scratch.resolve() / self.key
+        prune(groups_folder, self.files)
+        groups_folder.make_dir()
 
 
 def of_run_here(place: Location | HostFolder | RunFolder) -> Location:

@@ -58,8 +58,8 @@ class DictionaryColumn:
         if not len(self.values):
             return np.zeros(len(self), np.int64)
         ends = np.frombuffer(self.values.buffers()[1], np.int32)[self.values.offset :][: len(self.values) + 1]
-        found = np.diff(ends) if self.indices is None else ends[1:][self.indices] - ends[:-1][self.indices]
-        return found.astype(np.int64)
+        sizes = np.diff(ends) if self.indices is None else ends[1:][self.indices] - ends[:-1][self.indices]
+        return sizes.astype(np.int64)
 
 
 def text_ranges(columns: Iterable[DictionaryColumn], rows: int) -> list[tuple[int, int]]:
@@ -86,8 +86,8 @@ def ranges_of(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """Ranges of rows, each as long as its sizes add up to at most DECODED_TEXT; a row at least. int64 [rows]."""
     ends, edges = np.cumsum(sizes), [0]
     while edges[-1] < len(sizes):
-        before = int(ends[edges[-1] - 1]) if edges[-1] else 0
-        edges.append(max(int(np.searchsorted(ends, before + DECODED_TEXT, "right")), edges[-1] + 1))
+        bytes_before = int(ends[edges[-1] - 1]) if edges[-1] else 0
+        edges.append(max(int(np.searchsorted(ends, bytes_before + DECODED_TEXT, "right")), edges[-1] + 1))
     return list(pairwise(edges))
 
 
@@ -104,17 +104,17 @@ def apply_op(
         pieces: dict[str, list[pa.Array]] = {}
         rows = max((len(columns[name]) for name in step.inputs), default=0)
         for start, end in text_ranges((columns[name] for name in step.inputs), rows):
-            mine = {name: columns[name].part(start, end).decode() for name in step.inputs}
+            decoded = {name: columns[name].part(start, end).decode() for name in step.inputs}
             passed = {name: columns[name].values for name in step.passthrough}
             of_rows = None if identity is None else identity.slice(start, end - start)
-            for name, x in step.arrow(mine | passed, state, lookup, table, of_rows).items():
+            for name, x in step.arrow(decoded | passed, state, lookup, table, of_rows).items():
                 pieces.setdefault(name, []).append(x)
         return {
-            name: columns[name] if name in step.passthrough else DictionaryColumn(_joined(of))
-            for name, of in pieces.items()
+            name: columns[name] if name in step.passthrough else DictionaryColumn(_joined(arrays))
+            for name, arrays in pieces.items()
         }
     out = step.arrow({name: column.values for name, column in columns.items()}, state, _distinct(lookup), table, None)
-    made_of = {name: of for name, (of,) in step.op.sources(step.inputs).items()} | {
+    made_of = {name: arrays for name, (arrays,) in step.op.sources(step.inputs).items()} | {
         name: name for name in step.passthrough
     }
     return {name: DictionaryColumn(x, columns[made_of[name]].indices) for name, x in out.items()}

@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.features.arrow.collect import (
     AggregateTask,
-    HandedTable,
+    SharedKeyedTable,
     Merged,
     Name,
     StatisticsFile,
-    Tables,
+    StatisticNumbers,
     counted_values,
     merged_by_key,
     scan_merged,
@@ -37,7 +37,7 @@ from headrace.features.vocabulary.codes import Vocabularies
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.saved import MOST_TEXT, hand_on
+from headrace.features.workflow.saved import MOST_TEXT, copy_table
 from headrace.features.workflow.workflow import BoundOp, Workflow
 from headrace.storage import Location, local
 
@@ -63,7 +63,11 @@ class LakeFit:
     """
 
     def __init__(
-        self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None, handed: Location | None = None
+        self,
+        workflow: Workflow,
+        rows: LakeRows,
+        base: FittedWorkflow | None = None,
+        shared_folder: Location | None = None,
     ) -> None:
         """Begin.
 
@@ -71,13 +75,13 @@ class LakeFit:
             workflow: what is fitted.
             rows: the files.
             base: what was learned by the same workflow, taken over; then only values are counted.
-            handed: a folder that all hosts see, for tables by key that the driver does not hold and operators behind
+            shared_folder: a folder that all hosts see, for tables by key that the driver does not hold and operators behind
                 them learn from; None: these come into its memory for it.
         """
-        self._base, self._handed_folder = base, handed
-        self._handed: dict[Name, HandedTable] = {}
+        self._base, self._shared_folder = base, shared_folder
+        self._shared: dict[Name, SharedKeyedTable] = {}
         self._spark: SparkSession | None = None
-        self._workflow, self._rows, self._folder, self._turn = workflow, rows, rows.scratch, 0
+        self._workflow, self._rows, self._folder, self._pass_number = workflow, rows, rows.scratch, 0
         self._learned: list[list[FittedState]] = [[] for _ in workflow.chains]
         #: Steps (chain, step) that learn in this turn.
         self._learning: tuple[tuple[int, int], ...] = ()
@@ -87,9 +91,9 @@ class LakeFit:
     def next_task(self) -> AggregateTask | None:
         """What to aggregate next of each file; None: nothing more."""
         for i, chain in enumerate(self._workflow.chains):
-            mine = self._learned[i]
-            while len(mine) < len(chain.steps) and (known := self._known(i, len(mine))) is not None:
-                mine.append(known)
+            learned_steps = self._learned[i]
+            while len(learned_steps) < len(chain.steps) and (known := self._known(i, len(learned_steps))) is not None:
+                learned_steps.append(known)
         requested: dict[tuple[int, int], Mapping[str, Statistic]] = {}
         later = self._later_vocabularies()
         for i, step in self._next_steps():
@@ -98,32 +102,35 @@ class LakeFit:
                 requested[i, len(self._learned[i])] = step.op.statistics(step.inputs)
         if not requested:
             return None
-        self._turn += 1
+        self._pass_number += 1
         self._learning = tuple(requested)
         # Of chains that need nothing the tasks need not be told what they have learned.
         asking = {i for i, _ in requested}
-        handed = {name: table for i in asking for name, table in self._handed_on(i)}
+        shared = {name: table for i in asking for name, table in self._shared_tables(i)}
         learned = tuple(
-            tuple(_sent(found, [name for (*at, name) in handed if at == [i, j]]) for j, found in enumerate(mine))
+            tuple(
+                _sent(state, [name for (*place, name) in shared if place == [i, j]])
+                for j, state in enumerate(learned_steps)
+            )
             if i in asking
             else ()
-            for i, mine in enumerate(self._learned)
+            for i, learned_steps in enumerate(self._learned)
         )
-        return AggregateTask(self._workflow, learned, requested, self._folder, self._turn, handed)
+        return AggregateTask(self._workflow, learned, requested, self._folder, self._pass_number, shared)
 
-    def _handed_on(self, i: int) -> Iterator[tuple[Name, HandedTable]]:
+    def _shared_tables(self, i: int) -> Iterator[tuple[Name, SharedKeyedTable]]:
         """The tables of chain i that hosts map: those in files."""
-        for j, found in enumerate(self._learned[i]):
-            for name, table in found.tables.items():
-                if (at := (i, j, name)) not in self._handed and isinstance(table, FileKeyedTable):
-                    own, full = self._rows.folder, f"{i}.{j}.{name}"
-                    host = own if isinstance(own, HostFolder) else self._folder
+        for j, state in enumerate(self._learned[i]):
+            for name, table in state.tables.items():
+                if (place := (i, j, name)) not in self._shared and isinstance(table, FileKeyedTable):
+                    row_groups_folder, full = self._rows.folder, f"{i}.{j}.{name}"
+                    host = row_groups_folder if isinstance(row_groups_folder, HostFolder) else self._folder
                     if host is self._folder and local(table.path).is_below(self._folder):  # where tasks see it
-                        self._handed[at] = HandedTable(local(table.path), full, host)
-                    elif self._handed_folder is not None:
-                        self._handed[at] = HandedTable(hand_on(table, self._handed_folder, full), full, host)
-                if at in self._handed:
-                    yield at, self._handed[at]
+                        self._shared[place] = SharedKeyedTable(local(table.path), full, host)
+                    elif self._shared_folder is not None:
+                        self._shared[place] = SharedKeyedTable(copy_table(table, self._shared_folder, full), full, host)
+                if place in self._shared:
+                    yield place, self._shared[place]
 
     def _next_steps(self) -> Iterator[tuple[int, BoundOp]]:
         """By chain that is not done: its next step."""
@@ -149,8 +156,8 @@ class LakeFit:
             return FittedState({})
         if self._base is None or isinstance(op, Categorify):
             return None
-        of = f"{i}.{j}."
-        tables = {n.removeprefix(of): t for n, t in self._base.tables.items() if n.startswith(of)}
+        prefix = f"{i}.{j}."
+        tables = {n.removeprefix(prefix): t for n, t in self._base.tables.items() if n.startswith(prefix)}
         return FittedState(self._base.states[i][j], tables)
 
     def scan(self, spark: SparkSession | None, task: AggregateTask | None) -> Scanned:
@@ -172,21 +179,21 @@ class LakeFit:
                 parts.setdefault((i, j, name), []).append(table_at(self._folder / result["path"], start))
         vocabularies: dict[str, list[Partial]] = {}
         partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
-        for (i, j, name), mine in parts.items():
+        for (i, j, name), partials_of_name in parts.items():
             op = self._workflow.chains[i].steps[j].op
             if isinstance(op, Categorify):
-                vocabularies.setdefault(op.vocabulary_of(name), []).extend(mine)
+                vocabularies.setdefault(op.vocabulary_of(name), []).extend(partials_of_name)
             else:
-                partials.setdefault((i, j), {})[name] = mine
+                partials.setdefault((i, j), {})[name] = partials_of_name
         large = self._beyond_arrays(partials)
-        held = {at: mine for at, mine in partials.items() if at not in large}
+        held = {place: partials_of_name for place, partials_of_name in partials.items() if place not in large}
         with ThreadPoolExecutor(_MERGING_THREADS) as pool:
             merged = pool.map(self._counted, vocabularies, vocabularies.values())
             self._values += merged
             finished = pool.map(self._finish, held, held.values())
             learned = dict(zip(held, finished, strict=True))
         if large:
-            learned |= self._by_spark(results, {at: partials[at] for at in large})
+            learned |= self._by_spark(results, {place: partials[place] for place in large})
         for result in results:  # before they are written to the disk
             (self._folder / result["path"]).remove_quietly()
         self._learn(learned)
@@ -195,23 +202,29 @@ class LakeFit:
         self, partials: Mapping[tuple[int, int], Mapping[str, Sequence[Partial]]]
     ) -> list[tuple[int, int]]:
         """Steps that learn tables of more text than is taken into memory: Spark merges their statistics."""
-        if self._spark is None or self._handed_folder is None:
+        if self._spark is None or self._shared_folder is None:
             return []
-        return [at for at, mine in partials.items() if sum(map(_text_of, self._keyed(at, mine).values())) > MOST_TEXT]
+        return [
+            place
+            for place, by_name in partials.items()
+            if sum(map(_text_of, self._keyed(place, by_name).values())) > MOST_TEXT
+        ]
 
-    def _keyed(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> Mapping[str, Sequence[Partial]]:
+    def _keyed(
+        self, place: tuple[int, int], partials: Mapping[str, Sequence[Partial]]
+    ) -> Mapping[str, Sequence[Partial]]:
         """Those of a step's statistics of which tasks can make tables, key by key."""
-        step = self._workflow.chains[at[0]].steps[at[1]]
+        step = self._workflow.chains[place[0]].steps[place[1]]
         assert isinstance(step.op, EstimatorOp)
-        wanted = step.op.statistics(step.inputs)
-        return {name: mine for name, mine in partials.items() if is_by_key(step, wanted[name])}
+        statistics = step.op.statistics(step.inputs)
+        return {name: parts for name, parts in partials.items() if is_by_key(step, statistics[name])}
 
     def _by_spark(
         self, results: Sequence[Mapping[str, Any]], partials: Mapping[tuple[int, int], Mapping[str, Sequence[Partial]]]
     ) -> dict[tuple[int, int], FittedState]:
         """What steps learn, their statistics merged in tasks, which see the files, and their tables in files."""
         assert self._spark is not None
-        names = [(*at, name) for at, mine in partials.items() for name in self._keyed(at, mine)]
+        names = [(*place, name) for place, by_name in partials.items() for name in self._keyed(place, by_name)]
         number = {name: i for i, name in enumerate(names)}
         files = [
             StatisticsFile(
@@ -220,44 +233,48 @@ class LakeFit:
             for r in results
         ]
         steps = {}
-        for at, mine in partials.items():
-            keyed = self._keyed(at, mine)
-            whole = {name: parts for name, parts in mine.items() if name not in keyed}
-            steps[at] = self._keyed_step(at, {number[*at, name]: name for name in keyed}, whole)
-        size = sum(part.nbytes for mine in partials.values() for parts in mine.values() for part in parts)
-        found = merged_by_key(self._spark, self._folder, files, Tables(tuple(names), ()), size)
-        return keyed_tables(found, steps, self._folder / f"tables-{self._turn}")
+        for place, by_name in partials.items():
+            keyed = self._keyed(place, by_name)
+            ungrouped = {name: parts for name, parts in by_name.items() if name not in keyed}
+            steps[place] = self._keyed_step(place, {number[*place, name]: name for name in keyed}, ungrouped)
+        size = sum(part.nbytes for by_name in partials.values() for parts in by_name.values() for part in parts)
+        merged = merged_by_key(self._spark, self._folder, files, StatisticNumbers(tuple(names), ()), size)
+        return keyed_tables(merged, steps, self._folder / f"tables-{self._pass_number}")
 
-    def _merge_merged(self, found: Merged) -> None:
+    def _merge_merged(self, merged: Merged) -> None:
         partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
-        for (i, j, name), mine in found.statistics.items():
-            partials.setdefault((i, j), {})[name] = [mine]
+        for (i, j, name), statistic in merged.statistics.items():
+            partials.setdefault((i, j), {})[name] = [statistic]
         large: dict[tuple[int, int], dict[int, str]] = {}
-        for (i, j, name), number in found.keyed.items():
+        for (i, j, name), number in merged.keyed.items():
             large.setdefault((i, j), {})[number] = name
-        if found.values is not None:
-            self._merged.append(found)
+        if merged.values is not None:
+            self._merged.append(merged)
         try:
-            learned = {at: self._finish(at, mine) for at, mine in partials.items() if at not in large}
+            learned = {
+                place: self._finish(place, statistic) for place, statistic in partials.items() if place not in large
+            }
             if large:
-                steps = {at: self._keyed_step(at, names, partials.get(at, {})) for at, names in large.items()}
-                learned |= keyed_tables(found.partials, steps, self._folder / f"tables-{self._turn}")
+                steps = {
+                    place: self._keyed_step(place, names, partials.get(place, {})) for place, names in large.items()
+                }
+                learned |= keyed_tables(merged.partials, steps, self._folder / f"tables-{self._pass_number}")
         finally:
-            if found.values is None:
-                found.release()
+            if merged.values is None:
+                merged.release()
         self._learn(learned)
 
     def _keyed_step(
-        self, at: tuple[int, int], names: Mapping[int, str], whole: Mapping[str, Sequence[Partial]]
+        self, place: tuple[int, int], names: Mapping[int, str], ungrouped: Mapping[str, Sequence[Partial]]
     ) -> KeyedStep:
-        step = self._workflow.chains[at[0]].steps[at[1]]
+        step = self._workflow.chains[place[0]].steps[place[1]]
         assert isinstance(step.op, EstimatorOp)
-        return KeyedStep(step.op, step.inputs, names, {name: merge(parts) for name, parts in whole.items()})
+        return KeyedStep(step.op, step.inputs, names, {name: merge(parts) for name, parts in ungrouped.items()})
 
     def _learn(self, learned: Mapping[tuple[int, int], FittedState]) -> None:
         """What the steps of this turn have learned; that of a vocabulary comes last."""
-        for at in self._learning:
-            self._learned[at[0]].append(learned.get(at, FittedState({})))
+        for place in self._learning:
+            self._learned[place[0]].append(learned.get(place, FittedState({})))
 
     def finish(self, vocabularies: Vocabularies) -> FittedWorkflow:
         """Give codes and put together what was learned."""
@@ -266,38 +283,38 @@ class LakeFit:
             try:
                 pinned = vocabularies.update(self._all_counts(), self._workflow.rules)
             finally:
-                for found in self._merged:
-                    found.release()
+                for merged in self._merged:
+                    merged.release()
         tables = {
             f"{i}.{j}.{name}": keyed_of(table)
             for i, steps in enumerate(self._learned)
             for j, learned in enumerate(steps)
             for name, table in learned.tables.items()
         }
-        _LOG.info("fitted %d chains in %d passes over the lake files", len(self._learned), self._turn)
+        _LOG.info("fitted %d chains in %d passes over the lake files", len(self._learned), self._pass_number)
         states = [[learned.states for learned in steps] for steps in self._learned]
         return FittedWorkflow(self._workflow, states, {n: lookup_of(t) for n, t in pinned.items()}, tables)
 
-    def _finish(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> FittedState:
-        step = self._workflow.chains[at[0]].steps[at[1]]
+    def _finish(self, place: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> FittedState:
+        step = self._workflow.chains[place[0]].steps[place[1]]
         assert isinstance(step.op, EstimatorOp)
         return step.op.finish({name: merge(parts) for name, parts in partials.items()}, step.inputs)
 
     def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
         """(name, value, count, day) of the values that are there often enough."""
         least = self._workflow.rules[vocabulary].min_count
-        whole = counted_values(parts, least)
+        values = counted_values(parts, least)
         return pa.table(
             {
-                "name": pa.repeat(vocabulary, whole.num_rows),
-                "value": whole.column("key"),
-                "count": whole.column("rows"),
-                "day": whole.column("day"),
+                "name": pa.repeat(vocabulary, values.num_rows),
+                "value": values.column("key"),
+                "count": values.column("rows"),
+                "day": values.column("day"),
             }
         )
 
     def _all_counts(self) -> pa.Table | DataFrame:
-        if frames := [found.values for found in self._merged if found.values is not None]:
+        if frames := [merged.values for merged in self._merged if merged.values is not None]:
             return reduce(DataFrame.unionAll, frames)
         return pa.concat_tables(self._values)
 
@@ -307,8 +324,8 @@ def _text_of(partials: Sequence[Partial]) -> int:
     return sum(int(part.column("key").nbytes) for part in partials)
 
 
-def _sent(learned: FittedState, without: Collection[str]) -> FittedState:
-    """The same for tasks, which do not see this host's files; `without` some tables."""
-    mine = {name: table for name, table in learned.tables.items() if name not in without}
-    tables = {name: t.table if isinstance(t, KeyedTable) else t for name, t in mine.items()}
+def _sent(learned: FittedState, left_out: Collection[str]) -> FittedState:
+    """The same for tasks, which do not see this host's files; `left_out` some tables."""
+    sent_tables = {name: table for name, table in learned.tables.items() if name not in left_out}
+    tables = {name: t.table if isinstance(t, KeyedTable) else t for name, t in sent_tables.items()}
     return FittedState(learned.states, tables)

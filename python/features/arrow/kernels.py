@@ -155,26 +155,30 @@ def index_type(size: int) -> np.dtype[Any]:
 def used(column: pa.DictionaryArray) -> pa.DictionaryArray:
     """The same values, in a dictionary of those that a row has."""
     index, dictionary = column.indices, column.dictionary
-    there = np.bincount(index.drop_null().to_numpy(), minlength=len(dictionary)) > 0
-    kept = np.flatnonzero(there)
-    if len(kept) == len(dictionary):
+    is_used = np.bincount(index.drop_null().to_numpy(), minlength=len(dictionary)) > 0
+    used_numbers = np.flatnonzero(is_used)
+    if len(used_numbers) == len(dictionary):
         return column
-    number = np.cumsum(there, dtype=np.int32) - np.int32(1)
+    number = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
     # A null's number is not looked at.
-    found = (
-        number[pc.fill_null(index, 0).to_numpy(zero_copy_only=False)] if len(kept) else np.zeros(len(index), np.int32)
+    new_index = (
+        number[pc.fill_null(index, 0).to_numpy(zero_copy_only=False)]
+        if len(used_numbers)
+        else np.zeros(len(index), np.int32)
     )
     mask = index.is_null().to_numpy(zero_copy_only=False) if index.null_count else None
-    return pa.DictionaryArray.from_arrays(pa.array(found, mask=mask), dictionary.take(pa.array(kept)), safe=False)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(new_index, mask=mask), dictionary.take(pa.array(used_numbers)), safe=False
+    )
 
 
 def dictionary_encode(values: pa.Array) -> pa.DictionaryArray:
     """Integers as `values.dictionary_encode(null_encoding="encode")`, the indices in as few bytes as hold them."""
-    found = _by_table(values)
-    if found is None:
-        whole = values.dictionary_encode(null_encoding="encode")
-        found = whole.indices, whole.dictionary
-    index, dictionary = found
+    encoded = _by_table(values)
+    if encoded is None:
+        by_arrow = values.dictionary_encode(null_encoding="encode")
+        encoded = by_arrow.indices, by_arrow.dictionary
+    index, dictionary = encoded
     return pa.DictionaryArray.from_arrays(pa.array(narrow(index, 0, len(dictionary))), dictionary, safe=False)
 
 
@@ -191,7 +195,7 @@ def _by_table(values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
     numbers, index = np.full(size, -1, np.int32), np.empty(len(values), np.int32)
     dictionary, null_at = np.empty(most, values.type.to_pandas_dtype()), np.empty(1, np.int64)
     validity, data = values.buffers()
-    found = lib.headrace_encode_integers(
+    size_used = lib.headrace_encode_integers(
         data.address + width * values.offset,
         width,
         validity.address if validity is not None and values.null_count else None,
@@ -204,11 +208,11 @@ def _by_table(values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
         address(dictionary),
         address(null_at),
     )
-    assert found > 0
-    mask = np.zeros(found, np.bool_)
+    assert size_used > 0
+    mask = np.zeros(size_used, np.bool_)
     if null_at[0] >= 0:
         mask[null_at[0]] = True
-    return pa.array(index), pa.array(dictionary[:found], values.type, mask=mask)
+    return pa.array(index), pa.array(dictionary[:size_used], values.type, mask=mask)
 
 
 def counted_texts(parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int) -> pa.Table | None:
@@ -232,8 +236,8 @@ def counted_texts(parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: i
         return None
     texts, size = sum(len(key) for key, _, _ in parts), sum(key.nbytes for key, _, _ in parts)
     rounds = max(1, -(-texts // _TEXTS_AT_ONCE), -(-size // _BYTES_AT_ONCE))
-    found = [_round(lib, parts, least, i, rounds) for i in range(rounds)]
-    return pa.concat_tables(found)
+    tables = [_round(lib, parts, least, i, rounds) for i in range(rounds)]
+    return pa.concat_tables(tables)
 
 
 def _round(
@@ -281,7 +285,7 @@ _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1}
 
 
 def dictionary_columns(
-    file: pq.ParquetFile, fd: int, group: int, wanted: Mapping[str, pa.DataType]
+    file: pq.ParquetFile, fd: int, group: int, requested: Mapping[str, pa.DataType]
 ) -> Mapping[str, pa.DictionaryArray]:
     """Columns of a row group of which each value is kept once; those that are left out are Arrow's to read.
 
@@ -289,7 +293,7 @@ def dictionary_columns(
         file: the file, for what its footer says.
         fd: the same, to be read from.
         group: the row group.
-        wanted: names of columns that may be returned, with the types that they must have there.
+        requested: names of columns that may be returned, with the types that they must have there.
 
     Returns:
         Texts, int32 and int64: no value twice in a dictionary, a null in it (the last) where a row has one, numbers of
@@ -298,12 +302,12 @@ def dictionary_columns(
     lib = native.library()
     if lib is None:
         return {}
-    footer, found = file.metadata.row_group(group), {}
+    footer, columns = file.metadata.row_group(group), {}
     schema, stored = file.schema_arrow, file.schema
     for i in range(footer.num_columns):
         name, leaf = stored.column(i).path, stored.column(i)
         # A struct's field has its path as its name.
-        if name not in wanted or schema.get_field_index(name) < 0:
+        if name not in requested or schema.get_field_index(name) < 0:
             continue
         if leaf.max_repetition_level or leaf.max_definition_level > 1:
             continue
@@ -312,17 +316,21 @@ def dictionary_columns(
         declared = schema.field(name).type
         if pa.types.is_dictionary(declared):
             declared = declared.value_type
-        if not declared == type_ == wanted[name] or chunk.compression not in _CODECS or not chunk.has_dictionary_page:
+        if (
+            not declared == type_ == requested[name]
+            or chunk.compression not in _CODECS
+            or not chunk.has_dictionary_page
+        ):
             continue
         start, size = chunk.dictionary_page_offset, chunk.total_compressed_size
         optional = leaf.max_definition_level
         read = lib.headrace_chunk_read(fd, start, size, footer.num_rows, number, _CODECS[chunk.compression], optional)
         if read:
             try:
-                found[name] = _chunk_column(lib, read, footer.num_rows, declared)
+                columns[name] = _chunk_column(lib, read, footer.num_rows, declared)
             finally:
                 lib.headrace_chunk_free(read)
-    return found
+    return columns
 
 
 def _chunk_column(lib: ctypes.CDLL, chunk: int, rows: int, type_: pa.DataType) -> pa.DictionaryArray:

@@ -51,8 +51,8 @@ FileTasks = tuple[tuple[tuple[int, LakeFile], ...], ...]
 class FileVisitor(Protocol):
     """Work over the row groups of a file, in a task: what is to be known of their training rows."""
 
-    def __call__(self, number: int, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Any:
-        """`number`: of the file. Takes all of `found`, one after the other. Returns JSON."""
+    def __call__(self, number: int, scanned: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Any:
+        """`number`: of the file. Takes all of `scanned`, one after the other. Returns JSON."""
         ...
 
 
@@ -120,7 +120,7 @@ class LakeRows:
 
     def hosts_of(self, tasks: FileTasks) -> list[str | None]:
         """By task: who has decoded its first file; None: nobody."""
-        return [self.hosts.get(mine[0][1].key) for mine in tasks]
+        return [self.hosts.get(task_files[0][1].key) for task_files in tasks]
 
     def scan(self, spark: SparkSession | None, visit: FileVisitor | None = None) -> list[Any]:
         """Count splits and labels (into `counts`), and let `visit` work on each file; its results, by file."""
@@ -130,19 +130,21 @@ class LakeRows:
 
     def noted(self, facts: Iterable[Mapping[str, Any]]) -> list[Any]:
         """Put together what `FileScan` counted in each file, into `counts`; what visitors found, by file."""
-        found = sorted(facts, key=lambda f: f["file"])
-        rows = np.array([f["splits"] for f in found], np.int64).reshape(len(found), len(self.splitter.splits)).sum(0)
+        by_file = sorted(facts, key=lambda f: f["file"])
+        rows = (
+            np.array([f["splits"] for f in by_file], np.int64).reshape(len(by_file), len(self.splitter.splits)).sum(0)
+        )
         self.counts = SplitCounts(
             {s: int(n) for s, n in zip(self.splitter.splits, rows, strict=True)},
-            sum(f["null"] for f in found),
-            sum(f["bad"] for f in found),
+            sum(f["null"] for f in by_file),
+            sum(f["bad"] for f in by_file),
         )
-        for f in found:
+        for f in by_file:
             for day, n in f["days"]:
                 self.counts.days.setdefault(day, {})[f["file"]] = n
-        kept = sum(f["kept"] for f in found)
-        _LOG.info("%d lake files, %d of them decoded by an earlier run", len(found), kept)
-        return [f["result"] for f in found]
+        decoded_before = sum(f["kept"] for f in by_file)
+        _LOG.info("%d lake files, %d of them decoded by an earlier run", len(by_file), decoded_before)
+        return [f["result"] for f in by_file]
 
 
 @contextmanager
@@ -153,7 +155,7 @@ def lake_rows(
     home: Location,
     extra: Mapping[str, ValueType],
     preparation: RowPreparation | None = None,
-    own: HostScratch | None = None,
+    host_scratch: HostScratch | None = None,
 ) -> Iterator[LakeRows]:
     """The rows of data files; what an earlier run left and this one does not need is removed.
 
@@ -161,32 +163,34 @@ def lake_rows(
         home: where the row groups of this pipeline are kept.
         extra: types of columns that the split needs besides those of the workflow.
         preparation: what makes the rows of the files'.
-        own: where each host keeps them instead, if the hosts share no folder.
+        host_scratch: where each host keeps them instead, if the hosts share no folder.
     """
     names = dict.fromkeys((*workflow.input_columns, workflow.label_column, *workflow.carried_columns))
     columns = {n: workflow.input_type(n) for n in names} | dict(extra)
     layout = RowGroupLayout(columns, preparation)
     key, run = layout.key, uuid.uuid4().hex[:8]
-    wanted = sorted(files, key=lambda f: str(f.path))
-    if own is not None:
-        for other in home.entries():
-            if other.name.startswith(RUN):
-                other.remove_quietly()
+    sorted_files = sorted(files, key=lambda f: str(f.path))
+    if host_scratch is not None:
+        for entry in home.entries():
+            if entry.name.startswith(RUN):
+                entry.remove_quietly()
         scratch = home / f"{RUN}{run}"
         try:
-            yield LakeRows(wanted, layout, splitter, HostFolder.of(own, key, run, wanted), scratch)
+            yield LakeRows(
+                sorted_files, layout, splitter, HostFolder.for_files(host_scratch, key, run, sorted_files), scratch
+            )
         finally:
             scratch.remove_quietly()
         return
-    for other in home.entries():
-        if other.name != key:
-            other.remove_quietly()
-    prune(home / key, (file.key for file in wanted))
+    for entry in home.entries():
+        if entry.name != key:
+            entry.remove_quietly()
+    prune(home / key, (file.key for file in sorted_files))
     scratch = home / f"{RUN}{run}"
     (home / key).make_dir()
     scratch.make_dir()
     try:
-        yield LakeRows(wanted, layout, splitter, home / key, scratch)
+        yield LakeRows(sorted_files, layout, splitter, home / key, scratch)
     finally:
         scratch.remove_quietly()
 
@@ -215,16 +219,21 @@ class ScanTask:
 class FileScan:
     """The rows of a lake file, which are counted as they are gone through."""
 
-    def __init__(self, number: int, splitter: Splitter, found: Sequence[LakeRowGroup], kept: bool) -> None:
-        """`number`: of the file. `kept`: whether it was decoded before."""
-        self.number, self._splitter, self._found, self._kept = number, splitter, iter(found), kept
+    def __init__(self, number: int, splitter: Splitter, row_groups: Sequence[LakeRowGroup], was_decoded: bool) -> None:
+        """`number`: of the file. `was_decoded`: whether it was decoded before."""
+        self.number, self._splitter, self._row_groups, self._was_decoded = (
+            number,
+            splitter,
+            iter(row_groups),
+            was_decoded,
+        )
         self._splits = np.zeros(len(splitter.splits), np.int64)
         self._days: dict[int, int] = {}
         self._faults = np.zeros(2, np.int64)
 
     def rows(self) -> Iterator[tuple[LakeRowGroup, TrainRows]]:
         """The row groups that were not gone through, one in memory at a time."""
-        for row_group in self._found:
+        for row_group in self._row_groups:
             split = self._splitter.split(row_group)
             self._splits += [np.count_nonzero(split == k) for k in range(len(self._splits))]
             day = self._splitter.days(row_group)
@@ -245,7 +254,7 @@ class FileScan:
             "null": null,
             "bad": bad,
             "days": list(self._days.items()),
-            "kept": self._kept,
+            "kept": self._was_decoded,
             "result": result,
         }
 
@@ -291,18 +300,18 @@ def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, Diction
     """Each row's position in `splits`, DROPPED for none. int8 [rows]."""
     if isinstance(rule, TimeRule):
         time = columns[rule.column].decode()
-        if (one := _one_day(time)) is not None:
-            inside = rule.first <= one <= rule.last
-            return np.full(len(time), splits.index(rule.split_of(one)) if inside else DROPPED, np.int8)
+        if (only_day := _one_day(time)) is not None:
+            inside = rule.first <= only_day <= rule.last
+            return np.full(len(time), splits.index(rule.split_of(only_day)) if inside else DROPPED, np.int8)
         day = days(time)
-        found = np.where(day >= rule.valid, splits.index("valid"), splits.index("train"))
+        positions = np.where(day >= rule.valid, splits.index("valid"), splits.index("train"))
         if rule.test is not None:
-            found = np.where(day >= rule.test, splits.index("test"), found)
-        return np.where((day >= rule.first) & (day <= rule.last), found, DROPPED).astype(np.int8)
+            positions = np.where(day >= rule.test, splits.index("test"), positions)
+        return np.where((day >= rule.first) & (day <= rule.last), positions, DROPPED).astype(np.int8)
     if isinstance(rule, ColumnRule):
         column = columns[rule.column]
-        found = pc.index_in(column.values.cast(pa.string()), pa.array(splits, pa.string()))
-        codes: SplitCodes = pc.fill_null(found, DROPPED).to_numpy(zero_copy_only=False).astype(np.int8)
+        positions = pc.index_in(column.values.cast(pa.string()), pa.array(splits, pa.string()))
+        codes: SplitCodes = pc.fill_null(positions, DROPPED).to_numpy(zero_copy_only=False).astype(np.int8)
         return codes if column.indices is None else codes[column.indices]
     train, valid = splits.index("train"), splits.index("valid")
     file, line = columns["_source_file"], columns["_source_line"].decode().to_numpy(zero_copy_only=False)
@@ -310,18 +319,18 @@ def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, Diction
         return np.full(len(line), train, np.int8)
     # Arrow orders texts by their UTF-8 bytes, as Spark does. A sign: before, at, after the file.
     after = pc.greater(file.values, rule.file).to_numpy(zero_copy_only=False).astype(np.int8)
-    at = pc.equal(file.values, rule.file).to_numpy(zero_copy_only=False)
+    is_in_file = pc.equal(file.values, rule.file).to_numpy(zero_copy_only=False)
     if file.indices is not None:
-        after, at = after[file.indices], at[file.indices]
-    return np.where((after > 0) | (at & (line >= rule.line)), valid, train).astype(np.int8)
+        after, is_in_file = after[file.indices], is_in_file[file.indices]
+    return np.where((after > 0) | (is_in_file & (line >= rule.line)), valid, train).astype(np.int8)
 
 
 def days(time: pa.Array) -> DayNumbers:
     """Days since 1970 in UTC of a timestamp (in microseconds) or date column; before all days for null. int64 [n]."""
-    if (one := _one_day(time)) is not None:
-        return np.full(len(time), one, np.int64)
-    whole: DayNumbers = pc.fill_null(_numbers(time), np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
-    return whole if pa.types.is_date(time.type) else whole // _DAY_US
+    if (only_day := _one_day(time)) is not None:
+        return np.full(len(time), only_day, np.int64)
+    numbers: DayNumbers = pc.fill_null(_numbers(time), np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
+    return numbers if pa.types.is_date(time.type) else numbers // _DAY_US
 
 
 def _one_day(time: pa.Array) -> int | None:

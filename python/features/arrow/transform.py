@@ -68,14 +68,14 @@ def parts_of(
     alike: dict[tuple[str, str | None], list[int]] = {}
     for i, p in enumerate(plans):
         alike.setdefault((p.split, p.day), []).append(i)
-    for (name, of), mine in alike.items():
+    for (name, day_name), part_numbers in alike.items():
         inside = split == splits.index(name)
-        if of is not None:
+        if day_name is not None:
             assert day is not None
-            inside &= day == day_number(of)
+            inside &= day == day_number(day_name)
         rows = np.flatnonzero(inside)
         # NumPy's remainder has the sign of the divisor, as Spark's pmod.
-        out[rows] = mine[0] + (hashes[rows] % len(mine) if len(mine) > 1 else 0)
+        out[rows] = part_numbers[0] + (hashes[rows] % len(part_numbers) if len(part_numbers) > 1 else 0)
     return out
 
 
@@ -87,20 +87,20 @@ def outputs_of(fitted: FittedWorkflow, row_group: LakeRowGroup, identity: pa.Arr
     `value_offsets.NAME` or `row_offsets.NAME` where each begins and the last one ends.
     """
     out: dict[str, Array] = {}
-    wanted = {f.name: f for f in fitted.features}
+    features = {f.name: f for f in fitted.features}
     for i, (chain, states) in enumerate(zip(fitted.workflow.chains, fitted.states, strict=True)):
-        if wanted.keys().isdisjoint(chain.outputs):
+        if features.keys().isdisjoint(chain.outputs):
             continue
         columns = {name: row_group.column(name) for name in chain.columns}
         for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
             table = partial(_table, fitted, f"{i}.{j}")
             columns = apply_op(step, columns, state, fitted.vocabularies.__getitem__, table, identity)
         for name, output in chain.outputs.items():
-            if name not in wanted:
+            if name not in features:
                 continue
             array = finished(columns[name].values, output)
             kind = "row" if columns[name].indices is None else "value"
-            if wanted[name].is_list:
+            if features[name].is_list:
                 out[f"{kind}_offsets.{name}"], out[f"{kind}.{name}"] = lists.to_numpy(lists.trim_zeros(array))
             else:
                 out[f"{kind}.{name}"] = array.to_numpy(zero_copy_only=False)
@@ -124,18 +124,18 @@ def in_order(
     they are.
     """
     out = dict(outputs)
-    made: dict[str, list[Feature]] = {}
+    features_of: dict[str, list[Feature]] = {}
     for feature in fitted.features:
         if (key := f"row.{feature.name}") in outputs and not feature.is_list:
             out[key] = kernels.take(outputs[key], order)
         elif f"value.{feature.name}" in outputs:
-            made.setdefault(feature.sources[0], []).append(feature)
+            features_of.setdefault(feature.sources[0], []).append(feature)
     label = row_group.column(fitted.workflow.label_column)
     values = to_numpy(doubles(label.values)).astype(np.float32)
     out[LABEL] = values if label.indices is not None else kernels.take(values, order)
     if label.indices is not None:
-        made.setdefault(fitted.workflow.label_column, [])
-    for name, features in made.items():
+        features_of.setdefault(fitted.workflow.label_column, [])
+    for name, features in features_of.items():
         index = row_group.column(name).indices
         assert index is not None
         codes = None
@@ -161,8 +161,8 @@ def _plain_numbers(values: pa.Array) -> Array | None:
     kind = values.type
     if values.null_count or not pa.types.is_primitive(kind) or kind.bit_width not in (8, 16, 32, 64):
         return None
-    whole = np.frombuffer(values.buffers()[1], f"i{kind.bit_width // 8}")
-    return whole[values.offset : values.offset + len(values)]
+    buffer = np.frombuffer(values.buffers()[1], f"i{kind.bit_width // 8}")
+    return buffer[values.offset : values.offset + len(values)]
 
 
 def _narrow_codes(feature: Feature, outputs: Mapping[str, Array], index: kernels.Indices) -> kernels.Indices | None:
@@ -188,17 +188,17 @@ def missing_by_part(
         order: the rows, and where among them each part begins and the last one ends: `edges`.
     """
     none: dict[str, npt.NDArray[np.bool_] | None] = {}
-    found = []
+    counts = []
     for names in source_sets(fitted):
         for name in set(names) - none.keys():
             none[name] = _missing(row_group.column(name), arrays.get(f"index.{name}"), order)
         masks = [mask for name in names if (mask := none[name]) is not None]
         if not masks:
-            found.append(np.zeros(len(edges) - 1, np.int64))
+            counts.append(np.zeros(len(edges) - 1, np.int64))
             continue
         mask = np.logical_or.reduce(masks) if len(masks) > 1 else masks[0]
-        found.append(np.array([np.count_nonzero(mask[a:b]) for a, b in pairwise(edges.tolist())], np.int64))
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        counts.append(np.array([np.count_nonzero(mask[a:b]) for a, b in pairwise(edges.tolist())], np.int64))
+    return np.concatenate(counts) if counts else np.zeros(0, np.int64)
 
 
 def _missing(
@@ -210,13 +210,13 @@ def _missing(
         in_order: the column's indices in that order, where they are there.
     """
     none = is_missing(column.values)
-    gone = np.flatnonzero(none)
-    if not len(gone):
+    missing_values = np.flatnonzero(none)
+    if not len(missing_values):
         return None
     if column.indices is None:
         return kernels.take(none, order)
     index = column.indices if in_order is None else in_order
-    mask = index == gone[0] if len(gone) == 1 else none[index]
+    mask = index == missing_values[0] if len(missing_values) == 1 else none[index]
     return kernels.take(mask, order) if in_order is None else mask
 
 
@@ -228,8 +228,8 @@ ORDER, EDGES, HASHES, MISSING, LABEL = "order", "edges", "hashes", "missing", "l
 def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array:
     """A column of the part: of each source its rows' values, each to its place."""
     out = np.empty(sum(map(len, places)), values[0].values.dtype)
-    for found, mine in zip(values, places, strict=True):
-        kernels.scatter(found.values, found.index, mine, out)
+    for source, rows in zip(values, places, strict=True):
+        kernels.scatter(source.values, source.index, rows, out)
     return pa.array(out)
 
 
@@ -257,9 +257,9 @@ def _taken(sources: Sequence[DictionaryColumn], rows: kernels.Rows) -> pa.Array:
     """Some rows, numbered through the sources."""
     pieces, places, start = list[pa.Array](), list[npt.NDArray[np.intp]](), 0
     for source in sources:
-        mine = np.flatnonzero((rows >= start) & (rows < start + len(source)))
-        pieces.append(source.take(rows[mine] - start))
-        places.append(mine)
+        row_places = np.flatnonzero((rows >= start) & (rows < start + len(source)))
+        pieces.append(source.take(rows[row_places] - start))
+        places.append(row_places)
         start += len(source)
     return pa.concat_arrays(pieces).take(pa.array(np.argsort(np.concatenate(places))))
 
@@ -293,24 +293,24 @@ class PartRows:
     def __init__(self, row_group: LakeRowGroup, part: int, start: int, end: int, arrays: Mapping[str, Array]) -> None:
         """`arrays`: what `transformed` gave of the row group; `by_part` arrays have the rows from `start` to `end`."""
         self.row_group, self._part, self._arrays = row_group, part, arrays
-        self._start, self._mine = start, slice(start, end)
-        self.rows: kernels.Rows = arrays[ORDER][self._mine]
-        self.hashes: npt.NDArray[np.int64] = arrays[HASHES][self._mine]
+        self._start, self._slice = start, slice(start, end)
+        self.rows: kernels.Rows = arrays[ORDER][self._slice]
+        self.hashes: npt.NDArray[np.int64] = arrays[HASHES][self._slice]
 
     def output(self, feature: Feature) -> Values:
         """A feature's values; of lists see `output_lists`."""
         by_value = self._arrays.get(f"value.{feature.name}")
         if by_value is None:
-            found = self._arrays[f"row.{feature.name}"][self._mine]
+            codes = self._arrays[f"row.{feature.name}"][self._slice]
             # Codes are kept in as few bytes as hold them.
-            return Values(found.astype(np.int32) if found.dtype.kind == "u" else found, None)
+            return Values(codes.astype(np.int32) if codes.dtype.kind == "u" else codes, None)
         return Values(by_value, self._index(feature.sources[0]))
 
     def label(self, name: str) -> Values:
         """The label's, float32; NaN of null."""
         if f"index.{name}" in self._arrays:
             return Values(self._arrays[LABEL], self._index(name))
-        return Values(self._arrays[LABEL][self._mine], None)
+        return Values(self._arrays[LABEL][self._slice], None)
 
     def output_lists(self, feature: Feature) -> pa.ListArray:
         """A list feature's lists, without the zeros at their ends."""
@@ -324,12 +324,12 @@ class PartRows:
         """An input column's values."""
         column = self.row_group.column(name)
         if f"carried.{name}" in self._arrays:
-            values = pa.py_buffer(self._arrays[f"carried.{name}"][self._mine])
+            values = pa.py_buffer(self._arrays[f"carried.{name}"][self._slice])
             return DictionaryColumn(pa.Array.from_buffers(column.values.type, len(self.rows), [None, values]))
         if column.indices is None:
             return DictionaryColumn(column.values, self.rows)
-        mine = self._index(name) if f"index.{name}" in self._arrays else column.indices[self.rows]
-        return DictionaryColumn(column.values, mine)
+        row_index = self._index(name) if f"index.{name}" in self._arrays else column.indices[self.rows]
+        return DictionaryColumn(column.values, row_index)
 
     def pieces(self, columns: Sequence[str]) -> Iterator[PartRows]:
         """The rows in pieces, of each of which the texts of some input columns can be decoded."""
@@ -341,7 +341,7 @@ class PartRows:
         return self._arrays[MISSING].reshape(sets, -1)[:, self._part]
 
     def _index(self, name: str) -> kernels.Indices:
-        return self._arrays[f"index.{name}"][self._mine]
+        return self._arrays[f"index.{name}"][self._slice]
 
 
 class Identified(Protocol):
@@ -388,13 +388,13 @@ def row_order(
 
 def _identities(sources: Sequence[tuple[Identified, Array]], rows: Array) -> tuple[Array, Array]:
     """(rank of its source file, source line) of rows, numbered through the row groups' given rows. int64 [n], twice."""
-    starts = np.cumsum([0, *(len(mine) for _, mine in sources)])
+    starts = np.cumsum([0, *(len(given_rows) for _, given_rows in sources)])
     files, lines, places = [], [], []
-    for (row_group, mine), start, end in zip(sources, starts[:-1], starts[1:], strict=True):
+    for (row_group, given_rows), start, end in zip(sources, starts[:-1], starts[1:], strict=True):
         place = np.flatnonzero((rows >= start) & (rows < end))
-        at = mine[rows[place] - start]
-        files.append(row_group.column(FILE).take(at).cast(pa.string()))
-        lines.append(row_group.column(LINE).take(at).cast(pa.int64()))
+        picked_rows = given_rows[rows[place] - start]
+        files.append(row_group.column(FILE).take(picked_rows).cast(pa.string()))
+        lines.append(row_group.column(LINE).take(picked_rows).cast(pa.int64()))
         places.append(place)
     # Arrow orders texts by their UTF-8 bytes.
     encoded = pc.fill_null(pa.chunked_array(files), "").combine_chunks().dictionary_encode()

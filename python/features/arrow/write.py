@@ -50,8 +50,8 @@ def write(
     # Long texts: a column of a batch holds 2 GiB of them.
     varying = any(t.is_list or t.element == "string" for t in map(w.input_type, (*w.input_columns, *w.carried_columns)))
     with bounded_batches(rows.sparkSession) if varying else nullcontext():
-        found = numbered.mapInArrow(task.run, "written string").collect()
-    return written_dataset(plans, (json.loads(text) for (text,) in found))
+        answers = numbered.mapInArrow(task.run, "written string").collect()
+    return written_dataset(plans, (json.loads(text) for (text,) in answers))
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class _Task:
         index, missing = -1, dict.fromkeys(source_sets(fitted), 0)
         done: list[pa.RecordBatch] = []
         for numbered in batches:
-            whole = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
-            parts = whole.column(whole.schema.get_field_index("__part")).to_numpy()
+            named_batch = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
+            parts = named_batch.column(named_batch.schema.get_field_index("__part")).to_numpy()
             edges = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(parts)]
             for start, end in pairwise(edges):
                 if start == end:
@@ -81,7 +81,7 @@ class _Task:
                     if done:
                         yield self._write(fitted, index, done, missing)
                     index, done, missing = int(parts[start]), [], dict.fromkeys(missing, 0)
-                batch = whole.slice(start, end - start)
+                batch = named_batch.slice(start, end - start)
                 done.append(self._transform(fitted, batch))
                 rows = {name: fitted.missing(batch, name) for name in fitted.input_columns}
                 for sources in missing:
@@ -91,8 +91,8 @@ class _Task:
 
     def _transform(self, fitted: FittedWorkflow, batch: pa.RecordBatch) -> pa.RecordBatch:
         rest = [batch.column(batch.schema.get_field_index(c)) for c in ("__label", *self.carried)]
-        made = fitted.transform_lists(batch)
-        return pa.RecordBatch.from_arrays([*made, *rest], schema=stored_schema(fitted.schema.features))
+        arrays = fitted.transform_lists(batch)
+        return pa.RecordBatch.from_arrays([*arrays, *rest], schema=stored_schema(fitted.schema.features))
 
     def _write(
         self, fitted: FittedWorkflow, index: int, done: list[pa.RecordBatch], missing: Mapping[tuple[str, ...], int]
@@ -138,15 +138,15 @@ def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -
     counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
     days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
     for part in parts:
-        mine = [WrittenFile(**file) for file in part["files"]]
-        files += mine
+        part_files = [WrittenFile(**file) for file in part["files"]]
+        files += part_files
         sums = [counts[part["split"]]]
         if part["day"]:
-            days[part["day"]][0].extend(mine)
+            days[part["day"]][0].extend(part_files)
             sums.append(days[part["day"]][1])
-        for name, found in part["counts"].items():
+        for name, part_counts in part["counts"].items():
             for sum_ in sums:
-                sum_[name] = sum_.get(name, ColumnCounts()) + ColumnCounts(**found)
+                sum_[name] = sum_.get(name, ColumnCounts()) + ColumnCounts(**part_counts)
     return WrittenDataset(sorted(files, key=lambda f: f.name), counts, days)
 
 

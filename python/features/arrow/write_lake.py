@@ -61,9 +61,11 @@ def write_lake_rows(
         return write_exchanged(rows, plans, folder, workflow, spark)
     tasks, decoded = rows.tasks(spark), rows.folder
     transform_task = _TransformTask(tasks, decoded, rows.layout, rows.splitter, workflow, rows.scratch, tuple(plans))
-    found = sorted(run_tasks(spark, len(tasks), transform_task), key=lambda f: f["file"])
+    transformed_files = sorted(run_tasks(spark, len(tasks), transform_task), key=lambda f: f["file"])
     placed = tuple(
-        (decoded / row_group, rows.scratch / outputs) for f in found for row_group, outputs in f["row_groups"]
+        (decoded / row_group, rows.scratch / outputs)
+        for f in transformed_files
+        for row_group, outputs in f["row_groups"]
     )
     parts = run_tasks(spark, len(plans), _WriteTask(placed, tuple(plans), folder, workflow))
     for _, outputs in placed:  # so that the dataset does not wait for them on its way to the disk
@@ -154,8 +156,8 @@ def write_exchanged(
     receive = WritePart(tuple(plans), folder, workflow)
     with small_batches(spark):
         parts = exchange(spark, len(tasks), send, len(plans), receive, "written string", rows.hosts_of(tasks))
-        found = [json.loads(text) for (text,) in parts.collect()]
-    return written_dataset(plans, found)
+        written_parts = [json.loads(text) for (text,) in parts.collect()]
+    return written_dataset(plans, written_parts)
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,10 @@ class SendRows:
                 for part, (start, end) in enumerate(pairwise(edges)):
                     if start == end:
                         continue
-                    mine = PartRows(row_group, part, start, end, arrays)
-                    missing = pa.table({"missing": mine.missing(len(source_sets(fitted)))})
+                    part_rows = PartRows(row_group, part, start, end, arrays)
+                    missing = pa.table({"missing": part_rows.missing(len(source_sets(fitted)))})
                     yield from sender.add(part, _MISSING, missing)
-                    for piece in mine.pieces(fitted.workflow.carried_columns):
+                    for piece in part_rows.pieces(fitted.workflow.carried_columns):
                         yield from sender.add(part, _ROWS, table_of(fitted, piece))
             yield from sender.rest()
 
@@ -244,15 +246,15 @@ class _Sent:
     table: pa.Table
 
     def column(self, name: str) -> DictionaryColumn:
-        found = self.table.column(name).chunk(0)
-        if pa.types.is_dictionary(found.type):
-            return DictionaryColumn(found.dictionary, _indices(found))
-        return DictionaryColumn(found)
+        array = self.table.column(name).chunk(0)
+        if pa.types.is_dictionary(array.type):
+            return DictionaryColumn(array.dictionary, _indices(array))
+        return DictionaryColumn(array)
 
 
 def _indices(column: pa.DictionaryArray) -> npt.NDArray[np.int32]:
-    found: npt.NDArray[np.int32] = column.indices.to_numpy(zero_copy_only=False)
-    return found
+    indices: npt.NDArray[np.int32] = column.indices.to_numpy(zero_copy_only=False)
+    return indices
 
 
 def in_order(fitted: FittedWorkflow, tables: Sequence[pa.Table]) -> pa.Table:
@@ -273,26 +275,26 @@ _ALIGN = 64
 _BLOCK_ALIGN = 8
 
 
-def save_arrays(path: Location, whole: Mapping[str, Array], by_part: Mapping[str, Array], edges: Array) -> None:
+def save_arrays(path: Location, shared: Mapping[str, Array], by_part: Mapping[str, Array], edges: Array) -> None:
     """Write one-dimensional arrays of numbers under their names; a reader sees all of the file or none.
 
     Args:
         path: of the file.
-        whole: arrays that every reader may need all of.
+        shared: arrays that every reader may need all of.
         by_part: arrays [rows], whose rows `edges[k]` to `edges[k + 1]` are part k's.
         edges: int64 [parts + 1].
     """
-    mapped, at = [], 0
-    for name, array in whole.items():
-        mapped.append([name, array.dtype.str, len(array), at])
-        at += -(-array.nbytes // _ALIGN) * _ALIGN
+    mapped, offset = [], 0
+    for name, array in shared.items():
+        mapped.append([name, array.dtype.str, len(array), offset])
+        offset += -(-array.nbytes // _ALIGN) * _ALIGN
     in_block = [[name, array.dtype.str] for name, array in by_part.items()]
-    text = json.dumps({"whole": mapped, "bytes": at, "by_part": in_block}).encode()
+    text = json.dumps({"whole": mapped, "bytes": offset, "by_part": in_block}).encode()
     # Numbers and not JSON: there are as many edges as parts, and a reader of one part needs them all.
     head = np.array([len(text), len(edges), *edges], np.int64).tobytes() + text
     with path.new_file() as partial, open(partial, "wb") as f:
         f.write(head + b"\0" * (-len(head) % _ALIGN))
-        for array in whole.values():
+        for array in shared.values():
             _write(f, np.ascontiguousarray(array), _ALIGN)
         contiguous = [np.ascontiguousarray(array) for array in by_part.values()]
         for start, end in pairwise(edges.tolist()):
@@ -316,16 +318,16 @@ def load_part(path: Location, part: int) -> dict[str, Array] | None:
     head = json.loads(data[begin : begin + text].tobytes())
     start = -(-(begin + text) // _ALIGN) * _ALIGN
     out = {}
-    for name, dtype, length, at in head["whole"]:
+    for name, dtype, length, offset in head["whole"]:
         kind = np.dtype(dtype)
-        out[name] = data[start + at : start + at + length * kind.itemsize].view(kind)
+        out[name] = data[start + offset : start + offset + length * kind.itemsize].view(kind)
     kinds = [(name, np.dtype(dtype)) for name, dtype in head["by_part"]]
     sizes = sum((_padded(rows * kind.itemsize) for _, kind in kinds), np.zeros_like(rows))
     block = _read(path, start + head["bytes"] + int(sizes[:part].sum()), int(sizes[part]))
-    at, mine = 0, int(rows[part])
+    offset, part_size = 0, int(rows[part])
     for name, kind in kinds:
-        out[name] = np.frombuffer(block, kind, mine, at)
-        at += _padded(mine * kind.itemsize)
+        out[name] = np.frombuffer(block, kind, part_size, offset)
+        offset += _padded(part_size * kind.itemsize)
     return out
 
 
@@ -338,9 +340,9 @@ def _read(path: Location, offset: int, size: int) -> bytes:
     try:
         # Nothing around it: the block behind this one is another task's.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        found = os.pread(fd, size, offset)
-        if len(found) != size:
+        data = os.pread(fd, size, offset)
+        if len(data) != size:
             raise OSError(f"{path} ends before its part's {size} bytes from {offset} on")
-        return found
+        return data
     finally:
         os.close(fd)

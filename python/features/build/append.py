@@ -76,21 +76,21 @@ def base_input(ctx: Context, spec_part: Mapping[str, Any], version: int) -> Inpu
     if append is None:
         return None
     yesterday = (date.fromisoformat(ctx.ds) - timedelta(days=1)).isoformat()
-    found = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, yesterday, "features"))
-    facts = found.facts.get("append") if found is not None else None
-    if found is None or facts is None or found.spec_hash != fingerprint(spec_part) or facts["version"] != version:
+    manifest = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, yesterday, "features"))
+    facts = manifest.facts.get("append") if manifest is not None else None
+    if manifest is None or facts is None or manifest.spec_hash != fingerprint(spec_part) or facts["version"] != version:
         return None
     if (date.fromisoformat(ctx.ds) - date.fromisoformat(facts["learned"])).days >= append.rebase_days:
         return None
-    return Input(kind="dataset", name=found.output("dataset").name, version=found.key)
+    return Input(kind="dataset", name=manifest.output("dataset").name, version=manifest.key)
 
 
-def open_base(ctx: Context, given: Input | None) -> BaseDataset | None:
+def open_base(ctx: Context, dataset_input: Input | None) -> BaseDataset | None:
     """The base, if all of it is there; else None, and a line that says why."""
-    if given is None:
+    if dataset_input is None:
         _LOG.info("append: no dataset of yesterday with this spec and young enough: everything is written anew")
         return None
-    folder = ctx.ws.locate(given.name)
+    folder = ctx.ws.locate(dataset_input.name)
     try:
         saved = json.loads((folder / DAYS_FILE).read_text())
         days = {
@@ -122,7 +122,7 @@ class AppendPlan:
     base: BaseDataset | None
     rows_of: Mapping[str, str]
     #: Days taken over.
-    kept: Mapping[str, DayFiles]
+    retained: Mapping[str, DayFiles]
     #: The other days' parts.
     plans: list[FilePlan]
     #: The lake files that these are made of.
@@ -150,9 +150,9 @@ def plan_days(
     assert isinstance(rule, TimeRule)
     least = math.ceil(min_row_groups / min(window))
     rows_of: dict[str, str] = {}
-    kept: dict[str, DayFiles] = {}
+    retained: dict[str, DayFiles] = {}
     plans: list[FilePlan] = []
-    wanted: set[int] = set()
+    file_numbers: set[int] = set()
     for number, by_file in sorted(files.counts.days.items()):
         day = day_name(number)
         # Relative to the workspace, which may be moved or mounted elsewhere.
@@ -160,33 +160,33 @@ def plan_days(
         rows_of[day] = fingerprint(named)
         known = base.days.get(day) if base is not None else None
         if known is not None and known.rows_of == rows_of[day]:
-            kept[day] = known
+            retained[day] = known
             continue
         split = rule.split_of(number)
         parts = plan_files({split: sum(by_file.values())}, row_group_rows, least)
         plans += [replace(p, day=day) for p in parts]
-        wanted |= by_file.keys()
-    sources = replace(files, files=[f for i, f in enumerate(files.files) if i in wanted])
-    return AppendPlan(base, rows_of, kept, plans, sources)
+        file_numbers |= by_file.keys()
+    sources = replace(files, files=[f for i, f in enumerate(files.files) if i in file_numbers])
+    return AppendPlan(base, rows_of, retained, plans, sources)
 
 
 def link_kept(plan: AppendPlan, folder: Location, rule: TimeRule) -> WrittenDataset:
     """Link the kept days' files into a new folder, each into the split that its day is in now."""
     days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {}
     counts: dict[str, dict[str, ColumnCounts]] = {}
-    for day, known in plan.kept.items():
+    for day, known in plan.retained.items():
         assert plan.base is not None
         split = rule.split_of(day_number(day))
-        mine = []
+        day_files = []
         for file in known.files:
             name = f"{split}/{file.name.rpartition('/')[2]}"
             (folder / name).copy_from(plan.base.folder / file.name, share=True)
-            mine.append(replace(file, name=name))
-        days[day] = (mine, dict(known.counts))
+            day_files.append(replace(file, name=name))
+        days[day] = (day_files, dict(known.counts))
         sums = counts.setdefault(split, {})
-        for feature, found in known.counts.items():
-            sums[feature] = sums.get(feature, ColumnCounts()) + found
-    return WrittenDataset([f for mine, _ in days.values() for f in mine], counts, days)
+        for feature, day_counts in known.counts.items():
+            sums[feature] = sums.get(feature, ColumnCounts()) + day_counts
+    return WrittenDataset([f for day_files, _ in days.values() for f in day_files], counts, days)
 
 
 def merge(a: WrittenDataset, b: WrittenDataset) -> WrittenDataset:
@@ -194,8 +194,8 @@ def merge(a: WrittenDataset, b: WrittenDataset) -> WrittenDataset:
     counts = {split: dict(by_feature) for split, by_feature in a.counts.items()}
     for split, by_feature in b.counts.items():
         sums = counts.setdefault(split, {})
-        for feature, found in by_feature.items():
-            sums[feature] = sums.get(feature, ColumnCounts()) + found
+        for feature, split_counts in by_feature.items():
+            sums[feature] = sums.get(feature, ColumnCounts()) + split_counts
     return WrittenDataset(sorted([*a.files, *b.files], key=lambda f: f.name), counts, {**a.days, **b.days})
 
 

@@ -38,9 +38,9 @@ def files_of_day(
     files = None if _by_spark(spec) else DeltaLog(events).plain_files(version)
     files = None if files is None else of_day(spec, ds, files)
     check_files(events, files or ())
-    mine = None if files is None else [LakeFile(f.path, f.size) for f in files]
-    with rows_of_files(spec, ws, mine, workflow, rows) as found:
-        yield found
+    lake_files = None if files is None else [LakeFile(f.path, f.size) for f in files]
+    with rows_of_files(spec, ws, lake_files, workflow, rows) as lake_rows_of_day:
+        yield lake_rows_of_day
 
 
 @contextmanager
@@ -54,9 +54,9 @@ def table_files(
     if not spec.features.prepare:
         columns = {*workflow.input_columns, workflow.label_column, *workflow.carried_columns, *columns_of(rows.rule)}
     files = None if _by_spark(spec) else taken.plain_files(spark, days_of_window(ctx, taken.days), columns)
-    mine = None if files is None else [LakeFile(f.path, f.size, f.name, f.identity) for f in files]
-    with rows_of_files(spec, ctx.ws, mine, workflow, rows) as found:
-        yield found
+    lake_files = None if files is None else [LakeFile(f.path, f.size, f.name, f.identity) for f in files]
+    with rows_of_files(spec, ctx.ws, lake_files, workflow, rows) as lake_rows_of_day:
+        yield lake_rows_of_day
 
 
 @contextmanager
@@ -71,9 +71,9 @@ def rows_of_files(
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
     home = ws.encoded(spec.pipeline)
-    own = ws.on_hosts(home) if spec.spark.own_scratch else None
-    with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec), own) as found:
-        yield found
+    host_scratch = ws.on_hosts(home) if spec.spark.own_scratch else None
+    with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec), host_scratch) as lake_rows_of_day:
+        yield lake_rows_of_day
 
 
 def _by_spark(spec: Spec) -> bool:
@@ -102,19 +102,19 @@ def fit_files(
     pipeline: str,
     base: FittedWorkflow | None = None,
     label_type: str = "binary",
-    handed: Location | None = None,
+    shared_folder: Location | None = None,
 ) -> tuple[dict[str, int], FittedWorkflow]:
     """Rows of each split, and what the training rows teach: one pass over the files does both, most often.
 
     Args:
         base: what is taken over, all but vocabularies; None: all is learned.
         label_type: `features.label_type`.
-        handed: see `LakeFit`.
+        shared_folder: see `LakeFit`.
 
     Raises:
         UserError: as `headrace.features.layout.split.check_rows`.
     """
-    fit = LakeFit(workflow, files, base, handed)
+    fit = LakeFit(workflow, files, base, shared_folder)
     task = fit.next_task()
     results = fit.scan(spark, task)
     counts = files.counts

@@ -57,7 +57,7 @@ def other_inputs(ctx: Context) -> tuple[Input, ...]:
     return (*pin(ctx.ws, preparation.externals), *sources)
 
 
-def within(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
+def events_within_days(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
     """Events that happened from `first_day` to the end of ds, whenever they landed (split by time of daily sources)."""
     if not by_days(spec):
         return events
@@ -90,7 +90,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
     folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
     # What a killed run left.
     folder.remove_quietly()
-    numbers, kept = count(), list[DataFrame]()
+    numbers, persisted = count(), list[DataFrame]()
     in_place = from_files and row_preparation(spec) is not None
 
     def materialize(frame: DataFrame) -> DataFrame:
@@ -98,22 +98,22 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
             return frame
         if spec.spark.own_scratch:
             # What is lost with an executor is made again of the pinned versions.
-            kept.append(frame.persist(StorageLevel.DISK_ONLY))
-            return kept[-1]
+            persisted.append(frame.persist(StorageLevel.DISK_ONLY))
+            return persisted[-1]
         path = folder / str(next(numbers))
         path.parent.make_dir()
-        return _kept(frame, path)
+        return _materialized(frame, path)
 
     try:
         train, valid = split_ranges(spec, ctx.ds)
         preparation = Preparation.from_spec(spec)
         reader = ExternalReader.pinned_by(ctx.ws, preparation.externals, ctx.inputs)
         frame = preparation.spark(
-            within(spec, events, ctx.ds),
+            events_within_days(spec, events, ctx.ds),
             reader,
             train_range(spec, train[0], valid[0]),
             materialize,
-            SourceRows.of(ctx, events.sparkSession),
+            SourceRows.for_day(ctx, events.sparkSession),
             seen_until(spec, ctx.ds),
         )
         if LABEL_KNOWN in frame.columns:
@@ -129,12 +129,12 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
         _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
         yield rows
     finally:
-        for frame in kept:
+        for frame in persisted:
             frame.unpersist()
         folder.remove_quietly()
 
 
-def _kept(frame: DataFrame, path: Location) -> DataFrame:
+def _materialized(frame: DataFrame, path: Location) -> DataFrame:
     """The same rows, from files."""
     names = frame.columns
     # Parquet's writer refuses some characters in names: numbers travel.
@@ -149,9 +149,9 @@ def pinned_table(ctx: Context, source: str | None = None) -> Output:
     Raises:
         UserError: the manifest names none.
     """
-    given = ctx.spec.source if source is None else ctx.spec.sources[source].source
+    declared_source = ctx.spec.source if source is None else ctx.spec.sources[source].source
     name = ctx.ws.name_of(ctx.ws.events(ctx.spec.pipeline, source))
-    if isinstance(given, TableSource):
+    if isinstance(declared_source, TableSource):
         facts = _facts(ctx, source)
         if "table" not in facts:
             raise UserError(f"ingest's manifest of {ctx.ds} is of landing files; run ingest again")
@@ -175,19 +175,21 @@ def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
         UserError: the version is gone, or files are others than they were.
     """
     spec = ctx.spec
-    given, table = (spec.source, spec.table)
+    declared_source, table = (spec.source, spec.table)
     if source is not None:
-        given, table = spec.sources[source].source, spec.sources[source].table
-    if not isinstance(given, TableSource):
+        declared_source, table = spec.sources[source].source, spec.sources[source].table
+    if not isinstance(declared_source, TableSource):
         return None
     facts = _facts(ctx, source)
     bad_rows = ctx.ws.quarantine(spec.pipeline, source)
     name = ctx.ws.name_of(bad_rows)
-    at = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)
+    quarantine_version = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)
     listed = ForgottenValues.load(ctx.ws.forgotten_values(spec.pipeline))
     forgotten = None if listed is None else listed.restricted_to([c.name for c in table.columns])
     version = pinned_table(ctx, source).version
-    return PinnedTable.from_manifest(given, table, ctx.ds, facts, version, (bad_rows, int(at)), forgotten)
+    return PinnedTable.from_manifest(
+        declared_source, table, ctx.ds, facts, version, (bad_rows, int(quarantine_version)), forgotten
+    )
 
 
 def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:
@@ -214,11 +216,11 @@ def read_events(ctx: Context, spark: SparkSession, source: str | None = None) ->
         return as_features_see(taken.rows(spark, days), table.columns)
     pinned = pinned_table(ctx, source)
 
-    def wanted(partition: Mapping[str, str | None]) -> bool:
+    def is_read(partition: Mapping[str, str | None]) -> bool:
         ds = partition.get("ds")
         return ds is not None and (source is not None or not ctx.spec.source.daily or bool(days_of_window(ctx, [ds])))
 
-    return as_features_see(read_version(spark, ctx.ws.locate(pinned.name), int(pinned.version), wanted), table.columns)
+    return as_features_see(read_version(spark, ctx.ws.locate(pinned.name), int(pinned.version), is_read), table.columns)
 
 
 def as_features_see(events: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
@@ -275,7 +277,7 @@ class SourceRows:
     first_event: int | None = None
 
     @staticmethod
-    def of(ctx: Context, spark: SparkSession) -> SourceRows:
+    def for_day(ctx: Context, spark: SparkSession) -> SourceRows:
         """For the rows of `headrace.features.build.plan`."""
         spec, days = ctx.spec, ctx.spec.features.history_days
         if not by_days(spec):
@@ -292,12 +294,12 @@ class SourceRows:
         ctx = self.ctx
         named, pinned = ctx.spec.sources[read.name], pinned_table(ctx, read.name)
         rows = read_events(ctx, self.spark, read.name).where(F.col("ds") <= ctx.ds)
-        there = dict(rows.dtypes)
+        stored_types = dict(rows.dtypes)
         for c in named.table.columns:
-            if there.get(c.name) != str(declared(c)):
+            if stored_types.get(c.name) != str(declared(c)):
                 raise UserError(
                     f"column '{c.name}' is declared {c.type}, but {pinned.name} (version {pinned.version}) has it as "
-                    f"{there.get(c.name, 'no column at all')}; run ingest again"
+                    f"{stored_types.get(c.name, 'no column at all')}; run ingest again"
                 )
         timed = named_table(named).time is not None
         if named.source.daily and read.use == "newest" and isinstance(named.source, LandingSource):

@@ -150,7 +150,7 @@ def build(
     spec, f = ctx.spec, ctx.spec.features
     vocabularies = vocabularies_of(ctx, spark)
     with (
-        task_folder(ctx, "features") as handed,
+        task_folder(ctx, "features") as shared_folder,
         day_files(ctx, workflow, rows, spark) as files,
         vocabularies.in_background(),
     ):
@@ -160,10 +160,17 @@ def build(
             after("rows")
             tables = ctx.ws.spark_local / KEYED_TABLES / spec.pipeline
             train = rows.frame.where(F.col(SPLIT) == "train")
-            fitted = fit(workflow, train, vocabularies, rows.day, tables, handed)
+            fitted = fit(workflow, train, vocabularies, rows.day, tables, shared_folder)
         else:
             counts, fitted = fit_files(
-                workflow, files, rows, vocabularies, spark, spec.pipeline, label_type=f.label_type, handed=handed
+                workflow,
+                files,
+                rows,
+                vocabularies,
+                spark,
+                spec.pipeline,
+                label_type=f.label_type,
+                shared_folder=shared_folder,
             )
         _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
         _LOG.info("fit took %.1f s", time.perf_counter() - tick)
@@ -175,7 +182,7 @@ def build(
             fitted.save(folder / "workflow")
             plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
             if files is None:
-                own = RunFolder(ctx.ws.on_hosts(ctx.ws.encoded(spec.pipeline)), handed.name, ())
+                run_folder = RunFolder(ctx.ws.on_hosts(ctx.ws.encoded(spec.pipeline)), shared_folder.name, ())
                 written = write_dataset(
                     fitted,
                     rows.frame,
@@ -183,7 +190,7 @@ def build(
                     folder,
                     folder / "workflow",
                     engine_of(spec),
-                    own if spec.spark.own_scratch else handed,
+                    run_folder if spec.spark.own_scratch else shared_folder,
                 )
             else:
                 written = write_lake_rows(fitted, files, plans, folder, folder / "workflow", spark)
@@ -207,7 +214,7 @@ def append_day(
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
     vocabularies = vocabularies_of(ctx, spark)
     with (
-        task_folder(ctx, "features") as handed,
+        task_folder(ctx, "features") as shared_folder,
         day_files(ctx, workflow, rows, spark) as files,
         vocabularies.in_background(),
     ):
@@ -216,7 +223,7 @@ def append_day(
         tick = time.perf_counter()
         learned = base.fitted if base is not None else None
         counts, fitted = fit_files(
-            workflow, files, rows, vocabularies, spark, spec.pipeline, learned, spec.features.label_type, handed
+            workflow, files, rows, vocabularies, spark, spec.pipeline, learned, spec.features.label_type, shared_folder
         )
         _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
         _LOG.info("fit took %.1f s", time.perf_counter() - tick)
@@ -228,20 +235,20 @@ def append_day(
         final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
         with final.new_folder() as folder:
             fitted.save(folder / "workflow")
-            kept = append.link_kept(plan, folder, rows.rule)
-            made = WrittenDataset([], {})
+            retained = append.link_kept(plan, folder, rows.rule)
+            newly_written = WrittenDataset([], {})
             if plan.plans:
-                made = write_lake_rows(fitted, plan.sources, plan.plans, folder, folder / "workflow", spark)
-            written = append.merge(kept, made)
+                newly_written = write_lake_rows(fitted, plan.sources, plan.plans, folder, folder / "workflow", spark)
+            written = append.merge(retained, newly_written)
             vocabularies.wait()  # the dataset's codes are for ever before it is seen
             append.save_days(folder, plan, written, base.learned if base is not None else ctx.ds)
             complete(folder, written.files, counts)
         _LOG.info(
             "kept %s rows of %d days, wrote %s rows of %d days in %.1f s to %s",
-            f"{sum(d.rows for d in plan.kept.values()):,}",
-            len(plan.kept),
-            f"{sum(x.rows for x in made.files):,}",
-            len(made.days),
+            f"{sum(d.rows for d in plan.retained.values()):,}",
+            len(plan.retained),
+            f"{sum(x.rows for x in newly_written.files):,}",
+            len(newly_written.days),
             time.perf_counter() - tick,
             final,
         )
@@ -250,8 +257,8 @@ def append_day(
     facts = {
         "version": version,
         "learned": base.learned if base is not None else ctx.ds,
-        "kept": sorted(plan.kept),
-        "written": sorted(made.days),
+        "kept": sorted(plan.retained),
+        "written": sorted(newly_written.days),
     }
     return _result(ctx, day, vocabularies, written, statistics, {"append": facts})
 
@@ -277,15 +284,15 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
     """The pinned events that a dataset of `ds` may see."""
     spec, pinned = ctx.spec, pinned_table(ctx)
     events = read_events(ctx, spark)
-    there = dict(events.dtypes)
-    wanted = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
+    stored_types = dict(events.dtypes)
+    needed_columns = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
     for c in spec.table.columns:
-        column, found = c.name, there.get(c.name, "no column at all")
+        column, stored_type = c.name, stored_types.get(c.name, "no column at all")
         # Table operators may look at any of them.
-        if (column in wanted or spec.features.prepare) and found != str(declared(c)):
+        if (column in needed_columns or spec.features.prepare) and stored_type != str(declared(c)):
             raise UserError(
                 f"column '{column}' is declared {c.type}, but {pinned.name} (version {pinned.version}) has it "
-                f"as {found}; run ingest again"
+                f"as {stored_type}; run ingest again"
             )
     return events_of_window(ctx, events)
 
@@ -322,14 +329,14 @@ def _why_not_appended(ctx: Context) -> str:
 def complete(folder: Location, files: list[WrittenFile], counts: Mapping[str, int]) -> None:
     """Check that every row was written once, clear away what killed tasks left, list the files."""
     for split, rows in counts.items():
-        found = sum(f.rows for f in files if f.name.startswith(f"{split}/"))
-        if found != rows:
-            raise RuntimeError(f"split '{split}' has {rows} rows, but {found} were written")
-    wanted = {folder / f.name for f in files}
+        written_rows = sum(f.rows for f in files if f.name.startswith(f"{split}/"))
+        if written_rows != rows:
+            raise RuntimeError(f"split '{split}' has {rows} rows, but {written_rows} were written")
+    expected_files = {folder / f.name for f in files}
     for split in counts:
         (folder / split).discard_unfinished()
         for path in (folder / split).entries():
-            if path not in wanted:
+            if path not in expected_files:
                 path.remove()
     listed = [{"name": f.name, "size": f.size, "rows": f.rows, "row_groups": f.row_groups} for f in files]
     listed += [{"name": path.below(folder), "size": path.size()} for path in (folder / "workflow").files()]
@@ -349,14 +356,18 @@ def facts_of(
     for feature in fitted.features:
         entry: dict[str, Any] = {"name": feature.name, "kind": feature.kind.value, "sources": list(feature.sources)}
         has_oov = feature.kind is Kind.CATEGORICAL and feature.vocabulary is not None
-        found = {s: columns_of[feature.name] for s, columns_of in written.counts.items()}
-        entry |= _rates(sum(found.values(), ColumnCounts()), sum(counts.values()), has_oov)
-        entry["splits"] = {s: _rates(mine, counts[s], has_oov) for s, mine in found.items()}
+        counts_of_split = {s: columns_of[feature.name] for s, columns_of in written.counts.items()}
+        entry |= _rates(sum(counts_of_split.values(), ColumnCounts()), sum(counts.values()), has_oov)
+        entry["splits"] = {s: _rates(split_counts, counts[s], has_oov) for s, split_counts in counts_of_split.items()}
         columns.append(entry)
     return {
         "splits": {
-            s: {"rows": sum(f.rows for f in mine), "row_groups": sum(f.row_groups for f in mine), "files": len(mine)}
-            for s, mine in by_split.items()
+            s: {
+                "rows": sum(f.rows for f in split_files),
+                "row_groups": sum(f.row_groups for f in split_files),
+                "files": len(split_files),
+            }
+            for s, split_files in by_split.items()
         },
         "vocabulary_version": vocabularies.version,
         "vocabularies": {
@@ -367,10 +378,10 @@ def facts_of(
     }
 
 
-def _rates(found: ColumnCounts, rows: int, has_oov: bool) -> dict[str, float | None]:
+def _rates(value_counts: ColumnCounts, rows: int, has_oov: bool) -> dict[str, float | None]:
     """missing_rate: of the rows, those that lack a value of the feature's columns; oov_rate: of the values, those that
     the vocabulary lacks."""
     return {
-        "missing_rate": found.missing / rows if rows else 0.0,
-        "oov_rate": (found.oov / found.coded if found.coded else 0.0) if has_oov else None,
+        "missing_rate": value_counts.missing / rows if rows else 0.0,
+        "oov_rate": (value_counts.oov / value_counts.coded if value_counts.coded else 0.0) if has_oov else None,
     }

@@ -80,11 +80,11 @@ class BuildFeatures(Stage):
             raise
         except (OSError, ValueError):
             return f"the dataset {folder} is gone or incomplete"
-        if (why := not_as_written({folder / file["name"]: file["size"] for file in listed})) is not None:
-            return why
+        if (fault := not_as_written({folder / file["name"]: file["size"] for file in listed})) is not None:
+            return fault
         for output in manifest.outputs:
-            if output.kind == "delta" and (why := _why_damaged(DeltaLog(ctx.ws.locate(output.name)), output, ctx.ds)):
-                return why
+            if output.kind == "delta" and (fault := _why_damaged(DeltaLog(ctx.ws.locate(output.name)), output, ctx.ds)):
+                return fault
         # The newest version: older ones lose their files to VACUUM, and each day's codes are in all later ones.
         table = ctx.ws.table(ctx.spec.pipeline, "vocabulary")
         damage = damage_of(table, None, manifest.facts.get("vocabulary_version"))
@@ -127,7 +127,7 @@ def _sources_part(spec: Spec) -> dict[str, Any]:
     """What the dataset depends on of the declarations of the named sources that are read."""
     if not spec.sources:
         return {}
-    found = {
+    sections = {
         name: {
             "columns": [c.model_dump() for c in spec.sources[name].table.columns],
             "event_time": spec.sources[name].table.event_time,
@@ -136,4 +136,4 @@ def _sources_part(spec: Spec) -> dict[str, Any]:
         }
         for name in Preparation.from_spec(spec).sources
     }
-    return {"sources": found} if found else {}
+    return {"sources": sections} if sections else {}

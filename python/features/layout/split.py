@@ -83,8 +83,8 @@ def split_rows(spec: Spec, events: DataFrame, ds: str, without_labels: bool = Fa
     present = {r[0] for r in frame.select(SPLIT).distinct().collect()}
     if None in present:
         bad = frame.where(F.col(SPLIT).isNull()).groupBy(value.alias("v")).count().orderBy(F.desc("count"), "v").head(5)
-        shown = ", ".join(f"{r['v']!r} ({r['count']} rows)" for r in bad)
-        raise UserError(f"features.split.column: '{split.column}' must hold train, valid, test or rank, not {shown}")
+        values = ", ".join(f"{r['v']!r} ({r['count']} rows)" for r in bad)
+        raise UserError(f"features.split.column: '{split.column}' must hold train, valid, test or rank, not {values}")
     splits = tuple(k for k in known if k in ("train", "valid") or k in present)
     return SplitRows(frame, splits, ColumnRule(split.column))
 
@@ -141,18 +141,18 @@ def _by_position(fraction: float, events: DataFrame) -> SplitRows:
     """The last rows in source order: by file name, then by line. Finds the one file and line where valid begins."""
     files = events.groupBy("_source_file").count().collect()
     total = sum(r["count"] for r in files)
-    before = total - int(total * fraction)
+    rows_before = total - int(total * fraction)
     is_valid: Column = F.lit(False)
     rule = PositionRule(None, 0)
     passed = 0
     # Python orders texts by code point, Spark by UTF-8 bytes: the same order.
     for row in sorted(files, key=lambda r: str(r["_source_file"])):
-        if passed + row["count"] <= before:
+        if passed + row["count"] <= rows_before:
             passed += row["count"]
             continue
         name = F.lit(row["_source_file"])
         lines = events.where(F.col("_source_file") == name).select("_source_line").orderBy("_source_line")
-        first = lines.offset(before - passed).limit(1).collect()[0][0]
+        first = lines.offset(rows_before - passed).limit(1).collect()[0][0]
         rule = PositionRule(row["_source_file"], int(first))
         is_valid = (F.col("_source_file") > name) | ((F.col("_source_file") == name) & (F.col("_source_line") >= first))
         break
@@ -175,20 +175,20 @@ def check_rows(rows: SplitRows, label: str, pipeline: str, label_type: str = "bi
         F.count(F.when(y.isNull(), 1)).alias("null"),
         F.count(F.when(~y.isin(0.0, 1.0), 1)).alias("bad"),
     )
-    found = {r[SPLIT]: r for r in counted.collect()}
-    null, bad = (sum(r[key] for r in found.values()) for key in ("null", "bad"))
-    counts = {split: int(found[split]["rows"]) if split in found else 0 for split in rows.splits}
+    by_split = {r[SPLIT]: r for r in counted.collect()}
+    null, bad = (sum(r[key] for r in by_split.values()) for key in ("null", "bad"))
+    counts = {split: int(by_split[split]["rows"]) if split in by_split else 0 for split in rows.splits}
     check_counts(rows, counts, null, bad if label_type == "binary" else 0, label, pipeline)
     return counts
 
 
 def check_counts(rows: SplitRows, counts: Mapping[str, int], null: int, bad: int, label: str, pipeline: str) -> None:
     """Refuse what `check_rows` refuses: `null` and `bad` labels, an empty split."""
-    for number, what in ((null, "null"), (bad, "neither 0 nor 1")):
+    for number, fault in ((null, "null"), (bad, "neither 0 nor 1")):
         if number:
             total = sum(counts.values())
             raise UserError(
-                f"features.label: column '{label}' is {what} in {number} of {total} rows. "
+                f"features.label: column '{label}' is {fault} in {number} of {total} rows. "
                 f"Let ingest quarantine such rows: `required: true` on the column, and table.expectations.ranges: "
                 f"{{{label}: [0, 1]}}" + (", or set features.label_type: number" if bad and not null else "")
             )
@@ -238,8 +238,8 @@ def part_of(plans: list[FilePlan]) -> Column:
     """The part of a row with `identity`: its index in `plans`."""
     out: Column | None = None
     for split in dict.fromkeys(p.split for p in plans):
-        mine = [i for i, p in enumerate(plans) if p.split == split]
-        index = (F.lit(mine[0]) + F.pmod(F.col("__hash"), F.lit(len(mine)).cast("bigint"))).cast("int")
+        part_numbers = [i for i, p in enumerate(plans) if p.split == split]
+        index = (F.lit(part_numbers[0]) + F.pmod(F.col("__hash"), F.lit(len(part_numbers)).cast("bigint"))).cast("int")
         out = F.when(F.col(SPLIT) == split, index) if out is None else out.when(F.col(SPLIT) == split, index)
     assert out is not None
     return out

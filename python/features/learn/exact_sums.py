@@ -67,15 +67,15 @@ def spark_rounded(x: Column, bits: int) -> Column:
     return far - (far - x)
 
 
-def places(smallest: float, largest: float, whole: bool = False) -> range:
+def places(smallest: float, largest: float, integral: bool = False) -> range:
     """Places of the digits of numbers whose magnitudes, where not 0, are from `smallest` to `largest`.
 
-    `whole`: they are whole numbers. Nothing but zeros: `largest` is 0.
+    `integral`: they are whole numbers. Nothing but zeros: `largest` is 0.
     """
     if not largest:
         return range(0, 1)
     lowest = math.frexp(smallest)[1] - 53
-    if whole:
+    if integral:
         lowest = max(lowest, 0)
     return range(lowest // BITS, (math.frexp(largest)[1] - 1) // BITS + 1)
 
@@ -174,7 +174,7 @@ def carried(sums: Mapping[int, I64]) -> dict[int, I64]:
     return out
 
 
-def whole(sums: Mapping[int, I64], n: int) -> tuple[npt.NDArray[Any], int]:
+def integers(sums: Mapping[int, I64], n: int) -> tuple[npt.NDArray[Any], int]:
     """(numbers, e): the values are numbers * 2**e, exactly. int64 [n] where that holds them, else Python's int [n]."""
     if not sums:
         return np.zeros(n, np.int64), 0
@@ -194,15 +194,15 @@ def fraction(sums: Mapping[int, I64]) -> Fraction:
 
 def means(sums: Mapping[int, I64], counts: I64) -> F64:
     """sum / count, rounded once; NaN where the count is 0. [n] -> float64 [n]."""
-    numbers, exponent = whole(sums, len(counts))
+    numbers, exponent = integers(sums, len(counts))
     return _ratio(numbers, np.maximum(counts, 1), exponent, counts > 0)
 
 
 def deviations(sums: Mapping[int, I64], squares: Mapping[int, I64], counts: I64) -> F64:
     """Standard deviations with n - 1 below; 0 of one number, NaN of none. [n] -> float64 [n]."""
     n = counts.astype(object)
-    first, low = whole(sums, len(counts))
-    second, low2 = whole(squares, len(counts))
+    first, low = integers(sums, len(counts))
+    second, low2 = integers(squares, len(counts))
     first, second = first.astype(object), second.astype(object)
     exponent = min(2 * low, low2)
     spread = n * (second << (low2 - exponent)) - ((first * first) << (2 * low - exponent))
@@ -212,14 +212,14 @@ def deviations(sums: Mapping[int, I64], squares: Mapping[int, I64], counts: I64)
 
 def floats(sums: Mapping[int, I64], n: int) -> F64:
     """The sums, each rounded once. [n] -> float64 [n]."""
-    numbers, exponent = whole(sums, n)
+    numbers, exponent = integers(sums, n)
     return np.ldexp(numbers.astype(np.float64), exponent)
 
 
-def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any], exponent: int, there: npt.NDArray[np.bool_]) -> F64:
+def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any], exponent: int, is_defined: npt.NDArray[np.bool_]) -> F64:
     # Python divides whole numbers of any length with one rounding.
     ratio = above.astype(object) / below.astype(object) if len(above) else above
-    return np.where(there, np.ldexp(ratio.astype(np.float64), exponent), np.nan)
+    return np.where(is_defined, np.ldexp(ratio.astype(np.float64), exponent), np.nan)
 
 
 def total(x: F64, places: range, squares: bool, weights: I64 | None = None) -> tuple[dict[int, int], dict[int, int]]:
@@ -229,9 +229,12 @@ def total(x: F64, places: range, squares: bool, weights: I64 | None = None) -> t
     second = dict.fromkeys(square_places(places), 0) if squares else {}
     step = 1 << 15  # what a core's cache holds
     for start in range(0, len(x), step):
-        mine = digits(x[start : start + step], places)
+        digits_of_step = digits(x[start : start + step], places)
         w = None if weights is None else weights[start : start + step]
-        for sums, parts in ((first, mine), (second, square_digits(mine, places) if squares else {})):
+        for sums, parts in (
+            (first, digits_of_step),
+            (second, square_digits(digits_of_step, places) if squares else {}),
+        ):
             for place, part in parts.items():
                 sums[place] += int(part.sum() if w is None else (part * w).sum())
     return first, second
@@ -245,8 +248,11 @@ def grouped(
     second = {place: np.zeros(n, np.int64) for place in square_places(places)} if squares else {}
     step = 1 << 20  # 2**20 digits of at most 2**32 add up to less than 2**53: exact as doubles
     for start in range(0, len(x), step):
-        mine, g = digits(x[start : start + step], places), groups[start : start + step]
-        for sums, parts in ((first, mine), (second, square_digits(mine, places) if squares else {})):
+        digits_of_step, g = digits(x[start : start + step], places), groups[start : start + step]
+        for sums, parts in (
+            (first, digits_of_step),
+            (second, square_digits(digits_of_step, places) if squares else {}),
+        ):
             for place, part in parts.items():
                 sums[place] += np.bincount(g, weights=part, minlength=n).astype(np.int64)
     return first, second

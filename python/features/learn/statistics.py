@@ -119,8 +119,8 @@ def numbers(partial: Partial, number: int, measure: Literal["sum", "squares"]) -
 
 def counts(partial: Partial, column: str = "rows") -> I64:
     """A column of integers, int64 [groups]."""
-    found: I64 = partial.column(column).to_numpy()
-    return found
+    numbers_of_groups: I64 = partial.column(column).to_numpy()
+    return numbers_of_groups
 
 
 def assemble(columns: Mapping[str, pa.Array], sums: Mapping[tuple[str, str], Mapping[int, I64]]) -> Partial:
@@ -148,8 +148,8 @@ def merge(parts: Sequence[Partial]) -> Partial:
     names = list(dict.fromkeys(name for part in parts for name in part.column_names))
     rows = [part.num_rows for part in parts]
     keys = [name for name in ("key", "fold") if name in names]
-    groups, n, kept = groups_of({k: _dictionary(parts, k) for k in keys}, sum(rows))
-    out: dict[str, pa.Array] = dict(kept)
+    groups, n, group_keys = groups_of({k: _dictionary(parts, k) for k in keys}, sum(rows))
+    out: dict[str, pa.Array] = dict(group_keys)
     sums: dict[tuple[str, str], dict[int, I64]] = {}
     for name in names:
         if name in keys:
@@ -160,14 +160,14 @@ def merge(parts: Sequence[Partial]) -> Partial:
             values = pa.concat_arrays([one_chunk(p.column(name)) for p in parts])
             out[name] = _least(values, groups, n, measure == "max")
             continue
-        whole = np.concatenate(
+        joined = np.concatenate(
             [_numpy(p.column(name)) if name in p.column_names else np.zeros(p.num_rows, np.int64) for p in parts]
         )
         if name == "day":
-            out[name] = pa.array(extreme(whole, groups, n, np.minimum, np.iinfo(np.int64).max))
+            out[name] = pa.array(extreme(joined, groups, n, np.minimum, np.iinfo(np.int64).max))
             continue
         added = np.zeros(n, np.int64)
-        np.add.at(added, groups, whole)
+        np.add.at(added, groups, joined)
         if place:
             sums.setdefault((number, measure), {})[int(place)] = added
         else:
@@ -197,16 +197,16 @@ def groups_of(keys: Mapping[str, pa.Array], n: int) -> tuple[npt.NDArray[np.intp
     out: dict[str, pa.Array] = {}
     if len(keys) > 1:
         if possible <= 8 * n:  # a counter for each is cheaper than a sort
-            there = np.flatnonzero(np.bincount(groups, minlength=possible))
+            used_groups = np.flatnonzero(np.bincount(groups, minlength=possible))
             number = np.zeros(possible, np.intp)
-            number[there] = np.arange(len(there))
+            number[used_groups] = np.arange(len(used_groups))
             groups = number[groups]
         else:
-            there, groups = np.unique(groups, return_inverse=True)
-        size = len(there)
+            used_groups, groups = np.unique(groups, return_inverse=True)
+        size = len(used_groups)
         for name, dictionary in reversed(dictionaries.items()):
-            out[name] = dictionary.take(pa.array(there % len(dictionary)))
-            there = there // len(dictionary)
+            out[name] = dictionary.take(pa.array(used_groups % len(dictionary)))
+            used_groups = used_groups // len(dictionary)
     else:
         out = dict(dictionaries)
     if "key" in out and not pa.types.is_floating(out["key"].type):
@@ -241,10 +241,10 @@ def extreme(x: Any, groups: npt.NDArray[np.intp], n: int, ufunc: Any, start: flo
 
 def _least(values: pa.Array, groups: npt.NDArray[np.intp], n: int, greatest: bool) -> pa.Array:
     """The least or greatest of each group; null of none."""
-    there = values.is_valid().to_numpy(zero_copy_only=False)
+    is_present = values.is_valid().to_numpy(zero_copy_only=False)
     x = values.drop_null().to_numpy(zero_copy_only=False)
     start = -np.inf if greatest else np.inf
-    out = extreme(x, groups[there], n, np.maximum if greatest else np.minimum, start)
+    out = extreme(x, groups[is_present], n, np.maximum if greatest else np.minimum, start)
     # Only finite numbers are in statistics.
     return pa.array(out, mask=np.isinf(out))
 
@@ -280,6 +280,6 @@ def quantile_edges(values: F64, upto: I64, bins: int) -> list[float]:
     if not len(values):
         return []
     n = int(upto[-1])
-    wanted = [-(-i * n // bins) for i in range(1, bins)]
-    found = np.unique(values[np.searchsorted(upto, wanted)])
-    return [float(v) for v in found]
+    ranks = [-(-i * n // bins) for i in range(1, bins)]
+    distinct = np.unique(values[np.searchsorted(upto, ranks)])
+    return [float(v) for v in distinct]

@@ -107,8 +107,8 @@ def aggregate(
         passes += 1
     batches = [*entries.values(), *([i] for i in alone)]
     grouped = [_grouped(frame, {i: requested[i] for i in batch}, row_columns, places) for batch in batches]
-    found, large = held(grouped, by_key)
-    return Aggregated(out | found, large, passes + len(batches))
+    collected, large = held(grouped, by_key)
+    return Aggregated(out | collected, large, passes + len(batches))
 
 
 def _source(a: ColumnStatistic, number: Number, row_columns: RowColumns) -> _TypedColumn:
@@ -136,22 +136,22 @@ def _places(frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns:
             source = _source(a, number, row_columns)
             if source.type.element in ("boolean", "int", "code"):
                 largest = 1.0 if source.type.element == "boolean" else 2.0**31
-                places[i, j] = exact_sums.places(1.0, largest, whole=True)
+                places[i, j] = exact_sums.places(1.0, largest, integral=True)
                 continue
-            at = len(ranges) // 2
+            place = len(ranges) // 2
             if number.column == LABEL and of_label is not None:
-                at = of_label
+                place = of_label
             else:
                 size = F.abs(exact_sums.spark_usable(source.column))
-                ranges += [F.min(F.when(size > 0, size)).alias(f"r{2 * at}"), F.max(size).alias(f"r{2 * at + 1}")]
-                of_label = at if number.column == LABEL else of_label
-            waiting.append(((i, j), at, source.type))
+                ranges += [F.min(F.when(size > 0, size)).alias(f"r{2 * place}"), F.max(size).alias(f"r{2 * place + 1}")]
+                of_label = place if number.column == LABEL else of_label
+            waiting.append(((i, j), place, source.type))
     if not ranges:
         return places, 0
     row = frame.agg(*ranges).collect()[0]
-    for where, at, type_ in waiting:
-        low, high = row[2 * at], row[2 * at + 1]
-        places[where] = exact_sums.places(low or 0.0, high or 0.0 if low else 0.0, whole=type_.is_integer)
+    for number_key, place, type_ in waiting:
+        low, high = row[2 * place], row[2 * place + 1]
+        places[number_key] = exact_sums.places(low or 0.0, high or 0.0 if low else 0.0, integral=type_.is_integer)
     return places, 1
 
 
@@ -166,7 +166,7 @@ def _ungrouped(
         for j, number in enumerate(a.statistic.numbers):
             measures[i] |= plan.add_number(j, number, _source(a, number, row_columns), places.get((i, j)))
     answer = plan.select(frame).agg(*[plan.aggregate(alias) for alias in plan.aggregates]).toArrow()
-    return {i: partial_of(answer, mine, {}) for i, mine in measures.items()}
+    return {i: partial_of(answer, aliases, {}) for i, aliases in measures.items()}
 
 
 def _grouped(
@@ -292,11 +292,11 @@ class GroupsForm:
     def partials(self, answer: pa.Table) -> dict[int, Partial]:
         """The statistics by their places; those that have no group, too."""
         answer = answer.combine_chunks()
-        which = answer.column("v").to_numpy()
+        form_values = answer.column("v").to_numpy()
         out = {}
         for v, (i, keys) in enumerate(zip(self.order, self.keys, strict=True)):
-            mine = answer.filter(pa.array(which == v))
-            out[i] = partial_of(mine, self.measures, {name: mine.column(name) for name in keys})
+            groups = answer.filter(pa.array(form_values == v))
+            out[i] = partial_of(groups, self.measures, {name: groups.column(name) for name in keys})
         return out
 
 
@@ -328,29 +328,29 @@ def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, P
     """The statistics of groups: here, but for those at the places `by_key`, where all of them together are large."""
     out: dict[int, Partial] = {}
     mixed = []
-    for found in groups:
-        if by_key and not set(by_key).isdisjoint(found.form.order):
-            mixed.append(found)
+    for group in groups:
+        if by_key and not set(by_key).isdisjoint(group.form.order):
+            mixed.append(group)
         else:
-            out |= found.form.partials(found.frame.toArrow())
+            out |= group.form.partials(group.frame.toArrow())
     if not mixed:
         return out, None
     # They are looked at more than once; a lost part is made again.
-    frames = tuple(found.frame.persist(StorageLevel.DISK_ONLY) for found in mixed)
+    frames = tuple(group.frame.persist(StorageLevel.DISK_ONLY) for group in mixed)
     with ExitStack() as stack:
         for frame in frames:
             stack.callback(frame.unpersist)
-        of_keys = [_where(frame, found.form, by_key) for found, frame in zip(mixed, frames, strict=True)]
+        of_keys = [_groups_of(frame, group.form, by_key) for group, frame in zip(mixed, frames, strict=True)]
         rows, text, size = _size(of_keys)
         if size <= transport.most_in_driver(frames[0].sparkSession):
-            for found, frame in zip(mixed, frames, strict=True):
-                out |= found.form.partials(frame.toArrow())
+            for group, frame in zip(mixed, frames, strict=True):
+                out |= group.form.partials(frame.toArrow())
             return out, None
-        for found, frame in zip(mixed, frames, strict=True):
-            if others := set(found.form.order) - set(by_key):
-                answer = found.form.partials(_where(frame, found.form, others).toArrow())
-                out |= {i: partial for i, partial in answer.items() if i in others}
-        pack = _Pack(tuple(found.form for found in mixed))
+        for group, frame in zip(mixed, frames, strict=True):
+            if other_places := set(group.form.order) - set(by_key):
+                answer = group.form.partials(_groups_of(frame, group.form, other_places).toArrow())
+                out |= {i: partial for i, partial in answer.items() if i in other_places}
+        pack = _Pack(tuple(group.form for group in mixed))
         # The same numbers have other names in each of them.
         parts = reduce(
             lambda a, b: a.unionByName(b, allowMissingColumns=True),
@@ -362,7 +362,7 @@ def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, P
         return out, LargeStatistics(statistics, frozenset(by_key), frames)
 
 
-def _where(frame: DataFrame, form: GroupsForm, places: Collection[int]) -> DataFrame:
+def _groups_of(frame: DataFrame, form: GroupsForm, places: Collection[int]) -> DataFrame:
     """The groups of some statistics."""
     return frame.where(F.col("v").isin([v for v, i in enumerate(form.order) if i in places]))
 
@@ -385,27 +385,27 @@ class _Pack:
 
     def renamed(self, number: int, frame: DataFrame) -> DataFrame:
         """Groups with names of columns that no others have."""
-        columns = [F.col(name).alias(_own(number, name)) for name in self.forms[number].measures.values()]
+        columns = [F.col(name).alias(_numbered_name(number, name)) for name in self.forms[number].measures.values()]
         shared = [name for name in frame.columns if name in ("v", "key", "fold")]
         return frame.select(F.lit(number).alias(_FORM), *shared, *columns)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """(name, statistic)."""
-        came = list(batches)
-        if not came:
+        received = list(batches)
+        if not received:
             return
-        whole = pa.Table.from_batches(came)
+        all_groups = pa.Table.from_batches(received)
         for number, form in enumerate(self.forms):
-            mine = whole.filter(pc.equal(whole.column(_FORM), number))
-            measures = {name: _own(number, alias) for name, alias in form.measures.items()}
-            for i, partial in GroupsForm(form.order, form.keys, measures).partials(mine).items():
+            form_groups = all_groups.filter(pc.equal(all_groups.column(_FORM), number))
+            measures = {name: _numbered_name(number, alias) for name, alias in form.measures.items()}
+            for i, partial in GroupsForm(form.order, form.keys, measures).partials(form_groups).items():
                 for piece in cut(partial) if partial.num_rows else ():
                     yield pa.RecordBatch.from_arrays(
                         [pa.array([i], pa.int32()), pa.array([packed(piece, i)], pa.binary())], ["name", "statistic"]
                     )
 
 
-def _own(number: int, name: str) -> str:
+def _numbered_name(number: int, name: str) -> str:
     return f"{name}_{number}"
 
 

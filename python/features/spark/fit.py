@@ -24,7 +24,7 @@ from headrace.features.vocabulary.codes import Vocabularies, VocabularyRule
 from headrace.features.vocabulary.keyed_tables import FileKeyedTable, KeyedTable, keyed_of
 from headrace.features.vocabulary.lookup import Lookup, lookup_of
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.saved import hand_on
+from headrace.features.workflow.saved import copy_table
 from headrace.features.workflow.workflow import BoundOp, Workflow
 from headrace.storage import Location, local
 
@@ -37,7 +37,7 @@ def fit(
     vocabularies: Vocabularies,
     day: Column | None = None,
     folder: Location | None = None,
-    handed: Location | None = None,
+    shared_folder: Location | None = None,
 ) -> FittedWorkflow:
     """Learn from the training rows.
 
@@ -52,12 +52,12 @@ def fit(
         vocabularies: keeps codes from one fit to the next.
         day: an integer or text that orders the days on which values were first seen; None: all on one day.
         folder: a local one, for tables by key that are too large for this process; None: all are in memory.
-        handed: one that executors see, for those of them that operators behind them learn from; None: these come into
+        shared_folder: one that executors see, for those of them that operators behind them learn from; None: these come into
             this process for it.
     """
     joins = Joins(train, BROADCAST_ROWS)
     identity = _identity(train)
-    chains = [_ChainFit(workflow, i, joins, identity, handed) for i in range(len(workflow.chains))]
+    chains = [_ChainFit(workflow, i, joins, identity, shared_folder) for i in range(len(workflow.chains))]
     label = workflow.label_column
     row_columns = RowColumns(col(label), workflow.input_type(label), day, identity)
     values: list[ValueColumn] = []
@@ -65,7 +65,7 @@ def fit(
     while learning := [(c, step) for c in chains if (step := c.step) is not None]:
         # With the values of keyed tables that the last turn learned, where operators behind them learn.
         frame = joins.apply()
-        wanted: list[ColumnStatistic] = []
+        requested: list[ColumnStatistic] = []
         #: By step: places of its statistics among those wanted.
         names: list[dict[str, int]] = []
         by_key: list[int] = []
@@ -77,17 +77,17 @@ def fit(
             assert isinstance(step.op, EstimatorOp)
             for name, statistic in step.op.statistics(step.inputs).items():
                 if folder is not None and chain.keeps_by_key(statistic):
-                    by_key.append(len(wanted))
-                names[-1][name] = len(wanted)
-                wanted.append(ColumnStatistic(statistic, chain.columns, step.inputs))
-        found = aggregate(frame, wanted, row_columns, by_key) if wanted else Aggregated({}, None, 0)
-        passes += found.passes
-        tables = _large_tables(learning, names, found, folder)
-        for number, ((chain, _), mine) in enumerate(zip(learning, names, strict=True)):
+                    by_key.append(len(requested))
+                names[-1][name] = len(requested)
+                requested.append(ColumnStatistic(statistic, chain.columns, step.inputs))
+        aggregated = aggregate(frame, requested, row_columns, by_key) if requested else Aggregated({}, None, 0)
+        passes += aggregated.passes
+        tables = _large_tables(learning, names, aggregated, folder)
+        for number, ((chain, _), places) in enumerate(zip(learning, names, strict=True)):
             if number in tables:
                 chain.take(tables[number])
             else:
-                chain.learn({name: found.partials[i] for name, i in mine.items()})
+                chain.learn({name: aggregated.partials[i] for name, i in places.items()})
     pinned: Mapping[str, pa.Table | Lookup] = {}
     if values:
         counted = count_values(joins.apply(), values, workflow.rules, day).persist(StorageLevel.DISK_ONLY)
@@ -104,27 +104,27 @@ def fit(
 def _large_tables(
     learning: Sequence[tuple[_ChainFit, BoundOp]],
     names: Sequence[Mapping[str, int]],
-    found: Aggregated,
+    aggregated: Aggregated,
     folder: Location | None,
 ) -> dict[int, FittedState]:
     """What steps learn by statistics that the driver does not hold, by their places among those that learn."""
-    if found.large is None:
+    if aggregated.large is None:
         return {}
     assert folder is not None
     try:
         steps = {}
-        for number, ((_, step), mine) in enumerate(zip(learning, names, strict=True)):
-            large = {i: name for name, i in mine.items() if i in found.large.names}
+        for number, ((_, step), places) in enumerate(zip(learning, names, strict=True)):
+            large = {i: name for name, i in places.items() if i in aggregated.large.names}
             if large:
                 assert isinstance(step.op, EstimatorOp)
-                whole = {name: found.partials[i] for name, i in mine.items() if i not in large}
-                steps[number, 0] = KeyedStep(step.op, step.inputs, large, whole)
+                ungrouped = {name: aggregated.partials[i] for name, i in places.items() if i not in large}
+                steps[number, 0] = KeyedStep(step.op, step.inputs, large, ungrouped)
         folder.make_dir()
         # The files live as long as who looks into them.
         files = TemporaryDirectory(prefix="tables-", dir=folder.local_path())
-        learned = keyed_tables(found.large.statistics, steps, local(files.name), files)
+        learned = keyed_tables(aggregated.large.statistics, steps, local(files.name), files)
     finally:
-        found.large.release()
+        aggregated.large.release()
     return {number: state for (number, _), state in learned.items()}
 
 
@@ -140,10 +140,10 @@ class _ChainFit:
     """One chain: what its first operators have learned, and its columns as they arrive at the next that learns."""
 
     def __init__(
-        self, workflow: Workflow, index: int, joins: Joins, identity: Column | None, handed: Location | None
+        self, workflow: Workflow, index: int, joins: Joins, identity: Column | None, shared_folder: Location | None
     ) -> None:
         self._chain, self._index, self._joins, self._identity = workflow.chains[index], index, joins, identity
-        self._handed = handed
+        self._shared_folder = shared_folder
         self.columns: dict[str, Column] = {c: input_column(c, workflow.input_type(c)) for c in self._chain.columns}
         self.states: list[Mapping[str, State]] = []
         self.tables: dict[str, KeyedTable] = {}
@@ -185,9 +185,9 @@ class _ChainFit:
 
         def table(name: str, key: Column) -> Mapping[str, Column]:
             keyed, full, folder = tables[name], f"{scope}.{name}", None
-            if self._handed is not None and isinstance(keyed, FileKeyedTable):
-                hand_on(keyed, self._handed, full)
-                folder = self._handed
+            if self._shared_folder is not None and isinstance(keyed, FileKeyedTable):
+                copy_table(keyed, self._shared_folder, full)
+                folder = self._shared_folder
             side = keyed_side(keyed, self._joins.frame, folder, full)
             return dict(zip(keyed.values, self._joins.add(side, key).values(), strict=True))
 

@@ -86,12 +86,12 @@ class Joins:
 
     def _small(self, sides: Sequence[Side]) -> set[int]:
         """Which to broadcast, by `id`. A side that is joined several times is sent once."""
-        found = set()
+        small = set()
         for side in sorted({id(s): s for s in sides}.values(), key=lambda s: s.weight):
             if self._spent + side.weight <= self.broadcast_rows:
                 self._spent += side.weight
-                found.add(id(side))
-        return found
+                small.add(id(side))
+        return small
 
 
 def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, name: str) -> Side:
@@ -100,11 +100,11 @@ def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, nam
     types = {"int64": "bigint", "double": "double", "string": "string"}
     ddl = ", ".join(f"{quoted(f.name)} {types[str(f.type)]}" for f in table.schema)
     if folder is not None:
-        made = spark.read.schema(ddl).parquet(table_file(folder, name).spark_path)
+        side_frame = spark.read.schema(ddl).parquet(table_file(folder, name).spark_path)
     else:
-        made = spark.createDataFrame(table.table, ddl)
+        side_frame = spark.createDataFrame(table.table, ddl)
     # Values travel under numbers: names of columns may hold dots.
-    plain = made.toDF(KEY, *[f"v{i}" for i in range(len(table.values))])
+    plain = side_frame.toDF(KEY, *[f"v{i}" for i in range(len(table.values))])
     return Side(plain, KEY, tuple(f"v{i}" for i in range(len(table.values))), len(table), table.text_bytes)
 
 
@@ -112,10 +112,10 @@ def vocabulary_side(vocabulary: Lookup, frame: DataFrame, folder: Location | Non
     """A vocabulary (value string, code bigint) as a frame: of its saved file where there is one (GPUs can scan it)."""
     spark, ddl = frame.sparkSession, "value string, code bigint"
     if folder is not None:
-        made = spark.read.schema(ddl).parquet(vocabulary_file(folder, name).spark_path)
+        side_frame = spark.read.schema(ddl).parquet(vocabulary_file(folder, name).spark_path)
     else:
-        made = spark.createDataFrame(vocabulary.table, ddl)
-    return Side(made, "value", ("code",), len(vocabulary), vocabulary.text_bytes)
+        side_frame = spark.createDataFrame(vocabulary.table, ddl)
+    return Side(side_frame, "value", ("code",), len(vocabulary), vocabulary.text_bytes)
 
 
 def transform(
@@ -139,19 +139,21 @@ def transform(
         lists: a list feature as one column of arrays as long as its values are, not padded to physical columns.
     """
     folder = saved or fitted.folder
-    kept = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
+    further_columns = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
     joins = _ChainJoins(Joins(frame, broadcast_rows))
     vocabularies: dict[str, Side] = {}
 
-    def lookup(at: tuple[int, int], vocabulary: str, key: Column) -> Column:
+    def lookup(place: tuple[int, int], vocabulary: str, key: Column) -> Column:
         if vocabulary not in vocabularies:
             vocabularies[vocabulary] = vocabulary_side(fitted.vocabularies[vocabulary], frame, folder, vocabulary)
-        return joins.add(at, vocabularies[vocabulary], key)["code"].cast("int")
+        return joins.add(place, vocabularies[vocabulary], key)["code"].cast("int")
 
-    def table(at: tuple[int, int], name: str, key: Column) -> Mapping[str, Column]:
-        full = f"{at[0]}.{at[1]}.{name}"
+    def table(place: tuple[int, int], name: str, key: Column) -> Mapping[str, Column]:
+        full = f"{place[0]}.{place[1]}.{name}"
         keyed = fitted.tables[full]
-        return dict(zip(keyed.values, joins.add(at, keyed_side(keyed, frame, folder, full), key).values(), strict=True))
+        return dict(
+            zip(keyed.values, joins.add(place, keyed_side(keyed, frame, folder, full), key).values(), strict=True)
+        )
 
     identity = F.col(IDENTITY) if IDENTITY in frame.columns else None
     ends: dict[str, Column] = {}
@@ -172,7 +174,7 @@ def transform(
             zero = zero_of(feature)
             elements = [F.coalesce(stored(F.get(x, F.lit(i))), zero) for i in range(feature.length)]
             selected += [e.alias(column) for e, column in zip(elements, feature.physical, strict=True)]
-    selected += [col(source).alias(name) for name, source in kept.items()]
+    selected += [col(source).alias(name) for name, source in further_columns.items()]
 
     return joins.apply().select(*selected)
 
@@ -185,11 +187,11 @@ class _ChainJoins:
         #: (chain, step) of the joins that are not in the frame yet.
         self._waiting: set[tuple[int, int]] = set()
 
-    def add(self, at: tuple[int, int], side: Side, key: Column) -> dict[str, Column]:
+    def add(self, place: tuple[int, int], side: Side, key: Column) -> dict[str, Column]:
         """See Joins; the key may be made of what earlier steps of the chain have joined."""
-        if any(chain == at[0] and step < at[1] for chain, step in self._waiting):
+        if any(chain == place[0] and step < place[1] for chain, step in self._waiting):
             self.apply()
-        self._waiting.add(at)
+        self._waiting.add(place)
         return self._joins.add(side, key)
 
     def apply(self) -> DataFrame:

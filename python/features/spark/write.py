@@ -108,7 +108,7 @@ def _count_parts(
         size.alias("__text"),
     )
     missed = [F.count(F.when(F.col(m), 1)).alias(m) for m in flags.values()]
-    found = (
+    answers = (
         frame.select(*flags.values(), "__text", part_of(plans).alias("__part"))
         .groupBy("__part")
         .agg(F.count(F.lit(1)).alias("rows"), F.sum("__text").alias("text"), F.max("__text").alias("longest"), *missed)
@@ -117,7 +117,7 @@ def _count_parts(
     counts: dict[str, dict[str, ColumnCounts]] = {
         p.split: {f.name: ColumnCounts() for f in fitted.features} for p in plans
     }
-    for row in found.collect():
+    for row in answers.collect():
         part = row["__part"]
         parts[part], text[part], longest[part] = row["rows"], row["text"], row["longest"]
         for feature in fitted.features:
@@ -137,8 +137,8 @@ def dataset_frame(
     w = fitted.workflow
     carried = carried_columns(w)
     frame = rows.select(*[col(c) for c in w.input_columns], *identity(w))
-    kept = ["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line"]
-    frame = transform(fitted, frame, kept, workflow, lists=True)
+    further_columns = ["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line"]
+    frame = transform(fitted, frame, further_columns, workflow, lists=True)
     frame = frame.withColumn("__part", part_of(plans))
     frame = frame.withColumn("__key", part_key(plans)).repartition(len(plans), "__key")
     order = ("__hash", "__source_file", "__source_line")
@@ -189,12 +189,12 @@ def _count_codes(
         aggregates[f"n{i}"] = _count(feature, lambda x: x != NULL_CODE)
         if feature.vocabulary is not None:
             aggregates[f"o{i}"] = _count(feature, partial(_is_oov, feature))
-    found = spark.read.parquet(str(written)).groupBy("__part").agg(*[c.alias(name) for name, c in aggregates.items()])
-    for row in found.collect():
-        mine = counts[plans[row["__part"]].split]
+    answers = spark.read.parquet(str(written)).groupBy("__part").agg(*[c.alias(name) for name, c in aggregates.items()])
+    for row in answers.collect():
+        split_counts = counts[plans[row["__part"]].split]
         for i, feature in enumerate(features):
-            mine[feature.name].coded += row[f"n{i}"]
-            mine[feature.name].oov += row[f"o{i}"] if f"o{i}" in aggregates else 0
+            split_counts[feature.name].coded += row[f"n{i}"]
+            split_counts[feature.name].oov += row[f"o{i}"] if f"o{i}" in aggregates else 0
 
 
 def _is_oov(feature: Feature, code: Column) -> Column:
@@ -229,7 +229,7 @@ def _stored_list(x: Column, zero: Column) -> Column:
     return F.slice(x, F.lit(1), F.coalesce(F.array_max(ends), F.lit(0)))
 
 
-def _count(feature: Feature, wanted: Callable[[Column], Column]) -> Column:
+def _count(feature: Feature, is_counted: Callable[[Column], Column]) -> Column:
     """How many stored codes of a feature are wanted, over all rows."""
     x = col(feature.name)
-    return F.sum(F.size(F.filter(x, wanted))) if feature.is_list else F.count(F.when(wanted(x), 1))
+    return F.sum(F.size(F.filter(x, is_counted))) if feature.is_list else F.count(F.when(is_counted(x), 1))

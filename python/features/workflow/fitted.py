@@ -126,13 +126,13 @@ class FittedWorkflow:
         arrays = self._finished(batch, {f.name for f in features})
         return [lists.trim_zeros(arrays[f.name]) if f.is_list else arrays[f.name] for f in features]
 
-    def _finished(self, batch: pa.RecordBatch, wanted: Collection[str]) -> dict[str, pa.Array]:
+    def _finished(self, batch: pa.RecordBatch, names: Collection[str]) -> dict[str, pa.Array]:
         """By name of the feature: numbers, codes or raw ids of the rows of a raw batch, or lists of them."""
         arrays: dict[str, pa.Array] = {}
         index = batch.schema.get_field_index(IDENTITY)
         identity = batch.column(index) if index >= 0 else None
         for i, (chain, states) in enumerate(zip(self.workflow.chains, self.states, strict=True)):
-            if not any(name in wanted for name in chain.outputs):
+            if not any(name in names for name in chain.outputs):
                 continue
             columns = {name: self._column(batch, name) for name in chain.columns}
             for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
@@ -140,7 +140,7 @@ class FittedWorkflow:
                     columns, state, self.vocabularies.__getitem__, partial(self._table, f"{i}.{j}"), identity
                 )
             for name, end in chain.outputs.items():
-                if name in wanted:
+                if name in names:
                     arrays[name] = finished(columns[name], end)
         return arrays
 
@@ -181,10 +181,12 @@ class FittedWorkflow:
         Raises:
             UserError: a file is missing or damaged.
         """
-        found, vocabularies, tables = saved.read(folder, most_values, maps)
-        where = str(saved.file_of(folder))
-        workflow = Workflow(found.chains, found.columns, found.label, found.carried, where=where)
-        return FittedWorkflow(workflow, found.states, vocabularies, tables, folder)
+        saved_workflow, vocabularies, tables = saved.read(folder, most_values, maps)
+        section = str(saved.file_of(folder))
+        workflow = Workflow(
+            saved_workflow.chains, saved_workflow.columns, saved_workflow.label, saved_workflow.carried, section=section
+        )
+        return FittedWorkflow(workflow, saved_workflow.states, vocabularies, tables, folder)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         """An input column in its declared type; NaN is null, a null list is empty."""

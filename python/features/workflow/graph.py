@@ -77,12 +77,12 @@ def graph_of(spec: Spec) -> Graph:
         f"{spec.pipeline}: {len(workflow.input_columns)} columns, {len(workflow.chains)} chains, "
         f"{sum(len(c.outputs) for c in workflow.chains)} features"
     )
-    made = _prepared(graph, spec)
+    producers = _prepared(graph, spec)
     for name in workflow.input_columns:
-        if name not in made:
-            made[name] = graph.node("column", name, str(workflow.input_type(name)))
+        if name not in producers:
+            producers[name] = graph.node("column", name, str(workflow.input_type(name)))
     for chain in workflow.chains:
-        _add_chain(graph, chain, {c: (made[c], workflow.input_type(c)) for c in chain.columns}, features)
+        _add_chain(graph, chain, {c: (producers[c], workflow.input_type(c)) for c in chain.columns}, features)
     return graph
 
 
@@ -92,38 +92,38 @@ def _prepared(graph: Graph, spec: Spec) -> dict[str, str]:
         return {}
 
     preparation = Preparation.from_spec(spec)
-    made: dict[str, str] = {}
+    producers: dict[str, str] = {}
     events = graph.node("column", "events", ", ".join(spec.table.keys) or "all rows")
-    at = events
+    last_node = events
     after = [s.schema.types for s in preparation.steps[1:]] + [preparation.end.types]
     for step, types, op_spec in zip(preparation.steps, after, spec.features.prepare, strict=True):
         new = {n: t for n, t in types.items() if step.schema.types.get(n) != t}
         gives = tuple(f"{n}: {t}" for n, t in new.items())
         node = graph.node("operator", step.op.name, *_params(op_spec.params), gives=gives)
-        graph.join([(at, "rows")], node)
-        made |= dict.fromkeys(new, node)
-        if at == events:
+        graph.join([(last_node, "rows")], node)
+        producers |= dict.fromkeys(new, node)
+        if last_node == events:
             graph.parts.append(("prepare: all events", [node]))
-        at = node
-    return made
+        last_node = node
+    return producers
 
 
 def _add_chain(
-    graph: Graph, chain: BoundChain, at: dict[str, tuple[str, ValueType]], features: dict[str, Feature]
+    graph: Graph, chain: BoundChain, producers: dict[str, tuple[str, ValueType]], features: dict[str, Feature]
 ) -> None:
-    """Nodes of a chain. `at`: by column, the node that it comes from and its type."""
-    heading = ", ".join(f"{n}: {t}" for n, (_, t) in at.items())
+    """Nodes of a chain. `producers`: by column, the node that it comes from and its type."""
+    heading = ", ".join(f"{n}: {t}" for n, (_, t) in producers.items())
     first: list[str] = []
     for step in chain.steps:
         gives = tuple(f"{n}: {t}" for n, t in step.outputs.items() if n not in step.passthrough)
         params = _params(step.op.model_dump(mode="json", exclude_unset=True))
         node = graph.node("operator", step.op.name, *params, gives=gives)
         first = first or [node]
-        graph.join(((at[n][0], f"{n}: {at[n][1]}") for n in step.inputs), node)
-        at = {n: at[n] if n in step.passthrough else (node, t) for n, t in step.outputs.items()}
+        graph.join(((producers[n][0], f"{n}: {producers[n][1]}") for n in step.inputs), node)
+        producers = {n: producers[n] if n in step.passthrough else (node, t) for n, t in step.outputs.items()}
     for name in chain.outputs:
         node = graph.node("feature", name, *_about(features[name]))
-        start, end = at[name]
+        start, end = producers[name]
         graph.join([(start, f"{name}: {end}")], node)
         if not chain.steps:
             first.append(node)
@@ -163,9 +163,9 @@ def _text(graph: Graph) -> Iterator[str]:
         if node.id in heads:
             continue
         # Of several nodes before it, the last: the others' columns have passed by that one.
-        before = [e.start for e in graph.edges if e.end == node.id]
-        if before:
-            below.setdefault(before[-1], []).append(node)
+        earlier_nodes = [e.start for e in graph.edges if e.end == node.id]
+        if earlier_nodes:
+            below.setdefault(earlier_nodes[-1], []).append(node)
 
     def tree(some: list[Node], indent: str) -> Iterator[str]:
         for i, node in enumerate(some):
@@ -174,8 +174,8 @@ def _text(graph: Graph) -> Iterator[str]:
             if node.kind == "feature":
                 yield f"{indent}{corner}= {head}: {'; '.join(rest)}"
             else:
-                said = f"({', '.join(rest)})" if rest else ""
-                yield f"{indent}{corner}{head}{said}" + (f" -> {', '.join(node.gives)}" if node.gives else "")
+                parameters = f"({', '.join(rest)})" if rest else ""
+                yield f"{indent}{corner}{head}{parameters}" + (f" -> {', '.join(node.gives)}" if node.gives else "")
                 yield from tree(below.get(node.id, []), indent + more)
 
     for heading, first in graph.parts:

@@ -155,14 +155,14 @@ def whole_vocabularies(folder: Location) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _check(file: Location, rows: int, said_by: Location) -> None:
-    there = _metadata(file)
-    if there.num_rows != rows or there.schema.names != ["value", "code"]:
+    footer = _metadata(file)
+    if footer.num_rows != rows or footer.schema.names != ["value", "code"]:
         raise UserError(f"{file} does not hold the {rows} values (value, code) that {said_by} says")
 
 
 def _check_table(file: Location, rows: int, said_by: Location) -> None:
-    there = _metadata(file)
-    if there.num_rows != rows or KEY not in there.schema.names:
+    footer = _metadata(file)
+    if footer.num_rows != rows or KEY not in footer.schema.names:
         raise UserError(f"{file} does not hold the {rows} keys that {said_by} says")
 
 
@@ -197,7 +197,7 @@ def _read(file: Location) -> pa.Table:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
 
 
-def hand_on(table: FileKeyedTable, folder: Location, name: str) -> Location:
+def copy_table(table: FileKeyedTable, folder: Location, name: str) -> Location:
     """Put a table that the driver does not hold where a saved workflow has it (`workflow.saved.table_file`).
 
     Args:

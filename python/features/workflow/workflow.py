@@ -47,7 +47,7 @@ class Workflow:
         columns: Sequence[TableColumn],
         label: str,
         carried: Sequence[str] = (),
-        where: str = "features",
+        section: str = "features",
     ) -> None:
         """Check everything that can be known without data.
 
@@ -57,10 +57,10 @@ class Workflow:
         """
         self.spec_chains = as_chains(chains)
         self.declared, self.label_column = tuple(columns), label
-        self.carried_columns, self._where = tuple(carried), where
+        self.carried_columns, self._section = tuple(carried), section
         self._types = {c.name: declared(c) for c in columns}
         self.chains: tuple[BoundChain, ...] = tuple(
-            bind(chain, self._types, label, f"{where}.workflow[{i}]") for i, chain in enumerate(self.spec_chains)
+            bind(chain, self._types, label, f"{section}.workflow[{i}]") for i, chain in enumerate(self.spec_chains)
         )
         self.rules = self._rules()
         self._check_names()
@@ -101,32 +101,34 @@ class Workflow:
             for name in chain.outputs:
                 if name in seen:
                     raise UserError(
-                        f"{self._where}.workflow[{i}]: '{name}' is already a feature of "
-                        f"{self._where}.workflow[{seen[name]}]; rename one of them (rename: "
+                        f"{self._section}.workflow[{i}]: '{name}' is already a feature of "
+                        f"{self._section}.workflow[{seen[name]}]; rename one of them (rename: "
                         f"{{suffix: _2}}), or name its column in one chain"
                     )
                 seen[name] = i
-        for name, what in ((self.label_column, "label"), *((c, "carried") for c in self.carried_columns)):
+        for name, role in ((self.label_column, "label"), *((c, "carried") for c in self.carried_columns)):
             if name not in self._types:
                 raise UserError(
-                    f"{self._where}.{what}: column '{name}' is not declared in table.columns"
+                    f"{self._section}.{role}: column '{name}' is not declared in table.columns"
                     f"{nearest(name, self._types)}"
                 )
         label = self._types[self.label_column]
         if not label.is_number or label.is_list:
-            raise UserError(f"{self._where}.label: '{self.label_column}' is {label}; a label is a number, 0 or 1")
+            raise UserError(f"{self._section}.label: '{self.label_column}' is {label}; a label is a number, 0 or 1")
         for name in self.carried_columns:
             type_ = self._types[name]
             if type_.is_list or type_.element not in _CARRIED:
                 raise UserError(
-                    f"{self._where}.carried: column '{name}' is {type_}; one of {', '.join(_CARRIED)} can be carried"
+                    f"{self._section}.carried: column '{name}' is {type_}; one of {', '.join(_CARRIED)} can be carried"
                 )
         if len(set(self.carried_columns)) < len(self.carried_columns):
-            raise UserError(f"{self._where}.carried: names a column twice")
+            raise UserError(f"{self._section}.carried: names a column twice")
         physical = [column for feature in self.schema_of({}).features for column in feature.physical]
         for column in physical:
             if physical.count(column) > 1:
-                raise UserError(f"{self._where}: two columns of the dataset would be named '{column}'; rename a column")
+                raise UserError(
+                    f"{self._section}: two columns of the dataset would be named '{column}'; rename a column"
+                )
 
     def _rules(self) -> dict[str, VocabularyRule]:
         """Rules of all vocabularies, by name."""
@@ -134,17 +136,17 @@ class Workflow:
         unnamed: set[str] = set()
         for i, chain in enumerate(self.chains):
             for j, step in chain.named_steps():
-                at = f"{self._where}.workflow[{i}].ops[{j}] ({step.op.name})"
+                place = f"{self._section}.workflow[{i}].ops[{j}] ({step.op.name})"
                 for name, rule in step.op.vocabularies(step.inputs).items():
                     if rules.setdefault(name, rule) != rule:
                         raise UserError(
-                            f"{at}: vocabulary '{name}' is shared with a chain that has another "
+                            f"{place}: vocabulary '{name}' is shared with a chain that has another "
                             f"min_count, max_size or oov_buckets; give both the same"
                         )
                     if getattr(step.op, "vocabulary", None) is None:
                         if name in unnamed:
                             raise UserError(
-                                f"{at}: another chain makes the vocabulary '{name}' too; if they are to "
+                                f"{place}: another chain makes the vocabulary '{name}' too; if they are to "
                                 f"share it (its values are counted in both), say `vocabulary: {name}` in "
                                 f"both; else rename the column before"
                             )
@@ -260,55 +262,55 @@ class BoundChain:
         return enumerate(s for s in self.steps if not isinstance(s.op, FromDecimal))
 
 
-def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str) -> BoundChain:
+def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, place: str) -> BoundChain:
     """Check a chain.
 
     Args:
         declared: the columns that there are, by name.
         label: the one of them that no feature may be made of.
-        where: the chain's place in the spec.
+        place: the chain's place in the spec.
 
     Raises:
         UserError: no or an unknown column, an unknown operator or parameter, a column that an operator cannot take, two
             columns of one name, an end that no model can take.
     """
     if not chain.columns:
-        raise UserError(f"{where}: names no column")
+        raise UserError(f"{place}: names no column")
     for column in chain.columns:
         if column not in declared:
             raise UserError(
-                f"{where}.columns: column '{column}' is not declared in table.columns{nearest(column, declared)}"
+                f"{place}.columns: column '{column}' is not declared in table.columns{nearest(column, declared)}"
             )
         if column == label:
-            raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
+            raise UserError(f"{place}.columns: '{column}' is the label; a feature made of it would leak it")
         if chain.columns.count(column) > 1:
-            raise UserError(f"{where}.columns: names '{column}' twice")
+            raise UserError(f"{place}.columns: names '{column}' twice")
     if any(declared[c].element == "decimal" for c in chain.columns):
         try:
-            return _bound(chain, declared, where, FromDecimal(to="double"))
+            return _bound(chain, declared, place, FromDecimal(to="double"))
         except UserError as as_number:
             try:
-                return _bound(chain, declared, where, FromDecimal(to="string"))
+                return _bound(chain, declared, place, FromDecimal(to="string"))
             except UserError:
                 raise as_number from None
-    return _bound(chain, declared, where)
+    return _bound(chain, declared, place)
 
 
-def _bound(chain: Chain, declared: Mapping[str, ValueType], where: str, entry: Op | None = None) -> BoundChain:
+def _bound(chain: Chain, declared: Mapping[str, ValueType], place: str, entry: Op | None = None) -> BoundChain:
     """The chain's operators in their places, behind `entry` where there is one."""
     checked: list[_CheckedOp] = []
     coded: list[str] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
-    ops = [build(OPERATORS, spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
-    placed = [(op, f"{where}.ops[{j}] ({op.name})") for j, op in enumerate(ops)]
-    for op, at in [(entry, where), *placed] if entry is not None else placed:
-        checked.append(_check_op(op, types, at, coded))
+    ops = [build(OPERATORS, spec.op, spec.params, f"{place}.ops[{j}]") for j, spec in enumerate(chain.ops)]
+    placed = [(op, f"{place}.ops[{j}] ({op.name})") for j, op in enumerate(ops)]
+    for op, op_place in [(entry, place), *placed] if entry is not None else placed:
+        checked.append(_check_op(op, types, op_place, coded))
         coded += [n for n, t in checked[-1].outputs.items() if t.vocabulary]
         types = checked[-1].outputs
-        sources = {n: tuple(dict.fromkeys(s for m in checked[-1].of[n] for s in sources[m])) for n in types}
+        sources = {n: tuple(dict.fromkeys(s for m in checked[-1].made_of[n] for s in sources[m])) for n in types}
     for column, output in types.items():
-        _check_output(where, column, output)
+        _check_output(place, column, output)
     return BoundChain(chain.columns, _steps(checked, types), types, sources, chain.tags, chain.metadata)
 
 
@@ -317,34 +319,34 @@ class _CheckedOp:
     """An operator whose types are known, but not yet how much of lists the rest looks at."""
 
     op: Op
-    at: str
+    place: str
     taken: dict[str, ValueType]
     passthrough: dict[str, ValueType]
     outputs: dict[str, ValueType]
     #: By column that comes out, those that it is made of.
-    of: dict[str, tuple[str, ...]]
+    made_of: dict[str, tuple[str, ...]]
 
 
-def _check_op(op: Op, types: Mapping[str, ValueType], at: str, coded: Sequence[str]) -> _CheckedOp:
+def _check_op(op: Op, types: Mapping[str, ValueType], place: str, coded: Sequence[str]) -> _CheckedOp:
     """One operator on. `types`: of the columns that arrive; `coded`: columns that were given a vocabulary's codes."""
     passthrough = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
     taken = {n: t for n, t in types.items() if n not in passthrough}
     if not op.takes_final and any(t.length is not None for t in taken.values()):
-        raise UserError(f"{at}: nothing can follow `pad`; put it last")
+        raise UserError(f"{place}: nothing can follow `pad`; put it last")
     # Also where another operator has made something else of the codes.
     if op.learns and coded:
         raise UserError(
-            f"{at}: column '{coded[0]}' has been through categorify, whose codes are given when all values have been "
+            f"{place}: column '{coded[0]}' has been through categorify, whose codes are given when all values have been "
             f"counted, so nothing can be learned from them; begin another chain with the column itself"
         )
     try:
-        out, of = op.types(taken), op.sources(taken)
+        out, made_of = op.types(taken), op.sources(taken)
     except OpError as e:
-        raise UserError(f"{at}: {e}") from None
+        raise UserError(f"{place}: {e}") from None
     for name in out:
         if name in passthrough:
-            raise UserError(f"{at}: makes a column '{name}', but the chain has one of that name; rename one")
-    return _CheckedOp(op, at, taken, passthrough, out | passthrough, of | {n: (n,) for n in passthrough})
+            raise UserError(f"{place}: makes a column '{name}', but the chain has one of that name; rename one")
+    return _CheckedOp(op, place, taken, passthrough, out | passthrough, made_of | {n: (n,) for n in passthrough})
 
 
 def _steps(checked: Sequence[_CheckedOp], outputs: Mapping[str, ValueType]) -> tuple[BoundOp, ...]:
@@ -355,29 +357,29 @@ def _steps(checked: Sequence[_CheckedOp], outputs: Mapping[str, ValueType]) -> t
         needed = {n: least(count, w.outputs[n].most) for n, count in needed.items()}
         if w.op.unrolls and any(t.is_list and needed[n] is None for n, t in w.outputs.items()):
             raise UserError(
-                f"{w.at}: what follows looks at lists from their end or as a whole, so their length must have a bound "
+                f"{w.place}: what follows looks at lists from their end or as a whole, so their length must have a bound "
                 f"here; put list_slice: {{length: N, keep: last}} before it"
             )
         steps.append(BoundOp(w.op, w.taken, w.passthrough, w.outputs, needed))
-        before: dict[str, int | None] = {}
-        for n, parts in w.of.items():
+        earlier: dict[str, int | None] = {}
+        for n, parts in w.made_of.items():
             reads = needed[n] if n in w.passthrough else w.op.reads(needed[n])
             for part in parts:
-                known = before.get(part, 0)
-                before[part] = None if reads is None or known is None else max(known, reads)
-        needed = {n: before.get(n, 1) for n in (*w.taken, *w.passthrough)}
+                known = earlier.get(part, 0)
+                earlier[part] = None if reads is None or known is None else max(known, reads)
+        needed = {n: earlier.get(n, 1) for n in (*w.taken, *w.passthrough)}
     return tuple(reversed(steps))
 
 
-def _check_output(where: str, column: str, output: ValueType) -> None:
+def _check_output(place: str, column: str, output: ValueType) -> None:
     if output.is_list and output.length is None:
-        raise UserError(f"{where}: column '{column}' ends as {output}; end the chain with pad: {{length: N}}")
+        raise UserError(f"{place}: column '{column}' ends as {output}; end the chain with pad: {{length: N}}")
     if output.element in ("timestamp", "date"):
         raise UserError(
-            f"{where}: column '{column}' ends as {output}, which no model can take; add cyclic or age to the chain"
+            f"{place}: column '{column}' ends as {output}, which no model can take; add cyclic or age to the chain"
         )
     if not output.is_categorical and not output.is_number:
         raise UserError(
-            f"{where}: column '{column}' ends as {output}, which no model can take; "
+            f"{place}: column '{column}' ends as {output}, which no model can take; "
             f"add categorify or hash_bucket to the chain"
         )

@@ -59,7 +59,7 @@ def training_rows(
     steps = rows.steps_per_epoch * job.train.epochs
     replay_total = batch_rows * min(steps, job.train.max_steps or steps)
     streams, seed = job.train.streams, int.from_bytes(hashlib.sha256(job.key.encode()).digest()[:8])
-    plan = ReplayRows.of(planned, replay_total, batch_rows, job.replay.by, streams, seed)
+    plan = ReplayRows.plan(planned, replay_total, batch_rows, job.replay.by, streams, seed)
     if world.is_chief:
         log.info("%s rows of %d older days in each step of %s", batch_rows, len(planned), job.train.batch_size)
     replayed = ReplayLoader(
@@ -106,13 +106,13 @@ class ItemShares:
         """Return the sampler of the candidates of `train.negatives`, or None.
 
         Raises:
-            UserError: see CandidateSampler.of.
+            UserError: see CandidateSampler.from_config.
         """
         negatives = self._train.negatives
         if negatives is None or negatives.form != "candidates":
             return None
         counts = self._occurrences(negatives.column).positives if negatives.method == "popularity" else None
-        return CandidateSampler.of(self._schema, negatives, self._train.seed, counts)
+        return CandidateSampler.from_config(self._schema, negatives, self._train.seed, counts)
 
     def log_share(self, feature: str, share_of: ShareOf) -> Tensor:
         """See `Inputs.log_q`; of all codes: float32 [cardinality].
