@@ -77,7 +77,7 @@ class PartialBatch:
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """Where some consecutive rows of a stream belong: columns `rows` of a batch's matrices."""
+    """Places of consecutive rows of a stream: columns `rows` of a batch's matrices."""
 
     step: int
     batch: PartialBatch
@@ -132,7 +132,7 @@ class BatchAssembler:
             return not self._closed
 
     def slices(self, stream: int, row: int, rows: int) -> list[BatchSlice]:
-        """Where rows [row, row + rows) of a stream belong, in order. They are the stream's alone to write."""
+        """Return the places of rows [row, row + rows) of a stream, in order. They are the stream's alone to write."""
         parts = []
         with self._changed:
             end = row + rows
@@ -148,7 +148,7 @@ class BatchAssembler:
         return parts
 
     def mark_written(self, slices: Sequence[BatchSlice]) -> None:
-        """The rows of these slices are there."""
+        """Mark the rows of these slices as written."""
         with self._changed:
             for part in slices:
                 part.batch.missing -= part.rows.stop - part.rows.start
@@ -161,7 +161,7 @@ class BatchAssembler:
             self._changed.notify_all()
 
     def take(self) -> Batch:
-        """The next batch. Where no stream has rows for it, it has none.
+        """Return the next batch. Where no stream has rows for it, it has none.
 
         Raises:
             Exception: what kept a stream from writing its rows.
@@ -192,7 +192,7 @@ class BatchAssembler:
         return batch.missing == 0 if batch is not None else self._rows_of(self._next) == 0
 
     def _rows(self, stream: int, step: int) -> int:
-        """Rows of a stream in a step."""
+        """Return rows of a stream in a step."""
         if self._totals is None:
             return self.rows_each
         return min(self.rows_each, max(0, self._totals[stream] - step * self.rows_each))
@@ -201,7 +201,7 @@ class BatchAssembler:
         return sum(self._rows(s, step) for s in range(self._streams))
 
     def _new_batch(self, step: int) -> PartialBatch:
-        """Its three matrices are one block of memory."""
+        """Return an empty batch, whose three matrices are one block of memory."""
         rows = self._rows_of(step)
         continuous, codes = len(self._continuous.scalars), self._codes
         first = -(-continuous * rows * 4 // _ALIGNMENT) * _ALIGNMENT
@@ -215,7 +215,7 @@ class BatchAssembler:
         )
 
     def _matrix(self, scalars: Array, jagged: Mapping[str, Sequence[JaggedArray]]) -> Array:
-        """A batch's numbers [width, B], lists padded: `scalars` itself where no feature is a list."""
+        """Return a batch's numbers [width, B], lists padded: `scalars` itself where no feature is a list."""
         columns = self._continuous
         if not columns.lists:
             return scalars
@@ -230,7 +230,7 @@ def run_streams(
     firsts: Sequence[int],
     timed: Callable[[str, Iterator[int]], Iterator[int]],
 ) -> list[threading.Thread]:
-    """A thread for each stream: writes row group after row group, where there is room.
+    """Start a thread for each stream, which writes row group after row group, where there is room.
 
     Args:
         assembler: what is written to.
@@ -269,7 +269,7 @@ def _in_order(by_stream: Mapping[int, Sequence[Part]]) -> list[Part]:
 
 
 class MatrixColumns:
-    """Where numbers stand in a batch's matrix: a list has `length` columns of it.
+    """Columns of numbers in a batch's matrix: a list has `length` columns of it.
 
     Args:
         features: those of the matrix, in its order.
@@ -363,7 +363,7 @@ def _lists(stored: StoredRowGroup, feature: Feature, order: Order, column_place:
 
 
 def _largest(values: Array) -> int:
-    """As unsigned numbers, see `native.gather`; 0 of what are no integers."""
+    """Return the largest number, as unsigned (see `native.gather`); 0 of what are no integers."""
     return int(values.view(f"u{values.itemsize}").max()) if values.dtype.kind == "i" and len(values) else 0
 
 

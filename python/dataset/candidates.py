@@ -53,7 +53,7 @@ class CandidateSampler:
     def from_config(
         schema: DatasetSchema, negatives: config.Negatives | None, seed: int, counts: I64 | None = None
     ) -> CandidateSampler | None:
-        """The sampler that a spec asks for; None where none is.
+        """Return the sampler that a spec asks for; None where none is.
 
         Args:
             schema: the dataset's.
@@ -89,7 +89,7 @@ class CandidateSampler:
         )
 
     def draw(self, step: int, first_row: int, rows_each: int, batch: Batch) -> I64:
-        """What is drawn for a rank's rows of a step: int64 [B, count], or [count] for all of them.
+        """Draw items for a rank's rows of a step: int64 [B, count], or [count] for all of them.
 
         Args:
             step: from 0.
@@ -124,7 +124,7 @@ class CandidateSampler:
         return drawn.reshape(len(own_items), self.count)
 
     def _draws(self, step: int, attempt: int, counter: I64, row: I64, pool: _Pool) -> I64:
-        """One draw for each counter; they may be refused."""
+        """Return one draw for each counter; they may be refused."""
         numbers = uniform(stream(self.seed, f"candidates/{step}/{attempt}"), counter)
         if self.popular is not None:
             return self.first + self.popular.draw(numbers)
@@ -139,7 +139,7 @@ class CandidateSampler:
         return np.where(size > 0, pool_items, anything if known else NULL_CODE)
 
     def _from_the_rest(self, own_item: int, excluded: _Excluded | None, row: int, pool: _Pool, number: float) -> int:
-        """One of what may be drawn for a row, all alike; where its list has all there are, any but its own."""
+        """Return one of what may be drawn for a row, all alike; where its list has all there are, any but its own."""
         if not self.cardinality:
             part = row // pool.rows_each
             rest = pool.items[pool.offsets[part] : pool.offsets[part + 1]]
@@ -152,7 +152,7 @@ class CandidateSampler:
         return int(rest[min(int(number * len(rest)), len(rest) - 1)]) if len(rest) else NULL_CODE
 
     def _pool(self, batch: Batch, rows_each: int) -> _Pool:
-        """The known items of positive rows, stream by stream."""
+        """Return the known items of positive rows, stream by stream."""
         own_items = batch.codes[:, self.column]
         is_known = (own_items >= self.first) if self.cardinality else (own_items != NULL_CODE)
         is_positive = is_known & (batch.labels > 0)
@@ -174,7 +174,7 @@ _NO_POOL = _Pool(1, np.empty(0, np.int64), np.zeros(1, np.int64))
 
 
 class _Excluded:
-    """Which items each row's list has."""
+    """Items that each row's list has."""
 
     def __init__(self, lists: JaggedArray, cardinality: int) -> None:
         self._cardinality = cardinality
@@ -182,7 +182,7 @@ class _Excluded:
         self._keys = np.sort(row * cardinality + lists.flat())
 
     def has(self, rows: I64, items: I64) -> npt.NDArray[np.bool_]:
-        """Whether the list of each row [N] has the item beside it [N]."""
+        """Return whether the list of each row [N] has the item beside it [N]."""
         keys = rows * self._cardinality + items
         place = np.searchsorted(self._keys, keys)
         is_listed: npt.NDArray[np.bool_] = np.append(self._keys, -1)[place] == keys
@@ -232,13 +232,13 @@ class AliasTable:
             self._alias[large[used]] = np.append(large[1:], large[-1:])[used]
 
     def draw(self, uniform: F64) -> I64:
-        """For numbers uniform in [0, 1), of any shape, one each."""
+        """Draw one number for each number uniform in [0, 1), of any shape."""
         n = len(self._threshold)
         scaled = uniform * n
         place = np.minimum(scaled.astype(np.int64), n - 1)
         return np.where(scaled - place < self._threshold[place], place, self._alias[place])
 
     def shares(self) -> F64:
-        """How likely each number is: float64 [n]."""
+        """Return how likely each number is: float64 [n]."""
         n = len(self._threshold)
         return (self._threshold + np.bincount(self._alias, weights=1 - self._threshold, minlength=n)) / n

@@ -18,7 +18,7 @@ from headrace.workspace import Workspace
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Where a row group is. `piece` is its position among all row groups of the split, in path order."""
+    """Place of a row group. `piece` is its position among all row groups of the split, in path order."""
 
     piece: int
     path: Location
@@ -41,7 +41,7 @@ class SplitLayout:
         return sum(g.rows for g in self.row_groups)
 
     def stream(self, stream: int, streams: int) -> tuple[RowGroup, ...]:
-        """The row groups of one of `streams` streams: Petastorm's shard, every `streams`-th row group."""
+        """Return the row groups of one of `streams` streams: Petastorm's shard, every `streams`-th row group."""
         return tuple(g for g in self.row_groups if g.piece % streams == stream)
 
 
@@ -52,7 +52,7 @@ LISTING = "_files.json"
 
 
 def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Sequence[str] = ()) -> SplitLayout:
-    """Which row groups a split has: from the dataset's listing, no Parquet file opened; without one, from footers.
+    """Open a split: its row groups from the dataset's listing, no Parquet file opened; without one, from footers.
 
     Args:
         dataset: the folder that holds a folder for each split.
@@ -93,7 +93,9 @@ def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Seq
 
 
 def _listed(dataset: Location, split: str, files: Sequence[Location]) -> tuple[RowGroup, ...] | None:
-    """The row groups as the listing has them; None without one, or where a file has not the one that writers make.
+    """Return the row groups as the listing has them.
+
+    None without one, or where a file has not the one that writers make.
 
     Raises:
         UserError: a file is missing, not listed, or of another size.
@@ -124,7 +126,7 @@ _AGAIN = "Delete the dataset's folder and run the features stage again"
 def split_of(
     manifest: Manifest, ws: Workspace, split: str, carried: Sequence[str] = ()
 ) -> tuple[SplitLayout, DatasetSchema]:
-    """A split of the dataset that a features manifest names, and the dataset's schema.
+    """Return a split of the dataset that a features manifest names, and the dataset's schema.
 
     Raises:
         UserError: the dataset is gone or damaged.
@@ -147,7 +149,7 @@ def check_streams(layout: SplitLayout, streams: int) -> None:
 
 
 def stored_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names of the Parquet columns of a batch: continuous, categorical, label, then the carried ones asked for.
+    """Return names of the Parquet columns of a batch: continuous, categorical, label, then the carried ones asked for.
 
     A list is one column.
 
@@ -170,7 +172,7 @@ def stored_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tuple[
 
 
 def column_bytes(footer: pq.FileMetaData, column: str) -> list[int]:
-    """Bytes of a column's pages before they were compressed, by row group; 0 where the file lacks it."""
+    """Return bytes of a column's pages before they were compressed, by row group; 0 where the file lacks it."""
     groups = (footer.row_group(i) for i in range(footer.num_row_groups))
     chunks = ([group.column(i) for i in range(group.num_columns)] for group in groups)
     return [

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 def from_arrays(offsets: Array, values: Array) -> pa.ListArray:
-    """Lists as the dataset has them: no null list, no null element.
+    """Return lists as the dataset has them: no null list, no null element.
 
     Args:
         offsets: [rows + 1]; list i is values[offsets[i]:offsets[i + 1]].
@@ -33,7 +33,7 @@ def from_arrays(offsets: Array, values: Array) -> pa.ListArray:
 
 
 def trim_zeros(lists: pa.ListArray) -> pa.ListArray:
-    """Lists without the zeros at their ends. Neither list nor element may be null."""
+    """Return lists without the zeros at their ends. Neither list nor element may be null."""
     offsets, values = to_numpy(lists)
     nonzero = np.flatnonzero(values)
     # Of each list's end the number of values before it that are not 0; the last of these ends the list.
@@ -52,14 +52,14 @@ def trim_zeros(lists: pa.ListArray) -> pa.ListArray:
 
 
 def to_numpy(lists: pa.ListArray) -> tuple[Array, Array]:
-    """(offsets int32 [rows + 1], beginning at 0; values), in the array's memory where they can be. No nulls."""
+    """Return (offsets int32 [rows + 1], beginning at 0; values), in the array's memory where they can be. No nulls."""
     offsets = lists.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
     return offsets - first if first else offsets, lists.values.slice(first, last - first).to_numpy()
 
 
 def take(offsets: Array, values: Array, rows: Array) -> tuple[Array, Array]:
-    """Lists of some rows, in their order: (offsets int32 [n + 1], values).
+    """Return lists of some rows, in their order: (offsets int32 [n + 1], values).
 
     Args:
         offsets: [rows + 1], beginning at 0.
@@ -74,7 +74,9 @@ def take(offsets: Array, values: Array, rows: Array) -> tuple[Array, Array]:
 
 
 def _positions(starts: Array, offsets: Array) -> Array:
-    """Where the values are of lists that begin at `starts` and are as long as `offsets` says: int64 [offsets[-1]]."""
+    """Return the positions of values of lists that begin at `starts` and are as long as `offsets` says: int64
+    [offsets[-1]].
+    """
     return np.repeat(starts.astype(np.int64) - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
 
 
@@ -113,7 +115,7 @@ def fill(out: Array, lists: JaggedArray) -> None:
 
 
 def by_column(table: pa.Table, features: Sequence[Feature], subject: str = "dataset") -> Mapping[str, Array]:
-    """Stored features as the columns that models take: physical name -> [rows]. Raises UserError, see `pad`."""
+    """Return stored features as the columns that models take: physical name -> [rows]. Raises UserError, see `pad`."""
     out: dict[str, Array] = {}
     for feature in features:
         column = table.column(feature.name)

@@ -167,7 +167,7 @@ class TrainLoader(_Loader):
     def from_manifest(
         manifest: Manifest, ws: Workspace, train: config.Train, world: World = _ALONE, *, start_step: int = 0
     ) -> TrainLoader:
-        """The `train` split of the dataset that a features manifest names."""
+        """Return the `train` split of the dataset that a features manifest names."""
         layout, schema = split_of(manifest, ws, "train")
         return TrainLoader(layout, schema, train, world, start_step=start_step)
 
@@ -307,7 +307,7 @@ class EvalLoader(_Loader):
 
 
 def streams_of(world: World, streams: int) -> range:
-    """The streams that a rank owns: consecutive ones, so that ranks in order hold streams in order.
+    """Return the streams that a rank owns: consecutive ones, so that ranks in order hold streams in order.
 
     Raises:
         ValueError: the number of ranks does not divide `streams` (the spec refuses that too).
@@ -320,7 +320,7 @@ def streams_of(world: World, streams: int) -> range:
 
 @dataclass(frozen=True)
 class ReplayRows:
-    """Which rows are replayed.
+    """The rows that are replayed.
 
     layout: the row groups of all older days, in the days' order; taken: of each row group, by its piece, the rows of a
     pass; batch_rows: rows of a step over all ranks, a multiple of the streams; seed: of what is drawn.
@@ -392,7 +392,7 @@ class WithReplay:
 
 
 def joined(first: Batch, second: Batch) -> Batch:
-    """The rows of both, in this order."""
+    """Return the rows of both, in this order."""
     return Batch(
         # Column by column in memory, as each of them is.
         np.concatenate([first.continuous.T, second.continuous.T], axis=1).T,

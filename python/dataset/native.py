@@ -55,7 +55,7 @@ DATASET = native.Interface(
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built (or from other sources, which is logged)."""
+    """Return the library, or None where it was not built (or from other sources, which is logged)."""
     return DATASET.load(DATASET.path(), _VERSION)
 
 
@@ -83,7 +83,7 @@ def read_plain(
 
 
 def permutation(generator: np.random.Generator, n: int) -> Order:
-    """What generator.permutation(n) gives, in little more than half the time; n < 2^31.
+    """Return what generator.permutation(n) gives, in little more than half the time; n < 2^31.
 
     Args:
         generator: a new one of `np.random.default_rng`; is not moved on.
@@ -99,7 +99,7 @@ def permutation(generator: np.random.Generator, n: int) -> Order:
 
 
 class OutputColumns:
-    """Where a row group's rows are written to: parts of several matrices, one after the other.
+    """Places that a row group's rows are written to: parts of several matrices, one after the other.
 
     Args:
         views: [columns, rows of the part], all of one dtype, each row contiguous.
@@ -113,7 +113,7 @@ class OutputColumns:
 
 
 def gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:
-    """Row i of column `column` of the targets becomes source[order[i]], as their dtype.
+    """Write source[order[i]] to row i of column `column` of the targets, as their dtype.
 
     Args:
         source: [N].
@@ -144,7 +144,7 @@ def gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:
 
 
 def gather_lists(offsets: Array, values: Array, order: Array, out_offsets: Array) -> Array | None:
-    """Lists of some rows, one behind the other; None where NumPy must do it.
+    """Return lists of some rows, one behind the other; None where NumPy must do it.
 
     Args:
         offsets: int32 [rows + 1]; list i is values[offsets[i]:offsets[i + 1]].

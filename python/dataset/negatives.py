@@ -51,7 +51,7 @@ class NegativeSampler:
     def from_config(
         schema: DatasetSchema, negatives: config.Negatives | None, layout: SplitLayout | None = None
     ) -> NegativeSampler | None:
-        """The plan for a dataset; None where none are asked for.
+        """Return the plan for a dataset; None where none are asked for.
 
         Args:
             schema: the dataset's.
@@ -87,13 +87,13 @@ class NegativeSampler:
         )
 
     def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """Rows that each row [N] becomes, itself included: [N]."""
+        """Return rows that each row [N] becomes, itself included: [N]."""
         return np.where(labels > 0, 1 + self.per_positive, 1).astype(np.int64)
 
     def draw(
         self, codes: npt.NDArray[np.int64], generator: np.random.Generator, users: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
-        """For each of N codes, `per_positive` others, uniform over [first, cardinality): [N, per_positive].
+        """Draw `per_positive` others for each of N codes, uniform over [first, cardinality): [N, per_positive].
 
         With `seen` none that the user beside it, [N], has seen, where a few draws find one.
 
@@ -140,7 +140,7 @@ class NegativeSampler:
 
 
 def drawn_column(schema: DatasetSchema, negatives: config.Negatives) -> tuple[Feature, int]:
-    """The feature whose values are drawn, and its place among a batch's codes.
+    """Return the feature whose values are drawn, and its place among a batch's codes.
 
     Raises:
         UserError: it is not a scalar categorical feature, or has no other code to draw, or has raw ids, which come from
@@ -168,7 +168,7 @@ def drawn_column(schema: DatasetSchema, negatives: config.Negatives) -> tuple[Fe
 
 
 def _user_column(schema: DatasetSchema, name: str, item: Feature) -> int:
-    """The place of the user's codes among a batch's."""
+    """Return the place of the user's codes among a batch's."""
     scalars = [f for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
     codes = {f.name for f in scalars if not f.dynamic and f.name != item.name}
     if item.dynamic or name not in codes:
@@ -181,7 +181,7 @@ def _user_column(schema: DatasetSchema, name: str, item: Feature) -> int:
 
 
 def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativeSampler | None) -> tuple[int, ...]:
-    """Rows that each row group gives with its negatives; reads the label column alone, and only with a plan."""
+    """Return rows that each row group gives with its negatives; reads the label column alone, and only with a plan."""
     if plan is None:
         return tuple(g.rows for g in groups)
     label = schema.label.name
@@ -209,7 +209,7 @@ class SeenPairs:
 
     @staticmethod
     def read(groups: Sequence[RowGroup], user: str, item: str, label: str, items: int) -> SeenPairs:
-        """Those of the rows with a positive label; reads these three columns.
+        """Read the pairs of the rows with a positive label; reads these three columns.
 
         Args:
             groups: the split's row groups.
@@ -228,7 +228,7 @@ class SeenPairs:
         return SeenPairs(np.unique(np.concatenate(keys_of_groups)) if keys_of_groups else np.empty(0, np.int64), items)
 
     def has(self, users: I64, items: I64) -> npt.NDArray[np.bool_]:
-        """Whether a user [N] has seen the item beside it [N]."""
+        """Return whether a user [N] has seen the item beside it [N]."""
         keys = users * self.items + items
         place = np.searchsorted(self.keys, keys)
         is_seen: npt.NDArray[np.bool_] = np.append(self.keys, -1)[place] == keys
@@ -237,7 +237,7 @@ class SeenPairs:
 
 @dataclass(frozen=True)
 class UnknownIds:
-    """Of a column of a batch's `codes` the share `rate` of the known ids, codes from `first` on, becomes unknown."""
+    """A column of a batch's `codes` where the share `rate` of the known ids, codes from `first` on, becomes unknown."""
 
     column: int
     rate: float
@@ -245,7 +245,7 @@ class UnknownIds:
 
     @staticmethod
     def from_rates(schema: DatasetSchema, rates: Mapping[str, float]) -> tuple[UnknownIds, ...]:
-        """The plan for a dataset, in the schema's order.
+        """Return the plan for a dataset, in the schema's order.
 
         Args:
             schema: the dataset's.

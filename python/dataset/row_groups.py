@@ -70,11 +70,11 @@ class StoredRowGroup:
             os.posix_fadvise(self._fd, chunk.start, chunk.end - chunk.start, os.POSIX_FADV_WILLNEED)
 
     def type_of(self, name: str) -> pa.DataType:
-        """The type of a column."""
+        """Return the type of a column."""
         return self._schema.field(name).type
 
     def column(self, name: str) -> pa.ChunkedArray | pa.Array:
-        """The values of a column, as Arrow would read them. Its memory is used again when nothing refers to it.
+        """Return the values of a column, as Arrow would read them. Its memory is used again when nothing refers to it.
 
         Raises:
             UserError: the file is damaged.
@@ -91,7 +91,7 @@ class StoredRowGroup:
             raise self._unreadable(e) from e
 
     def values(self, name: str) -> npt.NDArray[Any]:
-        """A column as NumPy has it; text and the like as objects. Raises UserError, see `column`."""
+        """Return a column as NumPy has it; text and the like as objects. Raises UserError, see `column`."""
         column = self.column(name)
         array: npt.NDArray[Any] = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(False)
         return array
@@ -107,7 +107,7 @@ class StoredRowGroup:
         self.close()
 
     def _plain_chunks(self, columns: set[str]) -> dict[str, _Chunk]:
-        """The columns that may be PLAIN: what a footer does not say, their pages do."""
+        """Return the columns that may be PLAIN: what a footer does not say, their pages do."""
         footer = self._file.metadata
         group, schema, chunks = footer.row_group(self._index), footer.schema, {}
         for i in range(footer.num_columns):
@@ -126,7 +126,7 @@ class StoredRowGroup:
 
 
 def unreadable(name: str, e: BaseException) -> UserError:
-    """What to say of a file of a dataset, by its name, that is damaged or gone."""
+    """Return the error that says that a file of a dataset is damaged or gone, by its name."""
     return UserError(
         f"{name} cannot be read ({' '.join(str(e).split())}). Delete the dataset's folder and run the features stage "
         f"again"
@@ -134,7 +134,7 @@ def unreadable(name: str, e: BaseException) -> UserError:
 
 
 class _Chunk:
-    """Where a column chunk is: its first data page, and an upper bound of its end."""
+    """Place of a column chunk: its first data page, and an upper bound of its end."""
 
     __slots__ = ("end", "optional", "physical", "start")
 
@@ -217,7 +217,7 @@ class StoredRowGroups:
             yield row_group.open(self._columns, self._buffers)
 
     def close(self) -> None:
-        """Nothing is open between two of them."""
+        """Do nothing: no file is open between two row groups."""
 
 
 class ReadAhead:
@@ -239,7 +239,7 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(min(_AT_ONCE, _LEAST * max(1, streams)), "read ahead")
 
     def follow(self, order: Iterator[T], group_of: Callable[[T], RowGroup]) -> Iterator[tuple[T, ArrivingRowGroup]]:
-        """The same in the same order, each with its row group; asked for one, those behind it are on their way."""
+        """Yield the items in their order, each with its row group; asked for one, those after it are on their way."""
         ahead: deque[tuple[T, ArrivingRowGroup]] = deque()
         held = 0
         for item in order:
@@ -291,7 +291,7 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array of undefined values, C order."""
+        """Return an array of undefined values, C order."""
         kind = np.dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         block = self._take(size)
@@ -303,14 +303,17 @@ class BufferPool:
         return np.ndarray(shape, kind, buffer=owner)
 
     def give_back(self, block: _Block) -> None:
-        """Of an owner that ends. Where there is no room for it, the block that was idle longest goes."""
+        """Take back the block of an owner that ends.
+
+        Where there is no room for it, the block that was idle longest goes.
+        """
         with self._lock:
             self._idle.append(block)
             if len(self._idle) > self._keep:
                 del self._idle[0]
 
     def _take(self, size: int) -> _Block | None:
-        """An idle block that is large enough, and not much larger."""
+        """Return an idle block that is large enough, and not much larger."""
         with self._lock:
             for i in range(len(self._idle) - 1, max(-1, len(self._idle) - 1 - _LOOKS), -1):
                 if size <= self._idle[i].nbytes <= 4 * size + 4096:

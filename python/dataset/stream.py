@@ -202,7 +202,7 @@ class RowGroupRead:
 def row_group_reads(
     seed: int, stream: int, sizes: Sequence[int], start: int = 0, shuffle: bool = True
 ) -> Iterator[RowGroupRead]:
-    """All readings from row `start` of the endless stream on. Whole row groups before it are never visited.
+    """Yield all readings from row `start` of the endless stream on. Whole row groups before it are never visited.
 
     Args:
         sizes: rows of each of the stream's row groups, all above 0.
@@ -220,22 +220,22 @@ def row_group_reads(
 
 
 def group_order(seed: int, epoch: int, stream: int, groups: int) -> npt.NDArray[np.int64]:
-    """The order of a stream's row groups in one epoch."""
+    """Return the order of a stream's row groups in one epoch."""
     return _generator(seed, epoch, stream, _GROUPS).permutation(groups)
 
 
 def row_order(seed: int, epoch: int, stream: int, group: int, rows: int) -> npt.NDArray[np.int32]:
-    """The order of the rows inside one row group in one epoch."""
+    """Return the order of the rows inside one row group in one epoch."""
     return native.permutation(_generator(seed, epoch, stream, _ROWS, group), rows)
 
 
 def negatives_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:
-    """Randomness of the negatives drawn for one row group in one epoch."""
+    """Return randomness of the negatives drawn for one row group in one epoch."""
     return _generator(seed, epoch, stream, _NEGATIVES, group)
 
 
 def unknown_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:
-    """Randomness of which ids of one row group are unknown in one epoch."""
+    """Return randomness of which ids of one row group are unknown in one epoch."""
     return _generator(seed, epoch, stream, _UNKNOWN, group)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     LogOp, ReduceDtypeSize = Log, ReduceDtype
 
-_OTHERS = {
+_MODULES = {
     "AddMetadata": "headrace.features.ops.selection",
     "AddTags": "headrace.features.ops.selection",
     "FittedWorkflow": "headrace.features.workflow.fitted",
@@ -60,7 +60,7 @@ def _operators() -> dict[str, str]:
 
 def __getattr__(name: str) -> Any:
     # A module of this package is asked for like this, too, before it is imported: operators are classes.
-    reference = _OTHERS.get(name) or (_operators().get(name) if name[:1].isupper() else None)
+    reference = _MODULES.get(name) or (_operators().get(name) if name[:1].isupper() else None)
     if reference is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = reference.partition(":")
@@ -68,4 +68,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*_operators(), *_OTHERS})
+    return sorted({*_operators(), *_MODULES})

@@ -32,7 +32,7 @@ _NAME = b"name"
 
 
 def cut(table: pa.Table, most: int = BLOCK_BYTES) -> Iterator[pa.Table]:
-    """A table in even slices of about `most` bytes or less; one without rows as it is."""
+    """Yield a table in even slices of about `most` bytes or less; one without rows as it is."""
     slices = max(1, min(table.num_rows, -(-table.nbytes // most)))
     for i in range(slices):
         start, end = (table.num_rows * k // slices for k in (i, i + 1))
@@ -40,7 +40,7 @@ def cut(table: pa.Table, most: int = BLOCK_BYTES) -> Iterator[pa.Table]:
 
 
 def packed(table: pa.Table, name: int, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
-    """A table, its number and metadata as an Arrow stream."""
+    """Return a table, its number and metadata as an Arrow stream."""
     sink = pa.BufferOutputStream()
     schema = table.schema.with_metadata({_NAME: str(name).encode(), **(metadata or {})})
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -50,7 +50,7 @@ def packed(table: pa.Table, name: int, metadata: Mapping[bytes, bytes] | None = 
 
 
 def unpacked(payload: Payload) -> Iterator[tuple[int, pa.Table]]:
-    """Tables that `packed` made, one behind the other, and their numbers. They are views of the payload."""
+    """Yield tables that `packed` made, one behind the other, and their numbers. They are views of the payload."""
     source = pa.BufferReader(payload)
     while source.tell() < source.size():
         table = pa.ipc.open_stream(source).read_all()
@@ -78,20 +78,20 @@ class Sender:
                 yield from self.rest()
 
     def rest(self) -> Iterator[Block]:
-        """What is left."""
+        """Yield the blocks that remain."""
         for partition, streams in sorted(self._waiting.items()):
             for payload in _joined(streams):
                 yield self.block(partition, payload)
         self._waiting, self._size = {}, 0
 
     def block(self, partition: int, payload: bytes) -> Block:
-        """A block of its own."""
+        """Return a payload as a block."""
         self._numbers += 1
         return Block(partition, self.source, self._numbers, payload)
 
 
 def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Streams behind each other, as long as they are about a block."""
+    """Yield streams behind each other, as long as they are about a block."""
     streams, size = list[bytes](), 0
     for part in parts:
         if streams and size + len(part) > BLOCK_BYTES:
@@ -114,13 +114,13 @@ _BATCH_ROWS = 10_000
 
 
 def is_by_key(step: BoundOp, statistic: Statistic) -> bool:
-    """Whether tasks can make tables of a statistic of a step, key by key."""
+    """Return whether tasks can make tables of a statistic of a step, key by key."""
     by_key = isinstance(step.op, EstimatorOp) and step.op.by_key
     return by_key and bool(statistic.key) and statistic.kind == "text"
 
 
 def most_in_driver(spark: SparkSession) -> int:
-    """Bytes of statistics for tables by key, all together, that the driver takes into its memory."""
+    """Return bytes of statistics for tables by key, all together, that the driver takes into its memory."""
     return driver_python_bytes(spark) // _PART
 
 
@@ -136,7 +136,7 @@ class KeyedStep:
     ungrouped: Partials
 
     def finish(self, parts: Partials) -> FittedState:
-        """What the operator makes of a part of the keys; a statistic that is not in `parts` has none of them."""
+        """Return what the operator makes of a part of the keys; a statistic that is not in `parts` has none of them."""
         statistics: Mapping[str, Statistic] = self.op.statistics(self.types)
         keyed = {name: parts.get(name, empty(statistics[name])) for name in self.names.values()}
         return self.op.finish({**self.ungrouped, **keyed}, self.types)
@@ -145,7 +145,7 @@ class KeyedStep:
 def keyed_tables(
     merged: DataFrame, steps: Mapping[tuple[int, int], KeyedStep], folder: Location, owner: object = None
 ) -> dict[tuple[int, int], FittedState]:
-    """What steps (chain, step) learn, their tables in files.
+    """Return what steps (chain, step) learn, their tables in files.
 
     Args:
         merged: (name int, statistic binary): statistics, all groups of a key in one partition.
@@ -182,7 +182,7 @@ def keyed_tables(
 
 @dataclass(frozen=True)
 class FinishParts:
-    """In a task: the rows of the tables whose keys are in its partition (_ROWS)."""
+    """Make the rows of the tables whose keys are in a partition (_ROWS). Runs in a task."""
 
     steps: Mapping[tuple[int, int], KeyedStep]
     numbers: Mapping[tuple[tuple[int, int], str], int]
@@ -205,7 +205,9 @@ class FinishParts:
 
 
 def encoded(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ListArray]:
-    """The keys of a keyed table, and of each row its values: doubles by their bits, so that none of them changes."""
+    """Return the keys of a keyed table, and of each row its values: doubles by their bits, so that none of them
+    changes.
+    """
     columns = [table.column(name).combine_chunks() for name in table.column_names if name != KEY]
     n, width = table.num_rows, len(columns)
     values, none = np.zeros((n, width), np.int64), np.zeros((n, width), np.bool_)
@@ -217,7 +219,7 @@ def encoded(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ListArray]:
 
 
 def decoded(keys: pa.Array, rows: pa.ListArray, schema: pa.Schema) -> pa.Table:
-    """Rows of the table that `encoded` was given."""
+    """Return rows of the table that `encoded` was given."""
     width = len(schema) - 1
     flat = rows.flatten()
     values = flat.fill_null(0).to_numpy(zero_copy_only=False).reshape(-1, width)

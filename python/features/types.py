@@ -1,4 +1,4 @@
-"""What is known of a column on its way through a chain, before any data is seen."""
+"""Facts of a column on its way through a chain, before any data is seen."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class ValueType:
 
 
 def least(a: int | None, b: int | None) -> int | None:
-    """The smaller of two bounds, None standing for none."""
+    """Return the smaller of two bounds, None standing for none."""
     return b if a is None else a if b is None else min(a, b)
 
 
 def declared(column: TableColumn) -> ValueType:
-    """The type of a declared column, as features see it."""
+    """Return the type of a declared column, as features see it."""
     if digits := decimal_digits(column.type):
         return ValueType("decimal", precision=digits[0], scale=digits[1])
     if column.type in _SEEN_AS:
@@ -104,5 +104,5 @@ def declared(column: TableColumn) -> ValueType:
 
 
 def element_of(input_type: ValueType) -> ValueType:
-    """The type of a list's element; of a scalar, itself."""
+    """Return the type of a list's element; of a scalar, itself."""
     return replace(input_type, is_list=False, length=None, most=None)

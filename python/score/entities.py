@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Entity, Spec
-from headrace.features.build.rows import SourceRows, events_of_window, read_events, events_within_days
+from headrace.features.build.rows import SourceRows, events_of_window, events_within_days, read_events
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT, split_rows

@@ -27,7 +27,7 @@ from headrace.errors import UserError
 from headrace.features import transport
 from headrace.features.arrow.aggregate import aggregate_batch
 from headrace.features.learn.exact_sums import LARGEST, SMALLEST
-from headrace.features.learn.statistics import IDENTITY, Rows, folds_of, merge_all
+from headrace.features.learn.statistics import IDENTITY, BatchRows, folds_of, merge_all
 from headrace.features.ops.base import EstimatorOp
 from headrace.features.ops.groups import ValueCount
 from headrace.features.spark import aggregate
@@ -105,7 +105,7 @@ ROW = st.fixed_dictionaries(
 Row = dict[str, Any]
 
 
-def partials_of(op: EstimatorOp, columns: Mapping[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
+def partials_of(op: EstimatorOp, columns: Mapping[str, Any], types: Any, rows: BatchRows) -> dict[str, Any]:
     """All statistics of an operator over a batch."""
     return {n: aggregate_batch(s, columns, types, rows) for n, s in op.statistics(types).items()}
 
@@ -152,7 +152,7 @@ def learn_in_arrow(fitted: FittedWorkflow, batches: list[pa.RecordBatch]) -> tup
             learned: Mapping[str, Any] = {}
             if isinstance(step.op, EstimatorOp) and step.op.name != "categorify":
                 parts = [
-                    partials_of(step.op, c, step.inputs, Rows(label=b["label"], identity=b[IDENTITY].to_numpy()))
+                    partials_of(step.op, c, step.inputs, BatchRows(label=b["label"], identity=b[IDENTITY].to_numpy()))
                     for b, c in zip(batches, columns, strict=True)
                 ]
                 fitted_state = step.op.finish(merge_all(parts), step.inputs)
@@ -421,7 +421,7 @@ def test_a_rows_own_label_is_nowhere_in_its_encoding() -> None:
         w = build(chains)
         step, column = w.chains[0].steps[0], as_batch(changed)["s"]
         assert isinstance(step.op, EstimatorOp)
-        facts = Rows(label=as_batch(changed)["label"], identity=as_batch(changed)[IDENTITY].to_numpy())
+        facts = BatchRows(label=as_batch(changed)["label"], identity=as_batch(changed)[IDENTITY].to_numpy())
         partials = partials_of(step.op, {"s": column}, step.inputs, facts)
         learned = step.op.finish(partials, step.inputs)
         tables = {f"0.0.{name}": KeyedTable(t) for name, t in learned.tables.items()}

@@ -157,7 +157,7 @@ def same_dataset(folder: Path, rows: int, files: int, group: int, seed: int, cha
 
     # The same by tasks that see folders of their own: each of another host.
     scratch = HostScratch("encoded", local(folder / "host"))
-    with lake_rows(WORKFLOW, landed, splitter, local(folder / "none"), extra, own=scratch) as own:
+    with lake_rows(WORKFLOW, landed, splitter, local(folder / "none"), extra, host_scratch=scratch) as own:
         assert isinstance(own.folder, HostFolder)
         tasks = in_tasks(own.files, chance)
         tables = StatisticNumbers.from_task(task)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.config import Chain
 from headrace.features.arrow.aggregate import aggregate_batch
 from headrace.features.arrow.collect import by_key
-from headrace.features.learn.statistics import Partial, Rows
+from headrace.features.learn.statistics import Partial, BatchRows
 from headrace.features.ops.base import EstimatorOp
 from headrace.features.transport import FinishParts, KeyedStep, cut, decoded, encoded, packed
 from headrace.features.vocabulary import lookup
@@ -139,7 +139,7 @@ def columns_of(rows: Sequence[tuple[Any, ...]]) -> dict[str, pa.Array]:
 def test_parts_of_the_keys_make_the_whole_table(rows: list[tuple[Any, ...]], partitions: int, block: int) -> None:
     workflow = Workflow([Chain.model_validate(c) for c in CHAINS], COLUMNS, "y")
     columns = columns_of(rows)
-    rows_of_part = Rows(label=columns["y"], identity=np.arange(len(rows), dtype=np.int64) << 20)
+    rows_of_part = BatchRows(label=columns["y"], identity=np.arange(len(rows), dtype=np.int64) << 20)
     steps, expected_tables, sent = {}, {}, [list[tuple[int, bytes]]() for _ in range(partitions)]
     numbers: dict[tuple[tuple[int, int], str], int] = {}
     schemas: list[pa.Schema] = []
@@ -194,7 +194,7 @@ def test_a_saved_workflow_is_the_same_whoever_holds_its_tables(tmp_path: Path, m
         assert isinstance(step.op, EstimatorOp)
         taken = {name: columns[name] for name in step.inputs}
         outputs = {
-            name: aggregate_batch(statistic, taken, step.inputs, Rows(label=columns["y"]))
+            name: aggregate_batch(statistic, taken, step.inputs, BatchRows(label=columns["y"]))
             for name, statistic in step.op.statistics(step.inputs).items()
         }
         learned = step.op.finish(outputs, step.inputs)

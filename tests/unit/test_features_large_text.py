@@ -193,7 +193,7 @@ def test_repeated_texts_are_sent_in_parts(tmp_path: Path, lowered: list[int]) ->
         plans = plan_files(found.counts.rows, 200, 3)
     shutil.copytree(tmp_path / "here" / "workflow", tmp_path / "there" / "workflow")
     out, own = local(tmp_path / "there"), HostScratch("encoded", local(tmp_path / "host"))
-    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, own=own) as found:
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, host_scratch=own) as found:
         assert isinstance(found.folder, HostFolder)
         send = SendRows((((0, file),),), found.folder, found.layout, splitter(), out / "workflow", tuple(plans))
         receive = WritePart(tuple(plans), out, out / "workflow")

@@ -21,7 +21,7 @@ from headrace.features.learn.exact_sums import rounded
 from headrace.features.learn.statistics import (
     LABEL,
     Number,
-    Rows,
+    BatchRows,
     Statistic,
     canonical,
     cumulated,
@@ -74,14 +74,14 @@ STATISTICS = {
 }
 
 
-def partials_of(op: EstimatorOp, columns: dict[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
+def partials_of(op: EstimatorOp, columns: dict[str, Any], types: Any, rows: BatchRows) -> dict[str, Any]:
     """All statistics of an operator over a batch."""
     return {n: aggregate_batch(s, columns, types, rows) for n, s in op.statistics(types).items()}
 
 
 def part(rows: list[dict[str, Any]], statistic: Statistic) -> pa.Table:
     columns = {name: pa.array([r[name] for r in rows], type_.arrow) for name, type_ in TYPES.items()}
-    facts = Rows(
+    facts = BatchRows(
         day=np.array([r["day"] for r in rows], np.int64),
         label=pa.array([r["y"] for r in rows], pa.int32()),
         identity=np.array([r["id"] for r in rows], np.int64),
@@ -180,7 +180,7 @@ def test_keys_folds_days_and_lists() -> None:
 
 def test_a_variance_beside_a_large_mean() -> None:
     x = 1e9 + np.arange(5000) % 2
-    partial = aggregate_batch(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, Rows())
+    partial = aggregate_batch(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, BatchRows())
     n = partial.column("0.count").to_numpy()
     assert exact_sums.deviations(numbers_of(partial, "sum"), numbers_of(partial, "squares"), n)[0] == math.sqrt(
         1250 / 4999
@@ -204,9 +204,9 @@ def test_joint_keys_differ(pairs: list[tuple[str, str]]) -> None:
 
 def test_missing_facts_are_named() -> None:
     with pytest.raises(ValueError, match="identity"):
-        aggregate_batch(STATISTICS["folds"], {"k": pa.array(["a"])}, TYPES, Rows())
+        aggregate_batch(STATISTICS["folds"], {"k": pa.array(["a"])}, TYPES, BatchRows())
     with pytest.raises(ValueError, match="label"):
-        aggregate_batch(Statistic(key=("k",), numbers=(Number(LABEL),)), {"k": pa.array(["a"])}, TYPES, Rows())
+        aggregate_batch(Statistic(key=("k",), numbers=(Number(LABEL),)), {"k": pa.array(["a"])}, TYPES, BatchRows())
 
 
 COLUMNS = [
@@ -258,7 +258,7 @@ def test_a_vocabulary_has_one_number_of_buckets() -> None:
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=40), st.integers(2, 6))
 def test_quantiles_of_counts_are_numpys(values: list[int], bins: int) -> None:
     x = np.array(values, float)
-    partial = aggregate_batch(Statistic(key=("x",), kind="number"), {"x": pa.array(x)}, TYPES, Rows())
+    partial = aggregate_batch(Statistic(key=("x",), kind="number"), {"x": pa.array(x)}, TYPES, BatchRows())
     distinct_values, upto = cumulated(partial)
     assert median(distinct_values, upto) == np.median(x)
     expected = {np.sort(x)[math.ceil(Fraction(i * len(x), bins)) - 1] for i in range(1, bins)}
@@ -282,13 +282,13 @@ def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
     ]
     w = Workflow([Chain.model_validate(c) for c in chains], COLUMNS, label="label")
 
-    def day(n: int) -> tuple[dict[str, pa.Array], Rows]:
+    def day(n: int) -> tuple[dict[str, pa.Array], BatchRows]:
         columns = {"s": pa.array(rng.integers(0, 9, n).astype(str)), "x": pa.array(rng.lognormal(0, 3, n))}
-        return columns, Rows(label=pa.array(rng.integers(0, 2, n)), identity=rng.integers(-(2**63), 2**63 - 1, n))
+        return columns, BatchRows(label=pa.array(rng.integers(0, 2, n)), identity=rng.integers(-(2**63), 2**63 - 1, n))
 
     days = [day(n) for n in (50, 1, 0, 80)]
     columns = {name: pa.concat_arrays([c[name] for c, _ in days]) for name in ("s", "x")}
-    facts = Rows(
+    facts = BatchRows(
         label=pa.concat_arrays([r.label for _, r in days]),
         identity=np.concatenate([r.identity for _, r in days if r.identity is not None]),
     )

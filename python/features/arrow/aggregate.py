@@ -19,8 +19,8 @@ from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import F64, rounded
 from headrace.features.learn.statistics import (
     LABEL,
+    BatchRows,
     Partial,
-    Rows,
     Statistic,
     assemble,
     extreme,
@@ -56,28 +56,28 @@ class TrainRows:
         return len(self.identity) if self.train is None else int(np.count_nonzero(self.train))
 
     def part(self, start: int, end: int) -> TrainRows:
-        """The same of the row group's rows from `start` to `end`."""
+        """Return the same of the row group's rows from `start` to `end`."""
         train = None if self.train is None else self.train[start:end]
         day = None if self.day is None else self.day[start:end]
         return TrainRows(train, self.label.slice(start, end - start), self.identity[start:end], day)
 
     def filter(self, x: pa.Array) -> pa.Array:
-        """The values of these rows."""
+        """Return the values of these rows."""
         return x if self.train is None else x.filter(pa.array(self.train))
 
     @cached_property
-    def rows(self) -> Rows:
-        """For statistics that need more than values."""
+    def rows(self) -> BatchRows:
+        """The rows for statistics that need more than values."""
         pick: npt.NDArray[np.bool_] | slice = slice(None) if self.train is None else self.train
         day = None if self.day is None else self.day[pick]
-        return Rows(day, self.filter(self.label), self.identity[pick])
+        return BatchRows(day, self.filter(self.label), self.identity[pick])
 
     def weigh(self, index: Indices, size: int) -> I64:
-        """How many of these rows have each of the values 0..size-1."""
+        """Return how many of these rows have each of the values 0..size-1. int64 [size]."""
         return count(index, self.train, size)
 
     def first_day(self, index: Indices, size: int) -> I64:
-        """The first day of each value; of one without rows the last day there is. int64 [size]."""
+        """Return the first day of each value; of one without rows the last day there is. int64 [size]."""
         if self.day is None:
             return np.zeros(size, np.int64)
         day = self.rows.day
@@ -92,7 +92,7 @@ class TrainRows:
 
     @cached_property
     def _days(self) -> I64:
-        """The days that there are, oldest first."""
+        """Days of the rows, each once, oldest first."""
         day = self.rows.day
         assert day is not None
         # Most often all are alike, and nothing need be sorted.
@@ -102,7 +102,7 @@ class TrainRows:
 def aggregate(
     statistic: Statistic, columns: Mapping[str, DictionaryColumn], types: Mapping[str, ValueType], rows: TrainRows
 ) -> Partial:
-    """One statistic of the rows. `columns`: the operator's columns as they arrive, of the whole row group."""
+    """Return one statistic of the rows. `columns`: the operator's columns as they arrive, of the whole row group."""
     names = list(dict.fromkeys((*statistic.key, *(n.column for n in statistic.numbers))))
     if (
         len(names) == 1
@@ -173,9 +173,9 @@ def _of_values(statistic: Statistic, column: DictionaryColumn, rows: TrainRows) 
 
 
 def aggregate_batch(
-    statistic: Statistic, columns: Mapping[str, pa.Array], types: Mapping[str, ValueType], rows: Rows
+    statistic: Statistic, columns: Mapping[str, pa.Array], types: Mapping[str, ValueType], rows: BatchRows
 ) -> Partial:
-    """One statistic of a batch.
+    """Return one statistic of a batch.
 
     Args:
         columns: the operator's, NaN being null; a list is the key of a statistic without numbers and folds.
@@ -230,7 +230,7 @@ def aggregate_batch(
 def _key(
     statistic: Statistic, columns: Mapping[str, pa.Array], types: Mapping[str, ValueType]
 ) -> tuple[pa.Array, npt.NDArray[np.intp]]:
-    """Keys without nulls, and the row of each."""
+    """Return keys without nulls, and the row of each."""
     first = columns[statistic.key[0]]
     if statistic.kind == "number":
         x = exact_sums.usable(to_numpy(doubles(first)))
@@ -246,7 +246,7 @@ def _key(
 
 
 def _totals(x: F64, places: range, squares: bool) -> tuple[dict[int, I64], dict[int, I64]]:
-    """`exact.total` as digits of one group; what repeats is cut into digits once."""
+    """Return `exact.total` as digits of one group; what repeats is cut into digits once."""
     weights = None
     sample = x[:1024]
     if len(x) > 4 * len(sample) and len(np.unique(sample)) < len(sample) // 2:

@@ -54,7 +54,7 @@ Name = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class AggregateTask:
-    """What to aggregate of a file, in a task (headrace.features.arrow.scan.FileVisitor)."""
+    """Statistics to compute of a file, in a task: a `headrace.features.arrow.scan.FileVisitor`."""
 
     workflow: Workflow
     #: By chain: what its first steps have learned, where the next one needs statistics.
@@ -78,7 +78,10 @@ class AggregateTask:
         return {"path": path.name, "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
 
     def partials(self, scanned: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Iterator[tuple[Name, Partial]]:
-        """Values with their counts as they come, for there may be many; others merged, as long as they are small."""
+        """Yield values with their counts at once, for they may be many.
+
+        Other statistics merged, as long as they are small.
+        """
         parts: dict[Name, list[Partial]] = {}
         for row_group, rows in scanned:
             for (i, j), statistics in self.requested.items():
@@ -99,11 +102,11 @@ class AggregateTask:
         yield from ((name, merge(pending)) for name, pending in parts.items())
 
     def counts_values(self, name: Name) -> bool:
-        """Whether it is for a vocabulary."""
+        """Return whether a statistic counts the values of a vocabulary."""
         return isinstance(self.workflow.chains[name[0]].steps[name[1]].op, Categorify)
 
     def _arriving(self, i: int, j: int, row_group: LakeRowGroup, rows: TrainRows) -> dict[str, DictionaryColumn]:
-        """The columns of chain i as they arrive at its step j."""
+        """Return the columns of chain i as they arrive at its step j."""
         chain = self.workflow.chains[i]
         columns = {name: row_group.column(name) for name in chain.columns}
         for k, (step, learned) in enumerate(zip(chain.steps[:j], self.learned[i], strict=True)):
@@ -116,7 +119,7 @@ class AggregateTask:
 
 @dataclass(frozen=True)
 class SharedKeyedTable:
-    """Where it is. Pickled into tasks."""
+    """A keyed table in a file that all hosts see. Pickled into tasks."""
 
     file: Location
     #: Which of a run's tables it is: so the copies are called, whose files may be called alike in two turns.
@@ -125,7 +128,7 @@ class SharedKeyedTable:
     host: Location | HostFolder
 
     def open(self) -> KeyedTable:
-        """The table, whose columns this host's workers map: of a key 16 bytes are in memory while they are made."""
+        """Return the table, whose columns this host's workers map. Making them takes 16 bytes of memory a key."""
         return _mapped(self.file, of_run_here(self.host) / "handed" / quote(self.name, safe=""))
 
 
@@ -147,7 +150,7 @@ _EDGES = b"edges"
 
 
 def in_parts(counts: Partial, few: int = _FEW) -> Partial:
-    """Counts (`key` text, `rows`, `day`) in the order of parts of the keys' hash; at most `few` as they are."""
+    """Return counts (`key` text, `rows`, `day`) in the order of parts of the keys' hash; at most `few` as they are."""
     if counts.num_rows <= few:
         return counts
     hashes = xxhash64_strings(one_chunk(counts.column("key"))).view(np.uint64)
@@ -159,7 +162,7 @@ def in_parts(counts: Partial, few: int = _FEW) -> Partial:
 
 
 def counted(counts: Sequence[Partial], least: int) -> pa.Table | None:
-    """(key, rows, day): each text, its rows and its first day; those with at least `least` rows, in any order.
+    """Return (key, rows, day): each text, its rows and its first day; those with at least `least` rows, in any order.
 
     Args:
         counts: results of `in_parts`.
@@ -189,7 +192,7 @@ def counted(counts: Sequence[Partial], least: int) -> pa.Table | None:
 
 
 def _edges(counts: Partial) -> list[int]:
-    """Where parts begin; empty where the counts are not in parts."""
+    """Return the offset of each part and the end of the last; empty where the counts are not in parts."""
     text = (counts.schema.metadata or {}).get(_EDGES)
     return [] if text is None else json.loads(text)
 
@@ -218,7 +221,7 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class StatisticNumbers:
-    """What statistics of a turn are numbered by: those of operators, then vocabularies."""
+    """The numbers by which statistics of a pass travel: those of operators, then vocabularies."""
 
     statistics: tuple[Name, ...]
     vocabularies: tuple[str, ...]
@@ -242,7 +245,7 @@ class StatisticNumbers:
         return self.statistics.index(name)
 
     def by_key(self, task: AggregateTask) -> list[int]:
-        """Numbers of statistics of which tasks can make tables, key by key."""
+        """Return numbers of statistics of which tasks can make tables, key by key."""
         return [
             number
             for number, (i, j, name) in enumerate(self.statistics)
@@ -271,7 +274,7 @@ class Merged:
 
 
 def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Merged:
-    """`LakeRows.scan` where tasks see no common folder: statistics merge on their way."""
+    """Scan lake files as `LakeRows.scan` does where tasks see no common folder: statistics merge on their way."""
     tasks = rows.tasks(spark)
     tables = StatisticNumbers.from_task(task)
     size = sum(file.size for file in rows.files)
@@ -318,7 +321,7 @@ def scan_merged(rows: LakeRows, spark: SparkSession, task: AggregateTask) -> Mer
 def merged_by_key(
     spark: SparkSession, folder: Location, files: Sequence[StatisticsFile], tables: StatisticNumbers, size: int
 ) -> DataFrame:
-    """Statistics that tasks left in a folder which all see, merged: (name int, statistic binary).
+    """Return statistics that tasks left in a folder which all see, merged: (name int, statistic binary).
 
     Args:
         spark: the session.
@@ -344,7 +347,7 @@ class StatisticsFile:
 
 @dataclass(frozen=True)
 class SendFiles:
-    """In a task: the statistics of a file, to the partitions of their keys."""
+    """Send the statistics of a file to the partitions of their keys. Runs in a task."""
 
     folder: Location
     files: tuple[StatisticsFile, ...]
@@ -361,7 +364,10 @@ class SendFiles:
 
 @dataclass(frozen=True)
 class SendStatistics:
-    """In a task: the statistics of its files, to the partitions of their keys; what was counted, to partition 0."""
+    """Send the statistics of a task's files to the partitions of their keys, and its counts to partition 0.
+
+    Runs in a task.
+    """
 
     scan: ScanTask
     visit: AggregateTask
@@ -385,7 +391,7 @@ class SendStatistics:
 
 
 def by_key(partial: Partial, partitions: int, number: int) -> Iterator[tuple[int, Partial]]:
-    """The groups of a statistic by partition, all of one key in one; a statistic without texts for keys in one."""
+    """Yield the groups of a statistic by partition, all of a key in one; a statistic without text keys in one."""
     if "key" not in partial.column_names or not pa.types.is_string(partial.schema.field("key").type):
         yield number % partitions, partial
         return
@@ -402,7 +408,7 @@ def by_key(partial: Partial, partitions: int, number: int) -> Iterator[tuple[int
 
 @dataclass(frozen=True)
 class MergeStatistics:
-    """In a task: what came to a partition, merged (_MERGED)."""
+    """Merge what has arrived at a partition (_MERGED). Runs in a task."""
 
     tables: StatisticNumbers
     rules: Mapping[str, VocabularyRule]
@@ -426,7 +432,7 @@ class MergeStatistics:
 
 
 def counted_values(parts: Sequence[Partial], least: int) -> Partial:
-    """(key, rows, day) of the values that are there often enough."""
+    """Return (key, rows, day) of the values with at least `least` rows."""
     merged = counted(parts, least)
     if merged is None:
         merged = merge(parts)
@@ -435,7 +441,7 @@ def counted_values(parts: Sequence[Partial], least: int) -> Partial:
 
 
 def _row(number: int, statistic: bytes) -> pa.RecordBatch:
-    """A statistic, or what was counted; `count` is its bytes."""
+    """Return a statistic, or what was counted; `count` is its bytes."""
     columns = [[number], [None], [len(statistic)], [None], [statistic]]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, _MERGED_SCHEMA, strict=True)], schema=_MERGED_SCHEMA

@@ -88,7 +88,7 @@ class LakeRowGroup:
         return int(self.batch.num_rows)
 
     def column(self, name: str) -> DictionaryColumn:
-        """A column."""
+        """Return a column."""
         column = self.batch.column(self.batch.schema.get_field_index(name))
         if pa.types.is_dictionary(column.type):
             return DictionaryColumn(column.dictionary, column.indices.to_numpy(), distinct=True)
@@ -103,7 +103,7 @@ class LakeRowGroup:
 
 @dataclass(frozen=True)
 class RowGroupLayout:
-    """What the row groups hold of the lake's rows. Pickled into tasks."""
+    """The columns that row groups hold of the lake's rows, and how they are made. Pickled into tasks."""
 
     #: Name -> type.
     columns: Mapping[str, ValueType]
@@ -129,7 +129,7 @@ class RowGroupLayout:
 def row_groups(
     file: LakeFile, folder: Location | HostFolder, layout: RowGroupLayout
 ) -> tuple[list[LakeRowGroup], bool]:
-    """The row groups of a lake file, made where they are not there; and whether they were."""
+    """Return the row groups of a lake file, made where they are not there; and whether they were."""
     if not isinstance(folder, Location):
         folder = folder.on_this_host()
     existing = _complete(folder / file.key, file)
@@ -179,7 +179,7 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
 
 
 def _numbered_types(columns: Mapping[str, ValueType], place: Sequence[str]) -> dict[str, pa.DataType]:
-    """The columns that row groups keep as a dictionary, where the file does so."""
+    """Return the columns that row groups keep as a dictionary, where the file does so."""
     types = {name: t.arrow for name, t in columns.items() if not t.is_list and (t.is_integer or str(t) == "string")}
     return types | ({FILE: pa.string()} if FILE in place else {})
 
@@ -192,7 +192,7 @@ def _decoded(
     numbered: Mapping[str, pa.DataType],
     long: Collection[str],
 ) -> Iterator[tuple[pa.Table, Mapping[str, pa.DictionaryArray]]]:
-    """The rows of a row group, in parts of about _DECODED_BYTES where it has more: a table and further columns.
+    """Yield the rows of a row group, in parts of about _DECODED_BYTES where it has more: a table and further columns.
 
     Args:
         numbered: columns that may come as a dictionary, apart from the table, with their types.
@@ -221,7 +221,7 @@ def _decoded(
 
 
 def _parts(batches: Iterable[pa.RecordBatch], long: Collection[str]) -> Iterator[pa.Table]:
-    """Batches as they are; where columns of them are long, joined as long as they have at most _DECODED_BYTES."""
+    """Yield batches as they are; where columns of them are long, joined as long as they have at most _DECODED_BYTES."""
     waiting, size = list[pa.RecordBatch](), 0
     for batch in batches:
         cells = _CELL_BYTES * batch.num_rows * batch.num_columns
@@ -242,7 +242,7 @@ def _parts(batches: Iterable[pa.RecordBatch], long: Collection[str]) -> Iterator
 
 
 def _part(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    """A part of a column; without the values that no row of it has, where they are many."""
+    """Return a part of a column; without the values that no row of it has, where they are many."""
     if 8 * len(column.dictionary) <= len(column):
         return column
     compact = kernels.used(column)
@@ -260,7 +260,7 @@ def prune(folder: Location, keys: Iterable[str]) -> None:
 
 
 def _placed(table: pa.Table, name: str, rows_before: int) -> pa.Table:
-    """The table with the place of its rows, of which `rows_before` stand before them in the file."""
+    """Return the table with the file and line of its rows; `rows_before` rows of the file precede them."""
     rows = table.num_rows
     names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([name]))
     lines = pa.array(np.arange(rows_before, rows_before + rows, dtype=np.int64))
@@ -290,7 +290,7 @@ def _write(batch: pa.RecordBatch, path: Location) -> int:
 
 
 def _prepared(table: pa.Table, columns: Mapping[str, ValueType], preparation: RowPreparation) -> pa.Table:
-    """The rows that the operators make of the lake's."""
+    """Return the rows that the operators make of the lake's."""
     n = table.num_rows
     typed = {
         name: _declared(table.column(name), t.arrow, name) if name in table.column_names else pa.nulls(n, t.arrow)
@@ -307,7 +307,7 @@ def _prepared(table: pa.Table, columns: Mapping[str, ValueType], preparation: Ro
 
 
 def _used(column: pa.ChunkedArray) -> pa.Array:
-    """Texts in a dictionary of those that a row has."""
+    """Return texts in a dictionary of those that a row has."""
     return kernels.used(_declared(column, pa.string(), ""))
 
 
@@ -333,7 +333,9 @@ def _encoded(
 
 
 def row_hashes(source: pa.DictionaryArray, lines: pa.Array) -> npt.NDArray[np.int64]:
-    """Spark's `xxhash64(_source_file, _source_line)`: the hash of the first is the seed of the second; null: no step.
+    """Return Spark's `xxhash64(_source_file, _source_line)`: the hash of the first is the seed of the second.
+
+    Null: no step.
 
     int64 [rows].
     """
@@ -347,8 +349,10 @@ def row_hashes(source: pa.DictionaryArray, lines: pa.Array) -> npt.NDArray[np.in
 
 
 def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
-    """A column as operators see it (workflow.workflow): NaN is null, a null list is empty; texts and integers with
-    each value once."""
+    """Return a column as operators see it (workflow.workflow): NaN is null, a null list is empty.
+
+    Texts and integers with each value once.
+    """
     array = input_values(_single_array(column, type_.arrow, name))
     if type_.is_integer and not type_.is_list:
         sample = array.slice(0, _SAMPLE)
@@ -359,7 +363,7 @@ def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
 
 
 def _single_array(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Array:
-    """`_declared`; texts as a dictionary with a null in it where a row has one."""
+    """Return `_declared`; texts as a dictionary with a null in it where a row has one."""
     array = _declared(column, type_, name)
     if not pa.types.is_dictionary(array.type):
         return array
@@ -371,7 +375,7 @@ def _single_array(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -
 
 
 def _declared(column: pa.ChunkedArray, type_: pa.DataType, name: str) -> pa.Array:
-    """One array of a column read from Parquet, in its declared type; texts as a dictionary."""
+    """Return one array of a column read from Parquet, in its declared type; texts as a dictionary."""
     if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
@@ -408,11 +412,11 @@ class HostFolder:
         return HostFolder(scratch, key, run, tuple(file.key for file in files))
 
     def on_this_host(self) -> Location:
-        """The folder of the row groups on this host, which has been tidied up by the run's first task there."""
+        """Return the folder of the row groups on this host, which has been tidied up by the run's first task there."""
         return self.of_run().parent / self.key
 
     def of_run(self) -> Location:
-        """A folder on this host for this run alone: the next one removes it."""
+        """Return a folder on this host for this run alone: the next one removes it."""
         return RunFolder(self.scratch, self.run, (self.key,)).of_run(self._prune)
 
     def _prune(self) -> None:
@@ -422,5 +426,5 @@ class HostFolder:
 
 
 def of_run_here(place: Location | HostFolder | RunFolder) -> Location:
-    """A folder of a run alone: the one that all its tasks see, or this host's own."""
+    """Return a folder of a run alone: the one that all its tasks see, or this host's own."""
     return place if isinstance(place, Location) else place.of_run()

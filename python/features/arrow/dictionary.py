@@ -37,24 +37,24 @@ class DictionaryColumn:
     distinct: bool = False
 
     def decode(self) -> pa.Array:
-        """A value a row."""
+        """Return a value for each row."""
         return self.values if self.indices is None else self.values.take(pa.array(self.indices))
 
     def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> pa.Array:
-        """The values of some rows."""
+        """Return the values of some rows."""
         return self.values.take(pa.array(rows if self.indices is None else self.indices[rows]))
 
     def __len__(self) -> int:
         return len(self.values if self.indices is None else self.indices)
 
     def part(self, start: int, end: int) -> DictionaryColumn:
-        """The rows from `start` to `end`."""
+        """Return the rows from `start` to `end`."""
         if self.indices is None:
             return DictionaryColumn(self.values.slice(start, end - start), None, self.distinct)
         return DictionaryColumn(self.values, self.indices[start:end], self.distinct)
 
     def text_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each row's text. int64 [rows]."""
+        """Return bytes of each row's text. int64 [rows]."""
         if not len(self.values):
             return np.zeros(len(self), np.int64)
         ends = np.frombuffer(self.values.buffers()[1], np.int32)[self.values.offset :][: len(self.values) + 1]
@@ -63,7 +63,9 @@ class DictionaryColumn:
 
 
 def text_ranges(columns: Iterable[DictionaryColumn], rows: int) -> list[tuple[int, int]]:
-    """Ranges of rows whose texts, when they are decoded, are together at most DECODED_TEXT a range; a row at least.
+    """Return ranges of rows whose texts, when they are decoded, are together at most DECODED_TEXT a range.
+
+    A row at least.
 
     Args:
         columns: those that are decoded. What has a value a row already counts for nothing.
@@ -76,14 +78,14 @@ def text_ranges(columns: Iterable[DictionaryColumn], rows: int) -> list[tuple[in
 
 
 def _most_text(column: DictionaryColumn) -> int:
-    """Bytes of the decoded texts, at most; looks at the rows only where they are fewer than the values."""
+    """Return bytes of the decoded texts, at most; looks at the rows only where they are fewer than the values."""
     if len(column) < len(column.values):
         return int(column.text_bytes().sum())
     return len(column) * int(DictionaryColumn(column.values).text_bytes().max(initial=0))
 
 
 def ranges_of(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ranges of rows, each as long as its sizes add up to at most DECODED_TEXT; a row at least. int64 [rows]."""
+    """Return ranges of rows, each as long as its sizes add up to at most DECODED_TEXT; a row at least. int64 [rows]."""
     ends, edges = np.cumsum(sizes), [0]
     while edges[-1] < len(sizes):
         bytes_before = int(ends[edges[-1] - 1]) if edges[-1] else 0
@@ -99,7 +101,7 @@ def apply_op(
     table: Callable[[str], KeyedTable],
     identity: pa.Array | None,
 ) -> dict[str, DictionaryColumn]:
-    """A chain's columns after one step, by the Arrow kernels of its operator; see `BoundOp.arrow`."""
+    """Return a chain's columns after one step, by the Arrow kernels of its operator; see `BoundOp.arrow`."""
     if not step.op.by_value:
         pieces: dict[str, list[pa.Array]] = {}
         rows = max((len(columns[name]) for name in step.inputs), default=0)

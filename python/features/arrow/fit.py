@@ -18,11 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.features.arrow.collect import (
     AggregateTask,
-    SharedKeyedTable,
     Merged,
     Name,
-    StatisticsFile,
+    SharedKeyedTable,
     StatisticNumbers,
+    StatisticsFile,
     counted_values,
     merged_by_key,
     scan_merged,
@@ -69,14 +69,14 @@ class LakeFit:
         base: FittedWorkflow | None = None,
         shared_folder: Location | None = None,
     ) -> None:
-        """Begin.
+        """Prepare the first pass.
 
         Args:
             workflow: what is fitted.
             rows: the files.
             base: what was learned by the same workflow, taken over; then only values are counted.
-            shared_folder: a folder that all hosts see, for tables by key that the driver does not hold and operators behind
-                them learn from; None: these come into its memory for it.
+            shared_folder: one that all hosts see, for tables by key that are not in the driver's memory and from which
+                later operators learn. None: they are read into its memory for that.
         """
         self._base, self._shared_folder = base, shared_folder
         self._shared: dict[Name, SharedKeyedTable] = {}
@@ -89,7 +89,7 @@ class LakeFit:
         self._merged: list[Merged] = []
 
     def next_task(self) -> AggregateTask | None:
-        """What to aggregate next of each file; None: nothing more."""
+        """Return what to aggregate next of each file; None when the fit is complete."""
         for i, chain in enumerate(self._workflow.chains):
             learned_steps = self._learned[i]
             while len(learned_steps) < len(chain.steps) and (known := self._known(i, len(learned_steps))) is not None:
@@ -119,7 +119,7 @@ class LakeFit:
         return AggregateTask(self._workflow, learned, requested, self._folder, self._pass_number, shared)
 
     def _shared_tables(self, i: int) -> Iterator[tuple[Name, SharedKeyedTable]]:
-        """The tables of chain i that hosts map: those in files."""
+        """Yield the tables of chain i that hosts map: those in files."""
         for j, state in enumerate(self._learned[i]):
             for name, table in state.tables.items():
                 if (place := (i, j, name)) not in self._shared and isinstance(table, FileKeyedTable):
@@ -133,13 +133,13 @@ class LakeFit:
                     yield place, self._shared[place]
 
     def _next_steps(self) -> Iterator[tuple[int, BoundOp]]:
-        """By chain that is not done: its next step."""
+        """Yield each chain that is not complete, with its next step."""
         for i, chain in enumerate(self._workflow.chains):
             if len(self._learned[i]) < len(chain.steps):
                 yield i, chain.steps[len(self._learned[i])]
 
     def _later_vocabularies(self) -> set[str]:
-        """Those that a chain comes to behind its next step, which learns something else and so is of this turn."""
+        """Return vocabularies that a later pass counts: `categorify` follows another estimator in a chain."""
         return {
             name
             for i, step in self._next_steps()
@@ -150,7 +150,7 @@ class LakeFit:
         }
 
     def _known(self, i: int, j: int) -> FittedState | None:
-        """What step j of chain i has learned, where nothing need be aggregated."""
+        """Return what step j of chain i has learned, where nothing need be aggregated; else None."""
         op = self._workflow.chains[i].steps[j].op
         if not op.learns:
             return FittedState({})
@@ -161,7 +161,7 @@ class LakeFit:
         return FittedState(self._base.states[i][j], tables)
 
     def scan(self, spark: SparkSession | None, task: AggregateTask | None) -> Scanned:
-        """What the files hold, which the rows' `counts` say then, and what `merge` takes of them."""
+        """Count the rows of the files, into the rows' `counts`, and return what `merge` takes."""
         self._spark = spark
         if task is None or not isinstance(self._rows.folder, HostFolder):
             return self._rows.scan(spark, task)
@@ -169,7 +169,7 @@ class LakeFit:
         return scan_merged(self._rows, spark, task)
 
     def merge(self, results: Scanned) -> None:
-        """What `scan` found; its files in scratch are gone then."""
+        """Merge the results of `scan`, and remove their files in scratch."""
         if isinstance(results, Merged):
             self._merge_merged(results)
             return
@@ -201,7 +201,7 @@ class LakeFit:
     def _beyond_arrays(
         self, partials: Mapping[tuple[int, int], Mapping[str, Sequence[Partial]]]
     ) -> list[tuple[int, int]]:
-        """Steps that learn tables of more text than is taken into memory: Spark merges their statistics."""
+        """Return steps that learn tables of more text than is taken into memory: Spark merges their statistics."""
         if self._spark is None or self._shared_folder is None:
             return []
         return [
@@ -213,7 +213,7 @@ class LakeFit:
     def _keyed(
         self, place: tuple[int, int], partials: Mapping[str, Sequence[Partial]]
     ) -> Mapping[str, Sequence[Partial]]:
-        """Those of a step's statistics of which tasks can make tables, key by key."""
+        """Return those of a step's statistics of which tasks can make tables, key by key."""
         step = self._workflow.chains[place[0]].steps[place[1]]
         assert isinstance(step.op, EstimatorOp)
         statistics = step.op.statistics(step.inputs)
@@ -222,7 +222,7 @@ class LakeFit:
     def _by_spark(
         self, results: Sequence[Mapping[str, Any]], partials: Mapping[tuple[int, int], Mapping[str, Sequence[Partial]]]
     ) -> dict[tuple[int, int], FittedState]:
-        """What steps learn, their statistics merged in tasks, which see the files, and their tables in files."""
+        """Return what steps learn: their statistics merged in tasks, which see the files, and their tables in files."""
         assert self._spark is not None
         names = [(*place, name) for place, by_name in partials.items() for name in self._keyed(place, by_name)]
         number = {name: i for i, name in enumerate(names)}
@@ -272,7 +272,7 @@ class LakeFit:
         return KeyedStep(step.op, step.inputs, names, {name: merge(parts) for name, parts in ungrouped.items()})
 
     def _learn(self, learned: Mapping[tuple[int, int], FittedState]) -> None:
-        """What the steps of this turn have learned; that of a vocabulary comes last."""
+        """Add what the steps of this pass have learned; a vocabulary's codes come last."""
         for place in self._learning:
             self._learned[place[0]].append(learned.get(place, FittedState({})))
 
@@ -301,7 +301,7 @@ class LakeFit:
         return step.op.finish({name: merge(parts) for name, parts in partials.items()}, step.inputs)
 
     def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
-        """(name, value, count, day) of the values that are there often enough."""
+        """Return (name, value, count, day) of the values that are there often enough."""
         least = self._workflow.rules[vocabulary].min_count
         values = counted_values(parts, least)
         return pa.table(
@@ -320,12 +320,12 @@ class LakeFit:
 
 
 def _text_of(partials: Sequence[Partial]) -> int:
-    """Bytes of the keys."""
+    """Return bytes of the keys."""
     return sum(int(part.column("key").nbytes) for part in partials)
 
 
 def _sent(learned: FittedState, left_out: Collection[str]) -> FittedState:
-    """The same for tasks, which do not see this host's files; `left_out` some tables."""
+    """Return the state for tasks, which do not see this host's files, without the tables `left_out`."""
     sent_tables = {name: table for name, table in learned.tables.items() if name not in left_out}
     tables = {name: t.table if isinstance(t, KeyedTable) else t for name, t in sent_tables.items()}
     return FittedState(learned.states, tables)

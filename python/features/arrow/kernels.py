@@ -36,7 +36,7 @@ _TEXTS_AT_ONCE, _BYTES_AT_ONCE = 1 << 20, 1 << 28
 
 
 def scatter(values: Array, index: Indices | None, places: Rows, out: Array) -> None:
-    """out[places] = values[index]; without an index out[places] = values.
+    """Set out[places] = values[index]; without an index out[places] = values.
 
     Args:
         values: [n], of out's dtype.
@@ -60,7 +60,7 @@ def scatter(values: Array, index: Indices | None, places: Rows, out: Array) -> N
 
 
 def take(values: Array, rows: Rows) -> Array:
-    """values[rows]: of one dimension, of 1, 2, 4 or 8 bytes each."""
+    """Return values[rows]: of one dimension, of 1, 2, 4 or 8 bytes each."""
     lib = native.library()
     values = np.ascontiguousarray(values)
     out = np.empty(len(rows), values.dtype)
@@ -72,7 +72,7 @@ def take(values: Array, rows: Rows) -> Array:
 def row_order(
     hashes: npt.NDArray[np.int64], part: Indices | None, parts: int
 ) -> tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows by part, hash and number, but those of other parts than 0..parts-1.
+    """Return rows by part, hash and number, but those of other parts than 0..parts-1.
 
     Args:
         hashes: [n].
@@ -111,7 +111,7 @@ def row_order(
 
 
 def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.NDArray[np.int64]:
-    """How many of the rows that `mask` has (None: all) have each of the values 0..size-1. int64 [size]."""
+    """Return how many of the rows that `mask` has (None: all) have each of the values 0..size-1. int64 [size]."""
     lib = native.library()
     if lib is None or size > len(index):
         return np.bincount(index if mask is None else index[mask], minlength=size)
@@ -126,7 +126,7 @@ def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.
 
 
 def narrow(index: pa.Array, null: int, size: int) -> Indices:
-    """Arrow's int32 indices of a dictionary in as few bytes as hold 0..size-1, that of a null being `null`."""
+    """Return Arrow's int32 indices of a dictionary in as few bytes as hold 0..size-1, that of a null being `null`."""
     dtype = index_type(size)
     lib = native.library()
     if lib is None or index.type != pa.int32():
@@ -148,12 +148,12 @@ def narrow(index: pa.Array, null: int, size: int) -> Indices:
 
 
 def index_type(size: int) -> np.dtype[Any]:
-    """What numbers 0..size-1 are kept as."""
+    """Return the dtype in which numbers 0..size-1 are stored."""
     return np.dtype(np.uint8 if size <= 1 << 8 else np.uint16 if size <= 1 << 16 else np.int32)
 
 
 def used(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    """The same values, in a dictionary of those that a row has."""
+    """Return the same values, in a dictionary of those that a row has."""
     index, dictionary = column.indices, column.dictionary
     is_used = np.bincount(index.drop_null().to_numpy(), minlength=len(dictionary)) > 0
     used_numbers = np.flatnonzero(is_used)
@@ -173,7 +173,7 @@ def used(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def dictionary_encode(values: pa.Array) -> pa.DictionaryArray:
-    """Integers as `values.dictionary_encode(null_encoding="encode")`, the indices in as few bytes as hold them."""
+    """Return `values.dictionary_encode(null_encoding="encode")`, the indices in as few bytes as hold them."""
     encoded = _by_table(values)
     if encoded is None:
         by_arrow = values.dictionary_encode(null_encoding="encode")
@@ -216,7 +216,7 @@ def _by_table(values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
 
 
 def counted_texts(parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int) -> pa.Table | None:
-    """(key, rows, day): each text of the parts, its rows and its first day; those with at least `least` rows.
+    """Return (key, rows, day): each text of the parts, its rows and its first day; those with at least `least` rows.
 
     The groups are in any order. Memory does not grow with the texts, but with those that come out: where there are many
     they are counted by parts of their hash, one after the other.
@@ -275,7 +275,7 @@ def _round(
 
 
 def address(x: Array) -> int:
-    """The address of an array's first element."""
+    """Return the address of an array's first element."""
     return int(x.__array_interface__["data"][0])
 
 
@@ -287,7 +287,7 @@ _CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1}
 def dictionary_columns(
     file: pq.ParquetFile, fd: int, group: int, requested: Mapping[str, pa.DataType]
 ) -> Mapping[str, pa.DictionaryArray]:
-    """Columns of a row group of which each value is kept once; those that are left out are Arrow's to read.
+    """Return columns of a row group of which each value is kept once; those that are left out are Arrow's to read.
 
     Args:
         file: the file, for what its footer says.
@@ -334,7 +334,7 @@ def dictionary_columns(
 
 
 def _chunk_column(lib: ctypes.CDLL, chunk: int, rows: int, type_: pa.DataType) -> pa.DictionaryArray:
-    """The column that a chunk was decoded to."""
+    """Return the column that a chunk was decoded to."""
     counts = np.zeros(2, np.int64)
     values = lib.headrace_chunk_size(chunk, address(counts[:1]), address(counts[1:]))
     size, nulls = counts.tolist()

@@ -52,13 +52,13 @@ class FileVisitor(Protocol):
     """Work over the row groups of a file, in a task: what is to be known of their training rows."""
 
     def __call__(self, number: int, scanned: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Any:
-        """`number`: of the file. Takes all of `scanned`, one after the other. Returns JSON."""
+        """Visit a file and return JSON. `number`: of the file. Takes all of `scanned`, one after the other."""
         ...
 
 
 @dataclass(frozen=True)
 class Splitter:
-    """What says a row's split, label and day. Pickled into tasks."""
+    """The rule that gives a row its split, label and day. Pickled into tasks."""
 
     rule: Rule
     splits: tuple[str, ...]
@@ -67,19 +67,19 @@ class Splitter:
     by_day: bool = False
 
     def split(self, row_group: LakeRowGroup) -> np.ndarray[Any, np.dtype[np.int8]]:
-        """Each row's position in `splits`."""
+        """Return each row's position in `splits`."""
         names = (*columns_of(self.rule), FILE, LINE)
         return split_codes(self.rule, self.splits, {n: row_group.column(n) for n in names})
 
     def days(self, row_group: LakeRowGroup) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-        """Each row's day, as a number since 1970; None unless `by_day`."""
+        """Return each row's day, as a number since 1970; None unless `by_day`."""
         if not self.by_day:
             return None
         assert isinstance(self.rule, TimeRule)
         return days(row_group.column(self.rule.column).decode())
 
     def train(self, row_group: LakeRowGroup, split: np.ndarray[Any, np.dtype[np.int8]]) -> TrainRows:
-        """The rows that statistics are of."""
+        """Return the rows that statistics are of."""
         mask = split == self.splits.index("train")
         day = days(row_group.column(self.rule.column).decode()) if isinstance(self.rule, TimeRule) else None
         return TrainRows(None if mask.all() else mask, row_group.column(self.label).decode(), row_group.hashes, day)
@@ -87,7 +87,7 @@ class Splitter:
 
 @dataclass
 class SplitCounts:
-    """What the splits hold."""
+    """Numbers of rows of each split, and of faulty labels."""
 
     rows: dict[str, int]
     #: Rows of all splits whose label is null, or neither 0 nor 1.
@@ -114,12 +114,12 @@ class LakeRows:
     hosts: dict[str, str] = field(default_factory=dict)
 
     def tasks(self, spark: SparkSession | None) -> FileTasks:
-        """The files, numbered, by the task that works on them."""
+        """Return the files, numbered, by the task that works on them."""
         groups = grouped(list(enumerate(self.files)), lambda pair: pair[1].size, cores_of(spark))
         return tuple(map(tuple, groups))
 
     def hosts_of(self, tasks: FileTasks) -> list[str | None]:
-        """By task: who has decoded its first file; None: nobody."""
+        """Return who has decoded the first file of each task; None: nobody."""
         return [self.hosts.get(task_files[0][1].key) for task_files in tasks]
 
     def scan(self, spark: SparkSession | None, visit: FileVisitor | None = None) -> list[Any]:
@@ -157,7 +157,7 @@ def lake_rows(
     preparation: RowPreparation | None = None,
     host_scratch: HostScratch | None = None,
 ) -> Iterator[LakeRows]:
-    """The rows of data files; what an earlier run left and this one does not need is removed.
+    """Yield the rows of data files; remove what an earlier run has left and this one does not need.
 
     Args:
         home: where the row groups of this pipeline are kept.
@@ -211,7 +211,7 @@ class ScanTask:
             yield scan.facts(result)
 
     def files(self, task: int) -> Iterator[FileScan]:
-        """The files of a task."""
+        """Yield the files of a task."""
         for number, file in self.tasks[task]:
             yield FileScan(number, self.splitter, *row_groups(file, self.folder, self.layout))
 
@@ -220,7 +220,7 @@ class FileScan:
     """The rows of a lake file, which are counted as they are gone through."""
 
     def __init__(self, number: int, splitter: Splitter, row_groups: Sequence[LakeRowGroup], was_decoded: bool) -> None:
-        """`number`: of the file. `was_decoded`: whether it was decoded before."""
+        """Scan row groups. `number`: of the file. `was_decoded`: whether an earlier run has decoded it."""
         self.number, self._splitter, self._row_groups, self._was_decoded = (
             number,
             splitter,
@@ -232,7 +232,7 @@ class FileScan:
         self._faults = np.zeros(2, np.int64)
 
     def rows(self) -> Iterator[tuple[LakeRowGroup, TrainRows]]:
-        """The row groups that were not gone through, one in memory at a time."""
+        """Yield the row groups that were not yet visited, one in memory at a time."""
         for row_group in self._row_groups:
             split = self._splitter.split(row_group)
             self._splits += [np.count_nonzero(split == k) for k in range(len(self._splits))]
@@ -244,7 +244,7 @@ class FileScan:
             yield row_group, self._splitter.train(row_group, split)
 
     def facts(self, result: Any = None) -> dict[str, Any]:
-        """What was counted in the whole file (JSON), and what a visitor found there."""
+        """Return what was counted in the whole file (JSON), and the result of the visitor."""
         for _ in self.rows():  # what nobody visited
             pass
         null, bad = self._faults.tolist()
@@ -260,7 +260,7 @@ class FileScan:
 
 
 def label_faults(label: DictionaryColumn, inside: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:
-    """(null, neither 0 nor 1): rows `inside` with such a label."""
+    """Return (null, neither 0 nor 1): rows `inside` with such a label."""
     values = to_numpy(doubles(label.values))
     null = label.values.is_null().to_numpy(zero_copy_only=False)
     bad = ~null & (values != 0) & (values != 1)
@@ -282,7 +282,7 @@ def concatenated(parts: Iterable[pa.Table], path: Location) -> list[int]:
 
 
 def table_at(path: Location, start: int) -> pa.Table:
-    """A table that `concatenated` wrote, memory-mapped."""
+    """Return a table that `concatenated` wrote, memory-mapped."""
     source = pa.memory_map(str(path.local_path()))
     source.seek(start)
     return pa.ipc.open_stream(source).read_all()
@@ -297,7 +297,7 @@ DayNumbers = npt.NDArray[np.int64]
 
 
 def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, DictionaryColumn]) -> SplitCodes:
-    """Each row's position in `splits`, DROPPED for none. int8 [rows]."""
+    """Return each row's position in `splits`, DROPPED for none. int8 [rows]."""
     if isinstance(rule, TimeRule):
         time = columns[rule.column].decode()
         if (only_day := _one_day(time)) is not None:
@@ -326,7 +326,10 @@ def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, Diction
 
 
 def days(time: pa.Array) -> DayNumbers:
-    """Days since 1970 in UTC of a timestamp (in microseconds) or date column; before all days for null. int64 [n]."""
+    """Return days since 1970 in UTC of a timestamp (in microseconds) or date column; before all days for null.
+
+    int64 [n].
+    """
     if (only_day := _one_day(time)) is not None:
         return np.full(len(time), only_day, np.int64)
     numbers: DayNumbers = pc.fill_null(_numbers(time), np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
@@ -334,7 +337,7 @@ def days(time: pa.Array) -> DayNumbers:
 
 
 def _one_day(time: pa.Array) -> int | None:
-    """The day of all values, as most files of a lake by days have it; None: there are several, or nulls."""
+    """Return the day of all values, as most files of a lake by days have it; None: there are several, or nulls."""
     if not len(time) or time.null_count:
         return None
     ends = pc.min_max(_numbers(time)).as_py()
@@ -343,5 +346,5 @@ def _one_day(time: pa.Array) -> int | None:
 
 
 def _numbers(time: pa.Array) -> pa.Int64Array:
-    """Microseconds, or days."""
+    """Return microseconds, or days."""
     return (time.cast(pa.int32()) if pa.types.is_date(time.type) else time).cast(pa.int64())

@@ -34,7 +34,10 @@ Array = npt.NDArray[Any]
 def transformed(
     fitted: FittedWorkflow, row_group: LakeRowGroup, splitter: Splitter, plans: Sequence[FilePlan]
 ) -> dict[str, Array] | None:
-    """The order of a row group's rows by part, and what its values become, for `PartRows`; None: no part has a row."""
+    """Return the order of a row group's rows by part, and what its values become, for `PartRows`.
+
+    None: no part has a row.
+    """
     split = splitter.split(row_group)
     part = parts_of(split, row_group.hashes, splitter.splits, plans, splitter.days(row_group))
     everything = [(row_group, np.arange(row_group.rows, dtype=np.int32))]
@@ -58,7 +61,9 @@ def parts_of(
     plans: Sequence[FilePlan],
     day: npt.NDArray[np.int64] | None,
 ) -> kernels.Indices:
-    """Each row's part, its index in `plans`; len(plans) for a row of no plan. [rows], of as few bytes as hold it.
+    """Return each row's part, its index in `plans`; len(plans) for a row of no plan.
+
+    [rows], of as few bytes as hold it.
 
     Args:
         split: of each row, its position in `splits`.
@@ -80,11 +85,11 @@ def parts_of(
 
 
 def outputs_of(fitted: FittedWorkflow, row_group: LakeRowGroup, identity: pa.Array | None) -> dict[str, Array]:
-    """What a row group's columns become, by feature.
+    """Return the features of a row group as arrays.
 
     `value.NAME`: a result for each distinct value of the one input column that the feature is made of, whose index the
     row group has; `row.NAME`: one for each row. Of lists the values, one list behind the other, and as
-    `value_offsets.NAME` or `row_offsets.NAME` where each begins and the last one ends.
+    value_offsets.NAME or row_offsets.NAME where each begins and the last one ends.
     """
     out: dict[str, Array] = {}
     features = {f.name: f for f in fitted.features}
@@ -114,7 +119,7 @@ def _table(fitted: FittedWorkflow, scope: str, name: str) -> Any:
 def in_order(
     fitted: FittedWorkflow, row_group: LakeRowGroup, outputs: Mapping[str, Array], order: npt.NDArray[np.int32]
 ) -> dict[str, Array]:
-    """`outputs_of` with the rows in order, labels and carried columns.
+    """Return `outputs_of` with the rows in order, labels and carried columns.
 
     `index.NAME`: of an input column, each row's value. `carried.NAME`: a carried column's numbers, where it has one for
     each row.
@@ -157,7 +162,7 @@ def in_order(
 
 
 def _plain_numbers(values: pa.Array) -> Array | None:
-    """Numbers of as many bytes each, dates and timestamps as integers, none of them null; else None."""
+    """Return numbers of as many bytes each, dates and timestamps as integers, none of them null; else None."""
     kind = values.type
     if values.null_count or not pa.types.is_primitive(kind) or kind.bit_width not in (8, 16, 32, 64):
         return None
@@ -166,8 +171,10 @@ def _plain_numbers(values: pa.Array) -> Array | None:
 
 
 def _narrow_codes(feature: Feature, outputs: Mapping[str, Array], index: kernels.Indices) -> kernels.Indices | None:
-    """A feature's codes, of each value, in as few bytes as hold them; None where they are no codes, or where there are
-    so few values that the caches hold them."""
+    """Return a feature's codes, of each value, in as few bytes as hold them.
+
+    None where they are no codes, or where there are so few values that the caches hold them.
+    """
     codes = outputs[f"value.{feature.name}"]
     if feature.is_list or codes.dtype != np.int32 or index.dtype != np.int32 or not len(codes) or codes.min() < 0:
         return None
@@ -181,7 +188,7 @@ def missing_by_part(
     order: kernels.Rows,
     edges: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """Of each of `source_sets`, one behind the other, and by part: rows that lack a value of one of its columns.
+    """Return rows that lack a value, for each of `source_sets`, one after the other, and by part.
 
     Args:
         arrays: see `in_order`.
@@ -204,7 +211,7 @@ def missing_by_part(
 def _missing(
     column: DictionaryColumn, in_order: kernels.Indices | None, order: kernels.Rows
 ) -> npt.NDArray[np.bool_] | None:
-    """Which of the rows in order have no value; None: all have one. bool [rows].
+    """Return which of the rows in order have no value; None: all have one. bool [rows].
 
     Args:
         in_order: the column's indices in that order, where they are there.
@@ -226,7 +233,7 @@ ORDER, EDGES, HASHES, MISSING, LABEL = "order", "edges", "hashes", "missing", "l
 
 
 def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array:
-    """A column of the part: of each source its rows' values, each to its place."""
+    """Return a column of the part: of each source its rows' values, each to its place."""
     out = np.empty(sum(map(len, places)), values[0].values.dtype)
     for source, rows in zip(values, places, strict=True):
         kernels.scatter(source.values, source.index, rows, out)
@@ -236,7 +243,7 @@ def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array
 def gathered(
     sources: Sequence[DictionaryColumn], order: kernels.Rows, type_: pa.DataType
 ) -> pa.Array | pa.ChunkedArray:
-    """Rows of columns that stand one behind the other, as the dataset stores them.
+    """Return rows of columns that stand one behind the other, as the dataset stores them.
 
     Args:
         sources: the columns, of one type.
@@ -254,7 +261,7 @@ def gathered(
 
 
 def _taken(sources: Sequence[DictionaryColumn], rows: kernels.Rows) -> pa.Array:
-    """Some rows, numbered through the sources."""
+    """Return some rows, numbered through the sources."""
     pieces, places, start = list[pa.Array](), list[npt.NDArray[np.intp]](), 0
     for source in sources:
         row_places = np.flatnonzero((rows >= start) & (rows < start + len(source)))
@@ -265,7 +272,7 @@ def _taken(sources: Sequence[DictionaryColumn], rows: kernels.Rows) -> pa.Array:
 
 
 def by_part(arrays: Mapping[str, Array], label: str) -> dict[str, Array]:
-    """Of what a transform leaves of a row group, the arrays [rows] that are in the order of the parts.
+    """Return those arrays [rows] of a transformed row group that are in the order of the parts.
 
     Args:
         arrays: see `headrace.features.arrow.transform.transformed`.
@@ -291,14 +298,14 @@ class PartRows:
     """The rows of a part that one row group has, in the order of their hashes."""
 
     def __init__(self, row_group: LakeRowGroup, part: int, start: int, end: int, arrays: Mapping[str, Array]) -> None:
-        """`arrays`: what `transformed` gave of the row group; `by_part` arrays have the rows from `start` to `end`."""
+        """Select a part. `arrays`: of `transformed`; `by_part` arrays have the rows from `start` to `end`."""
         self.row_group, self._part, self._arrays = row_group, part, arrays
         self._start, self._slice = start, slice(start, end)
         self.rows: kernels.Rows = arrays[ORDER][self._slice]
         self.hashes: npt.NDArray[np.int64] = arrays[HASHES][self._slice]
 
     def output(self, feature: Feature) -> Values:
-        """A feature's values; of lists see `output_lists`."""
+        """Return a feature's values; of lists see `output_lists`."""
         by_value = self._arrays.get(f"value.{feature.name}")
         if by_value is None:
             codes = self._arrays[f"row.{feature.name}"][self._slice]
@@ -307,13 +314,13 @@ class PartRows:
         return Values(by_value, self._index(feature.sources[0]))
 
     def label(self, name: str) -> Values:
-        """The label's, float32; NaN of null."""
+        """Return the label's values, float32; NaN of null."""
         if f"index.{name}" in self._arrays:
             return Values(self._arrays[LABEL], self._index(name))
         return Values(self._arrays[LABEL][self._slice], None)
 
     def output_lists(self, feature: Feature) -> pa.ListArray:
-        """A list feature's lists, without the zeros at their ends."""
+        """Return a list feature's lists, without the zeros at their ends."""
         rows, kind = self.rows.astype(np.intp), "row"
         if f"value.{feature.name}" in self._arrays:
             rows, kind = self._index(feature.sources[0]).astype(np.intp), "value"
@@ -321,7 +328,7 @@ class PartRows:
         return lists.from_arrays(*lists.take(offsets, values, rows))
 
     def column(self, name: str) -> DictionaryColumn:
-        """An input column's values."""
+        """Return an input column's values."""
         column = self.row_group.column(name)
         if f"carried.{name}" in self._arrays:
             values = pa.py_buffer(self._arrays[f"carried.{name}"][self._slice])
@@ -332,12 +339,12 @@ class PartRows:
         return DictionaryColumn(column.values, row_index)
 
     def pieces(self, columns: Sequence[str]) -> Iterator[PartRows]:
-        """The rows in pieces, of each of which the texts of some input columns can be decoded."""
+        """Yield the rows in pieces, of each of which the texts of some input columns can be decoded."""
         for a, b in text_ranges(map(self.column, columns), len(self.rows)):
             yield PartRows(self.row_group, self._part, self._start + a, self._start + b, self._arrays)
 
     def missing(self, sets: int) -> npt.NDArray[np.int64]:
-        """Of each of so many `source_sets`: rows that lack a value. int64 [sets]."""
+        """Return rows that lack a value, for each of so many `source_sets`. int64 [sets]."""
         return self._arrays[MISSING].reshape(sets, -1)[:, self._part]
 
     def _index(self, name: str) -> kernels.Indices:
@@ -348,7 +355,7 @@ class Identified(Protocol):
     """Rows that have the columns FILE and LINE."""
 
     def column(self, name: str) -> DictionaryColumn:
-        """One of them."""
+        """Return one of them."""
         ...
 
 
@@ -368,7 +375,7 @@ def row_order(
     part: kernels.Indices | None = None,
     parts: int = 1,
 ) -> RowOrder:
-    """Rows by part, hash, file and line.
+    """Return rows by part, hash, file and line.
 
     Args:
         hashes: of the given rows of the row groups, one row group behind the other.
@@ -387,7 +394,10 @@ def row_order(
 
 
 def _identities(sources: Sequence[tuple[Identified, Array]], rows: Array) -> tuple[Array, Array]:
-    """(rank of its source file, source line) of rows, numbered through the row groups' given rows. int64 [n], twice."""
+    """Return (rank of its source file, source line) of rows, numbered through the row groups' given rows.
+
+    int64 [n], twice.
+    """
     starts = np.cumsum([0, *(len(given_rows) for _, given_rows in sources)])
     files, lines, places = [], [], []
     for (row_group, given_rows), start, end in zip(sources, starts[:-1], starts[1:], strict=True):

@@ -56,7 +56,7 @@ def write(
 
 @dataclass(frozen=True)
 class _Task:
-    """What runs on an executor: sorted batches in, Parquet files out."""
+    """Transform sorted batches and write Parquet files. Runs on an executor."""
 
     plans: tuple[FilePlan, ...]
     folder: Location
@@ -133,7 +133,7 @@ def write_part(
 
 
 def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -> WrittenDataset:
-    """The parts' files and counts together."""
+    """Return the parts' files and counts together."""
     files: list[WrittenFile] = []
     counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
     days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
@@ -167,7 +167,7 @@ def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, .
 
 @lru_cache(maxsize=2)
 def mapped(workflow: Location, maps: Location) -> FittedWorkflow:
-    """To transform with: large vocabularies and keyed tables are files that all workers of the host map.
+    """Return the workflow to transform with: all workers of the host map its large vocabularies and keyed tables.
 
     Args:
         workflow: where it is saved.
@@ -178,5 +178,5 @@ def mapped(workflow: Location, maps: Location) -> FittedWorkflow:
 
 @lru_cache(maxsize=2)
 def without_values(workflow: Location) -> FittedWorkflow:
-    """To write what is transformed: no value is looked up, and none is in memory."""
+    """Return the workflow to write transformed rows with: no vocabulary is in memory."""
     return FittedWorkflow.load(workflow, most_values=0)

@@ -149,7 +149,7 @@ _MISSING, _ROWS = 0, 1
 def write_exchanged(
     rows: LakeRows, plans: list[FilePlan], folder: Location, workflow: Location, spark: SparkSession
 ) -> WrittenDataset:
-    """`write_lake_rows` through Spark's shuffle: the same files, bit for bit."""
+    """Write as `write_lake_rows` does, through Spark's shuffle: the same files, bit for bit."""
     assert isinstance(rows.folder, HostFolder)
     tasks = rows.tasks(spark)
     send = SendRows(tasks, rows.folder, rows.layout, rows.splitter, workflow, tuple(plans))
@@ -162,7 +162,7 @@ def write_exchanged(
 
 @dataclass(frozen=True)
 class SendRows:
-    """In a task: the rows of its files, transformed, to their parts."""
+    """Transform the rows of a task's files and send them to their parts. Runs in a task."""
 
     tasks: FileTasks
     folder: HostFolder
@@ -192,7 +192,7 @@ class SendRows:
 
 
 def table_of(fitted: FittedWorkflow, rows: PartRows) -> pa.Table:
-    """Rows as they are stored, with what they are ordered by: their hash, file and line."""
+    """Return rows as they are stored, with what they are ordered by: their hash, file and line."""
     everything = np.arange(len(rows.rows), dtype=np.int32)
     stored = stored_schema(fitted.schema.features)
     columns: list[pa.Array] = []
@@ -216,7 +216,7 @@ def table_of(fitted: FittedWorkflow, rows: PartRows) -> pa.Table:
 
 @dataclass(frozen=True)
 class WritePart:
-    """In a task: the rows of a part, put in their order and written."""
+    """Write the rows of a part, in their order. Runs in a task."""
 
     plans: tuple[FilePlan, ...]
     folder: Location
@@ -258,7 +258,7 @@ def _indices(column: pa.DictionaryArray) -> npt.NDArray[np.int32]:
 
 
 def in_order(fitted: FittedWorkflow, tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of tables that `table_of` made, in the order of the dataset's."""
+    """Return the rows of tables that `table_of` made, in the order of the dataset's."""
     hashes = np.concatenate([t.column(HASH).to_numpy() for t in tables])
     sources = [(_Sent(t), np.arange(t.num_rows, dtype=np.int32)) for t in tables]
     order = row_order(hashes, sources).rows
@@ -308,7 +308,7 @@ def _write(file: BinaryIO, array: Array, align: int) -> None:
 
 
 def load_part(path: Location, part: int) -> dict[str, Array] | None:
-    """What `save_arrays` wrote, read-only; of the arrays by part the rows of this part. None: it has none."""
+    """Return what `save_arrays` wrote, read-only; of arrays by part the rows of this part. None: it has none."""
     data = np.memmap(path.local_path(), np.uint8, "r").view(np.ndarray)
     text, parts = data[:16].view(np.int64).tolist()
     begin = 16 + 8 * parts

@@ -61,12 +61,12 @@ class BaseDataset:
 
     @cached_property
     def fitted(self) -> FittedWorkflow:
-        """What it was written with; vocabularies stay in their files."""
+        """The workflow that it was written with; vocabularies stay in their files."""
         return FittedWorkflow.load(self.folder / "workflow", most_values=0)
 
 
 def base_input(ctx: Context, spec_part: Mapping[str, Any], version: int) -> Input | None:
-    """Yesterday's dataset where it can be appended to; looks at its manifest alone. None: all is written anew.
+    """Return yesterday's dataset if it can be appended to; looks at its manifest alone. None: all is written anew.
 
     Args:
         spec_part: what the stage depends on; another one yesterday means other files.
@@ -86,7 +86,7 @@ def base_input(ctx: Context, spec_part: Mapping[str, Any], version: int) -> Inpu
 
 
 def open_base(ctx: Context, dataset_input: Input | None) -> BaseDataset | None:
-    """The base, if all of it is there; else None, and a line that says why."""
+    """Return the base if all of it is present; else None, and log the reason."""
     if dataset_input is None:
         _LOG.info("append: no dataset of yesterday with this spec and young enough: everything is written anew")
         return None
@@ -117,7 +117,7 @@ def open_base(ctx: Context, dataset_input: Input | None) -> BaseDataset | None:
 
 @dataclass(frozen=True)
 class AppendPlan:
-    """What becomes of each day of the window."""
+    """The days of the window that are taken over, and those that are written."""
 
     base: BaseDataset | None
     rows_of: Mapping[str, str]
@@ -137,7 +137,7 @@ def plan_days(
     min_row_groups: int,
     window: Sequence[int],
 ) -> AppendPlan:
-    """Which days are kept and which are written.
+    """Decide which days are taken over and which are written.
 
     A day's parts depend on its rows alone, not on its split: tomorrow its valid files are training files.
 
@@ -190,7 +190,7 @@ def link_kept(plan: AppendPlan, folder: Location, rule: TimeRule) -> WrittenData
 
 
 def merge(a: WrittenDataset, b: WrittenDataset) -> WrittenDataset:
-    """Two writes into one folder, as one."""
+    """Return two writes into one folder as one."""
     counts = {split: dict(by_feature) for split, by_feature in a.counts.items()}
     for split, by_feature in b.counts.items():
         sums = counts.setdefault(split, {})

@@ -30,7 +30,7 @@ from headrace.workspace import Workspace
 def files_of_day(
     spec: Spec, ws: Workspace, ds: str, events: Location, version: int, workflow: Workflow, rows: SplitRows
 ) -> Iterator[LakeRows | None]:
-    """The lake's files that hold the events of a dataset of `ds`, pinned; None where the rows must come from a frame.
+    """Yield the pinned lake files that hold the events of a dataset of `ds`; None where rows must come from a frame.
 
     That is where table operators make them that need more than Arrow and a row, where the table's log no longer names
     the version's files, or where deletion vectors mark rows of them as deleted.
@@ -47,7 +47,7 @@ def files_of_day(
 def table_files(
     ctx: Context, taken: PinnedTable, workflow: Workflow, rows: SplitRows, spark: SparkSession
 ) -> Iterator[LakeRows | None]:
-    """`files_of_day` of a source that is a table; None also where its files may not be read as they are."""
+    """Yield `files_of_day` of a source that is a table; None also where its files may not be read as they are."""
     spec = ctx.spec
     # Operators may look at any column.
     columns = {c.name for c in spec.table.columns}
@@ -63,7 +63,7 @@ def table_files(
 def rows_of_files(
     spec: Spec, ws: Workspace, files: list[LakeFile] | None, workflow: Workflow, rows: SplitRows
 ) -> Iterator[LakeRows | None]:
-    """The rows of lake files; None where there are no files to read."""
+    """Yield the rows of lake files; None where there are no files to read."""
     if files is None:
         yield None
         return
@@ -77,12 +77,14 @@ def rows_of_files(
 
 
 def _by_spark(spec: Spec) -> bool:
-    """Whether table operators make the rows that need more than Arrow and a row."""
+    """Return whether table operators make the rows that need more than Arrow and a row."""
     return bool(spec.features.prepare) and row_preparation(spec) is None
 
 
 def of_day(spec: Spec, ds: str, files: list[DataFile]) -> list[DataFile]:
-    """The files that a dataset of `ds` may see: days up to it of a daily source, else the newest snapshot up to it."""
+    """Return the files that a dataset of `ds` may see: days up to it of a daily source, else the newest snapshot up to
+    it.
+    """
     days = {f.partition["ds"] or "" for f in files}
     seen = {d for d in days if d <= ds}
     if not spec.source.daily:
@@ -104,7 +106,7 @@ def fit_files(
     label_type: str = "binary",
     shared_folder: Location | None = None,
 ) -> tuple[dict[str, int], FittedWorkflow]:
-    """Rows of each split, and what the training rows teach: one pass over the files does both, most often.
+    """Return rows of each split and the fitted workflow: one pass over the files gives both, most often.
 
     Args:
         base: what is taken over, all but vocabularies; None: all is learned.

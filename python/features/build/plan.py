@@ -53,7 +53,9 @@ def _check_append(spec: Spec, workflow: Workflow) -> None:
 
 
 def first_day(spec: Spec, ds: str) -> str:
-    """The first day whose events are read: that of the training range, or earlier ones that table operators look at."""
+    """Return the first day whose events are read: that of the training range, or earlier ones that table operators look
+    at.
+    """
     if not spec.features.prepare:
         return split_ranges(spec, ds)[0][0]
     back = spec.features.history_days
@@ -63,10 +65,10 @@ def first_day(spec: Spec, ds: str) -> str:
 
 
 def days_before_training(spec: Spec, ds: str, days: int) -> str:
-    """The day so many days before the training range's first."""
+    """Return the day so many days before the training range's first."""
     return (date.fromisoformat(split_ranges(spec, ds)[0][0]) - timedelta(days=days)).isoformat()
 
 
 def by_days(spec: Spec) -> bool:
-    """Whether a dataset is made of some days of the events; else of all, or of a snapshot."""
+    """Return whether a dataset is made of some days of the events; else of all, or of a snapshot."""
     return spec.source.daily and spec.features.split.by == "time"

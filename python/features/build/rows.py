@@ -44,7 +44,8 @@ _LOG = logging.getLogger("headrace.features")
 
 
 def other_inputs(ctx: Context) -> tuple[Input, ...]:
-    """The tables that are joined, as they are now, and the named sources that are read, as ingest's manifest pins them.
+    """Return the tables that are joined, as they are now, and the named sources that are read, as ingest's manifest
+    pins them.
 
     Raises:
         UserError: one is missing.
@@ -58,7 +59,9 @@ def other_inputs(ctx: Context) -> tuple[Input, ...]:
 
 
 def events_within_days(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
-    """Events that happened from `first_day` to the end of ds, whenever they landed (split by time of daily sources)."""
+    """Return events that happened from `first_day` to the end of ds, whenever they landed (split by time of daily
+    sources).
+    """
     if not by_days(spec):
         return events
     assert spec.table.event_time is not None
@@ -69,7 +72,7 @@ def events_within_days(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
 
 @contextmanager
 def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> Iterator[SplitRows]:
-    """The rows that the dataset of a day is made of.
+    """Yield the rows that the dataset of a day is made of.
 
     With table operators they are computed once and kept while the stage goes over them several times, to count, to fit,
     to write: as Parquet files, or by Spark on the executors' disks where they share none. But not where the engine
@@ -135,7 +138,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
 
 
 def _materialized(frame: DataFrame, path: Location) -> DataFrame:
-    """The same rows, from files."""
+    """Write the rows to files, and return the frame of these files."""
     names = frame.columns
     # Parquet's writer refuses some characters in names: numbers travel.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(names))])
@@ -144,7 +147,7 @@ def _materialized(frame: DataFrame, path: Location) -> DataFrame:
 
 
 def pinned_table(ctx: Context, source: str | None = None) -> Output:
-    """The pinned table of events: the main source's, or a named one's.
+    """Return the pinned table of events: the main source's, or a named one's.
 
     Raises:
         UserError: the manifest names none.
@@ -163,13 +166,13 @@ def pinned_table(ctx: Context, source: str | None = None) -> Output:
 
 
 def _facts(ctx: Context, source: str | None) -> Mapping[str, Any]:
-    """What ingest's manifest says of a source."""
+    """Return the facts of a source in ingest's manifest."""
     facts = ctx.upstream["ingest"].facts
     return facts if source is None else facts["sources"][source]
 
 
 def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
-    """A source that is a table, as ingest has pinned it; None where the source is landing files.
+    """Return a source that is a table, as ingest has pinned it; None where the source is landing files.
 
     Raises:
         UserError: the version is gone, or files are others than they were.
@@ -193,7 +196,7 @@ def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
 
 
 def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:
-    """Of days that were taken, those that the dataset of `ctx.ds` may see: see `events_of_window`."""
+    """Return those of some days that the dataset of `ctx.ds` may see: see `events_of_window`."""
     spec = ctx.spec
     if not spec.source.daily:
         return sorted(days)
@@ -204,7 +207,7 @@ def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:
 
 
 def read_events(ctx: Context, spark: SparkSession, source: str | None = None) -> DataFrame:
-    """The rows of the pinned version of a source, columns in the types that features see them in.
+    """Return the rows of the pinned version of a source, columns in the types that features see them in.
 
     Of a named source all of them, up to ds where it is a table; of the main source at least those that
     `events_of_window` leaves, and those alone where it is a table.
@@ -243,7 +246,7 @@ def as_features_see(events: DataFrame, columns: Sequence[TableColumn]) -> DataFr
 
 
 def events_of_window(ctx: Context, events: DataFrame) -> DataFrame:
-    """The rows that the dataset of `ctx.ds` may see.
+    """Return the rows that the dataset of `ctx.ds` may see.
 
     Of a daily source those that landed up to ds, with a split by time from `first_day` on; else the newest snapshot up
     to ds.
@@ -278,7 +281,7 @@ class SourceRows:
 
     @staticmethod
     def for_day(ctx: Context, spark: SparkSession) -> SourceRows:
-        """For the rows of `headrace.features.build.plan`."""
+        """Return the reader for the days of `headrace.features.build.plan`."""
         spec, days = ctx.spec, ctx.spec.features.history_days
         if not by_days(spec):
             return SourceRows(ctx, spark, None)
@@ -318,20 +321,20 @@ class SourceRows:
         return rows.where(F.col(EVENT_MICROS) >= F.lit(since))
 
     def _since(self, read: SourceRead) -> int | None:
-        """The first microsecond from which on rows of a source can matter; None: all may."""
+        """Return the first microsecond from which on rows of a source can matter; None: all may."""
         if read.lookback is not None:
             return None if self.first is None else self.first - read.lookback
         return self.first_event if read.use == "events" else None
 
 
 def has_timestamps(named: NamedSource) -> bool:
-    """Whether the rows of a source say when they happened to the moment, not by dates or landing days."""
+    """Return whether the rows of a source say when they happened to the moment, not by dates or landing days."""
     source = named_table(named)
     return source.time is not None and source.types[source.time].element == "timestamp"
 
 
 def end_of_day(named: NamedSource, ds: str) -> int:
-    """The first microsecond that is no knowledge of the day `ds`, in terms of a source's EVENT_MICROS.
+    """Return the first microsecond that is no knowledge of the day `ds`, in terms of a source's EVENT_MICROS.
 
     Of timestamps it is midnight in UTC, as of splits and windows; of dates and landing days their end in the source's
     time zone, which is later in the west.
@@ -342,7 +345,7 @@ def end_of_day(named: NamedSource, ds: str) -> int:
 
 
 def _known_from(named: NamedSource) -> Column:
-    """The microsecond from which on a row of a source can be known.
+    """Return the microsecond from which on a row of a source can be known.
 
     That of its event; where that is a date, or there is none, the end of its day or of its landing day: what happened
     in the course of a day is no knowledge of that day's rows.

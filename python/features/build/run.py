@@ -78,7 +78,7 @@ CountStatistics = Callable[[Context, BuiltDay, SparkSession], tuple[Output, ...]
 
 
 def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
-    """The pipeline's vocabularies: for a run with the key of a finished one, as that one saw them."""
+    """Return the pipeline's vocabularies: for a run with the key of a finished one, as that one saw them."""
     done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "features"))
     version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
     scratch = ctx.ws.spark_local / VOCABULARIES / ctx.spec.pipeline
@@ -209,7 +209,7 @@ def build(
 def append_day(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, count: CountStatistics, version: int
 ) -> Result:
-    """`build` with files by day, those of unchanged days taken over from yesterday's dataset."""
+    """Build as `build` does, with files by day, those of unchanged days taken over from yesterday's dataset."""
     spec, f = ctx.spec, ctx.spec.features
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
     vocabularies = vocabularies_of(ctx, spark)
@@ -281,7 +281,7 @@ def _result(
 
 
 def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
-    """The pinned events that a dataset of `ds` may see."""
+    """Return the pinned events that a dataset of `ds` may see."""
     spec, pinned = ctx.spec, pinned_table(ctx)
     events = read_events(ctx, spark)
     stored_types = dict(events.dtypes)
@@ -300,7 +300,7 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
 def day_files(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession
 ) -> AbstractContextManager[LakeRows | None]:
-    """The pinned events as files, for the Arrow engine."""
+    """Return the pinned events as files, for the Arrow engine."""
     if engine_of(ctx.spec) != "arrow":
         return nullcontext()
     taken = source_table(ctx)
@@ -350,7 +350,7 @@ def facts_of(
     counts: Mapping[str, int],
     written: WrittenDataset,
 ) -> dict[str, Any]:
-    """What the manifest says of a dataset: splits, vocabularies, and rates of what is missing and out of vocabulary."""
+    """Return a dataset's facts for the manifest: splits, vocabularies, rates of missing and unknown values."""
     by_split = {s: [f for f in written.files if f.name.startswith(f"{s}/")] for s in rows.splits}
     columns = []
     for feature in fitted.features:
@@ -379,8 +379,9 @@ def facts_of(
 
 
 def _rates(value_counts: ColumnCounts, rows: int, has_oov: bool) -> dict[str, float | None]:
-    """missing_rate: of the rows, those that lack a value of the feature's columns; oov_rate: of the values, those that
-    the vocabulary lacks."""
+    """Return missing_rate, the share of rows that lack a value of the feature's columns, and oov_rate, the share of
+    values that the vocabulary lacks.
+    """
     return {
         "missing_rate": value_counts.missing / rows if rows else 0.0,
         "oov_rate": (value_counts.oov / value_counts.coded if value_counts.coded else 0.0) if has_oov else None,

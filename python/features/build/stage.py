@@ -49,7 +49,7 @@ class BuildFeatures(Stage):
         self._count_statistics, self._after = count_statistics, after
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """The section `features`, and what it needs of the table's declaration."""
+        """Return the section `features`, and what it needs of the table's declaration."""
         features = spec.features.model_dump(mode="json") | {"engine": engine_of(spec)}
         # What is counted, not its limits: those are for the stage `drift`.
         counted = spec.drift and spec.drift.model_dump(include={"quantiles", "top_values"})
@@ -63,7 +63,9 @@ class BuildFeatures(Stage):
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events at ingest's version, tables and sources that operators read, the dataset that is appended to."""
+        """Return the events at ingest's version, tables and sources that operators read, the dataset that is appended
+        to.
+        """
         events, base = pinned_table(ctx), append.base_input(ctx, self.spec_part(ctx.spec), self.version)
         return (
             Input(kind=events.kind, name=events.name, version=events.version),
@@ -72,7 +74,7 @@ class BuildFeatures(Stage):
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The dataset's files, the vocabularies' and the day's statistics are there with the sizes that they had."""
+        """Check that the dataset's files, the vocabularies' and the day's statistics have the sizes that they had."""
         folder = ctx.ws.locate(manifest.output("dataset").name)
         try:
             listed = json.loads((folder / LISTING).read_text())
@@ -113,7 +115,7 @@ class BuildFeatures(Stage):
 
 
 def _why_damaged(log: DeltaLog, output: Output, ds: str) -> str | None:
-    """Why a table does not have what a run has written or read there; others may have removed the version's log."""
+    """Return why a table lacks what a run has written or read there; others may have removed the version's log."""
     if log.version is None:
         return f"the table {output.name} is gone"
     version = int(output.version)
@@ -124,7 +126,7 @@ def _why_damaged(log: DeltaLog, output: Output, ds: str) -> str | None:
 
 
 def _sources_part(spec: Spec) -> dict[str, Any]:
-    """What the dataset depends on of the declarations of the named sources that are read."""
+    """Return what the dataset depends on in the declarations of the named sources that are read."""
     if not spec.sources:
         return {}
     sections = {

@@ -1,1 +1,1 @@
-"""Where a row goes: its split, its part of the split, its file."""
+"""The place of a row: its split, its part of the split, its file."""

@@ -50,18 +50,21 @@ class FilePlan:
     day: str | None = None
 
     def file(self, group: int) -> str:
-        """The name of a file, relative to the dataset's folder. In the order of names rows are in the split's order."""
+        """Return the name of a file, relative to the dataset's folder.
+
+        In the order of names rows are in the split's order.
+        """
         day = f"day-{self.day}-" if self.day else ""
         return f"{self.split}/{day}part-{self.part:05d}-{group:03d}.parquet"
 
     def groups_of(self, rows: int) -> int:
-        """How many files the part's `rows` rows become; file g has the rows from rows * g // groups on."""
+        """Return how many files the part's `rows` rows become; file g has the rows from rows * g // groups on."""
         return min(max(self.groups, math.ceil(rows / self.group_rows)), rows)
 
 
 @dataclass
 class ColumnCounts:
-    """What is counted of a feature's values."""
+    """Counts of a feature's values."""
 
     #: Rows that lack a value of one of the columns that it is made of: null, NaN, an empty list.
     missing: int = 0
@@ -85,7 +88,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenDataset:
-    """What a write leaves."""
+    """The files that a write has left, and their counts."""
 
     #: In the order of their names.
     files: list[WrittenFile]
@@ -96,7 +99,7 @@ class WrittenDataset:
 
 
 def plan_files(counts: Mapping[str, int], row_group_rows: int, min_row_groups: int) -> list[FilePlan]:
-    """Parts of each split, so many that all row groups are about even, none above `row_group_rows`.
+    """Return parts of each split, so many that all row groups are about even, none above `row_group_rows`.
 
     Rows fall into parts by hash, so one of several has about rows/parts of them, give or take a few square roots.
     """
@@ -113,10 +116,10 @@ def plan_files(counts: Mapping[str, int], row_group_rows: int, min_row_groups: i
 
 
 def carried_columns(w: Workflow) -> dict[str, str]:
-    """Carried columns as they travel to the writer: name on the way -> of the table."""
+    """Return carried columns as they travel to the writer: name on the way -> of the table."""
     return {f"__carried{i}": name for i, name in enumerate(w.carried_columns)}
 
 
 def source_sets(fitted: FittedWorkflow) -> tuple[tuple[str, ...], ...]:
-    """What the features are made of, each set once: far fewer than features where one column gives many."""
+    """Return the sets of columns that features are made of, each once: fewer where one column gives many features."""
     return tuple(dict.fromkeys(f.sources for f in fitted.features))

@@ -60,7 +60,7 @@ class SplitRows:
         return ranges | ({} if self.test_range is None else {"test": self.test_range})
 
     def describe(self, split: str) -> str:
-        """A split for a message: its name and its range."""
+        """Return a split for a message: its name and its range."""
         range_ = self.ranges.get(split)
         return f"'{split}'" + (f" ({range_[0]} to {range_[1]})" if range_ else "")
 
@@ -127,7 +127,10 @@ def _following(day: str) -> str:
 
 
 def _utc_day(time: Column) -> Column:
-    """Days since 1970 in UTC, whatever the session's time zone. (GPUs have neither `unix_micros` nor `unix_date`.)"""
+    """Return days since 1970 in UTC, whatever the session's time zone.
+
+    (GPUs have neither unix_micros nor unix_date.)
+    """
     # The cast rounds down, also before 1970.
     seconds, length = time.cast("bigint"), F.lit(86_400).cast("bigint")
     return ((seconds - F.pmod(seconds, length)) / length).cast("int")
@@ -138,7 +141,10 @@ def _midnight(day: str, later: int = 0) -> Column:
 
 
 def _by_position(fraction: float, events: DataFrame) -> SplitRows:
-    """The last rows in source order: by file name, then by line. Finds the one file and line where valid begins."""
+    """Mark the last rows in source order, by file name and line, as valid.
+
+    Find the one file and line where valid begins.
+    """
     files = events.groupBy("_source_file").count().collect()
     total = sum(r["count"] for r in files)
     rows_before = total - int(total * fraction)
@@ -201,7 +207,7 @@ def check_counts(rows: SplitRows, counts: Mapping[str, int], null: int, bad: int
 
 
 def identity(w: Workflow) -> list[Column]:
-    """What travels with a row besides its features: label, carried columns, split, and what places it."""
+    """Return what travels with a row besides its features: label, carried columns, split, and what places it."""
     return [
         col(w.label_column).cast("float").alias("__label"),
         *[_carried(w, source).alias(name) for name, source in carried_columns(w).items()],
@@ -214,18 +220,18 @@ def identity(w: Workflow) -> list[Column]:
 
 
 def _carried(w: Workflow, column: str) -> Column:
-    """A timestamp as microseconds, null where it is; others as they are."""
+    """Return a timestamp as microseconds, null where it is; others as they are."""
     type_ = w.input_type(column)
     return spark_micros(col(column), type_) if type_.element == "timestamp" else col(column)
 
 
 def _of_training() -> Column:
-    """The hash of the identity of rows of the training range."""
+    """Return the hash of the identity of rows of the training range."""
     return F.when(F.col(SPLIT) == "train", F.xxhash64("_source_file", "_source_line"))
 
 
 def placed(frame: DataFrame, plans: list[FilePlan]) -> DataFrame:
-    """Rows with `identity` repartitioned by part: each part's in one partition, in its order, `__part` its index."""
+    """Repartition rows with `identity` by part: each part in one partition, in its order, `__part` its index."""
     frame = frame.withColumn("__part", part_of(plans)).drop(SPLIT)
     return (
         frame.repartition(len(plans), part_key(plans))
@@ -235,7 +241,7 @@ def placed(frame: DataFrame, plans: list[FilePlan]) -> DataFrame:
 
 
 def part_of(plans: list[FilePlan]) -> Column:
-    """The part of a row with `identity`: its index in `plans`."""
+    """Return the part of a row with `identity`: its index in `plans`."""
     out: Column | None = None
     for split in dict.fromkeys(p.split for p in plans):
         part_numbers = [i for i, p in enumerate(plans) if p.split == split]
@@ -246,10 +252,10 @@ def part_of(plans: list[FilePlan]) -> Column:
 
 
 def part_key(plans: list[FilePlan]) -> Column:
-    """Of a row with `__part`: what to repartition by so that each part has a partition of its own."""
+    """Return the key to repartition rows with `__part` by, so that each part has a partition of its own."""
     return of_part([F.lit(k) for k in partition_keys(len(plans))])
 
 
 def of_part(values: list[Column]) -> Column:
-    """Of a row with `__part`: that part's element of a list."""
+    """Return the element of a list that belongs to the part of a row with `__part`."""
     return F.element_at(F.array(*values), F.col("__part") + 1)

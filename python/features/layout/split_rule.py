@@ -33,7 +33,7 @@ class TimeRule:
         return ("train", "valid") if self.test is None else ("train", "valid", "test")
 
     def split_of(self, day: int) -> str:
-        """The split of a day from `first` to `last`."""
+        """Return the split of a day from `first` to `last`."""
         if self.test is not None and day >= self.test:
             return "test"
         return "valid" if day >= self.valid else "train"
@@ -58,17 +58,17 @@ Rule = TimeRule | PositionRule | ColumnRule
 
 
 def columns_of(rule: Rule) -> tuple[str, ...]:
-    """Columns that the rule looks at, besides the rows' source."""
+    """Return columns that the rule looks at, besides the rows' source."""
     return () if isinstance(rule, PositionRule) else (rule.column,)
 
 
 def day_number(day: str) -> int:
-    """Days since 1970 of an ISO date."""
+    """Return days since 1970 of an ISO date."""
     return (date.fromisoformat(day) - date(1970, 1, 1)).days
 
 
 def day_name(number: int) -> str:
-    """The reverse of `day_number`."""
+    """Return the reverse of `day_number`."""
     return (date(1970, 1, 1) + timedelta(days=number)).isoformat()
 
 
@@ -77,7 +77,7 @@ DayRange = tuple[str, str]
 
 
 def time_ranges(features: Features, ds: str) -> tuple[DayRange, DayRange]:
-    """(train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each.
+    """Return (train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each.
 
     The `test_days` up to `ds` come behind both.
     """
@@ -89,12 +89,12 @@ def time_ranges(features: Features, ds: str) -> tuple[DayRange, DayRange]:
 
 
 def split_ranges(spec: Spec, ds: str) -> tuple[DayRange, DayRange]:
-    """`time_ranges` up to the last day up to `ds` whose events have labels by then."""
+    """Return the `time_ranges` up to the last day up to `ds` whose events have labels by then."""
     return time_ranges(spec.features, last_labelled_day(spec, ds))
 
 
 def seen_until(spec: Spec, ds: str) -> int | None:
-    """The microsecond up to which the source of the labels tells what happened by the end of `ds`.
+    """Return the microsecond up to which the source of the labels tells what happened by the end of `ds`.
 
     None: labels are not made of another source, or of one without days: then it tells up to its newest row.
     """
@@ -106,7 +106,7 @@ def seen_until(spec: Spec, ds: str) -> int | None:
 
 
 def last_labelled_day(spec: Spec, ds: str) -> str:
-    """The last day (UTC) up to `ds` some of whose events have labels that stay."""
+    """Return the last day (UTC) up to `ds` some of whose events have labels that stay."""
     wait = Preparation.from_spec(spec).label_wait
     if not wait:
         return ds

@@ -1,1 +1,1 @@
-"""What operators learn from the training rows: exact statistics of parts of the rows, and how they merge."""
+"""Exact statistics of parts of the training rows, which operators learn from, and how they merge."""

@@ -34,14 +34,14 @@ SMALLEST = 2.0**-126
 
 
 def usable(x: F64) -> F64:
-    """NaN for what is no part of statistics; no negative zero. float64 [n] -> float64 [n]."""
+    """Return the numbers with NaN for what is no part of statistics; no negative zero. float64 [n] -> float64 [n]."""
     with np.errstate(invalid="ignore"):
         size = np.abs(x)
         return np.where(size <= LARGEST, np.where(size < SMALLEST, 0.0, x), np.nan)
 
 
 def spark_usable(x: Column) -> Column:
-    """Null for what is no part of statistics; no negative zero."""
+    """Return the numbers with null for what is no part of statistics; no negative zero."""
     from pyspark.sql import functions as F
 
     x = x.cast("double")
@@ -50,7 +50,7 @@ def spark_usable(x: Column) -> Column:
 
 
 def rounded(x: F64, bits: int) -> F64:
-    """To `bits` significant bits (Veltkamp's splitting), to nearest. float64 [n] -> float64 [n]."""
+    """Round to `bits` significant bits (Veltkamp's splitting), to nearest. float64 [n] -> float64 [n]."""
     if bits >= 53:
         return x
     far = x * (2.0 ** (53 - bits) + 1.0)
@@ -58,7 +58,7 @@ def rounded(x: F64, bits: int) -> F64:
 
 
 def spark_rounded(x: Column, bits: int) -> Column:
-    """`rounded` as a double column."""
+    """Return `rounded` as a double column."""
     from pyspark.sql import functions as F
 
     if bits >= 53:
@@ -68,7 +68,7 @@ def spark_rounded(x: Column, bits: int) -> Column:
 
 
 def places(smallest: float, largest: float, integral: bool = False) -> range:
-    """Places of the digits of numbers whose magnitudes, where not 0, are from `smallest` to `largest`.
+    """Return places of the digits of numbers whose magnitudes, where not 0, are from `smallest` to `largest`.
 
     `integral`: they are whole numbers. Nothing but zeros: `largest` is 0.
     """
@@ -81,12 +81,12 @@ def places(smallest: float, largest: float, integral: bool = False) -> range:
 
 
 def square_places(places: range) -> range:
-    """Places of the digits of the squares of numbers with digits at `places`."""
+    """Return places of the digits of the squares of numbers with digits at `places`."""
     return range(2 * places.start, 2 * places.stop)
 
 
 def places_of(x: F64) -> range:
-    """`places` of usable numbers, NaN left out."""
+    """Return `places` of usable numbers, NaN left out."""
     size = np.abs(x[~np.isnan(x)])
     size = size[size > 0]
     if not len(size):
@@ -95,7 +95,7 @@ def places_of(x: F64) -> range:
 
 
 def digits(x: F64, places: range) -> dict[int, I64]:
-    """Digits by place of usable numbers without NaN. float64 [n] -> int64 [n] each."""
+    """Return digits by place of usable numbers without NaN. float64 [n] -> int64 [n] each."""
     out = {}
     rest = x * 2.0 ** (-BITS * (places.stop - 1))
     for place in reversed(places):
@@ -106,7 +106,7 @@ def digits(x: F64, places: range) -> dict[int, I64]:
 
 
 def square_digits(digits: Mapping[int, I64], places: range) -> dict[int, I64]:
-    """Digits by place (less than 2**32 in size) of the squares of numbers with `digits` at `places`."""
+    """Return digits by place (less than 2**32 in size) of the squares of numbers with `digits` at `places`."""
     out = {place: np.zeros_like(digits[places.start]) for place in square_places(places)}
     for place, pairs in _pairs(places).items():
         # At most a dozen products of 54 bits, all of one sign.
@@ -117,7 +117,7 @@ def square_digits(digits: Mapping[int, I64], places: range) -> dict[int, I64]:
 
 
 def _pairs(places: range) -> dict[int, list[tuple[int, int, int]]]:
-    """By place of a square's digit: (i, j, how often) of the digits whose products make it."""
+    """Return (i, j, how often) of the digits whose products make each digit of a square, by its place."""
     out: dict[int, list[tuple[int, int, int]]] = {}
     for i in places:
         for j in range(i, places.stop):
@@ -126,7 +126,7 @@ def _pairs(places: range) -> dict[int, list[tuple[int, int, int]]]:
 
 
 def sql_digits(x: str, places: range) -> dict[int, str]:
-    """`digits` as Spark SQL expressions, bigint. `x` is the name of a column of usable doubles.
+    """Return `digits` as Spark SQL expressions, bigint. `x` is the name of a column of usable doubles.
 
     Texts and not columns, since each operation on a column is a call to the JVM, and these are thousands.
     """
@@ -146,7 +146,7 @@ def sql_digits(x: str, places: range) -> dict[int, str]:
 
 
 def sql_square_digits(digits: Mapping[int, str], places: range) -> dict[int, str]:
-    """`square_digits` as Spark SQL expressions, bigint. `digits` are names of columns."""
+    """Return `square_digits` as Spark SQL expressions, bigint. `digits` are names of columns."""
     terms: dict[int, list[str]] = {}
     for place, pairs in _pairs(places).items():
         added = " + ".join(f"{digits[i]} * {digits[j]} * {weight}L" for i, j, weight in pairs)
@@ -156,7 +156,8 @@ def sql_square_digits(digits: Mapping[int, str], places: range) -> dict[int, str
 
 
 def carried(sums: Mapping[int, I64]) -> dict[int, I64]:
-    """Sums of digits with the carries made: each digit from -2**26 to 2**26 - 1, which is the only such spelling.
+    """Return sums of digits with the carries made: each digit from -2**26 to 2**26 - 1, which is the only such
+    spelling.
 
     Places where all numbers have 0 are left out. int64 [n] each.
     """
@@ -175,7 +176,10 @@ def carried(sums: Mapping[int, I64]) -> dict[int, I64]:
 
 
 def integers(sums: Mapping[int, I64], n: int) -> tuple[npt.NDArray[Any], int]:
-    """(numbers, e): the values are numbers * 2**e, exactly. int64 [n] where that holds them, else Python's int [n]."""
+    """Return (numbers, e): the values are numbers * 2**e, exactly.
+
+    int64 [n] where that holds them, else Python's int [n].
+    """
     if not sums:
         return np.zeros(n, np.int64), 0
     low, high = min(sums), max(sums)
@@ -188,18 +192,18 @@ def integers(sums: Mapping[int, I64], n: int) -> tuple[npt.NDArray[Any], int]:
 
 
 def fraction(sums: Mapping[int, I64]) -> Fraction:
-    """The one number that sums of a single group spell."""
+    """Return the one number that sums of a single group spell."""
     return sum((Fraction(int(digit[0])) * Fraction(2) ** (BITS * place) for place, digit in sums.items()), Fraction())
 
 
 def means(sums: Mapping[int, I64], counts: I64) -> F64:
-    """sum / count, rounded once; NaN where the count is 0. [n] -> float64 [n]."""
+    """Return sum / count, rounded once; NaN where the count is 0. [n] -> float64 [n]."""
     numbers, exponent = integers(sums, len(counts))
     return _ratio(numbers, np.maximum(counts, 1), exponent, counts > 0)
 
 
 def deviations(sums: Mapping[int, I64], squares: Mapping[int, I64], counts: I64) -> F64:
-    """Standard deviations with n - 1 below; 0 of one number, NaN of none. [n] -> float64 [n]."""
+    """Return standard deviations with n - 1 below; 0 of one number, NaN of none. [n] -> float64 [n]."""
     n = counts.astype(object)
     first, low = integers(sums, len(counts))
     second, low2 = integers(squares, len(counts))
@@ -211,7 +215,7 @@ def deviations(sums: Mapping[int, I64], squares: Mapping[int, I64], counts: I64)
 
 
 def floats(sums: Mapping[int, I64], n: int) -> F64:
-    """The sums, each rounded once. [n] -> float64 [n]."""
+    """Return the sums, each rounded once. [n] -> float64 [n]."""
     numbers, exponent = integers(sums, n)
     return np.ldexp(numbers.astype(np.float64), exponent)
 
@@ -223,8 +227,10 @@ def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any], exponent: int, is_d
 
 
 def total(x: F64, places: range, squares: bool, weights: I64 | None = None) -> tuple[dict[int, int], dict[int, int]]:
-    """Sums of the digits of usable numbers without NaN and, if asked, of their squares; `weights`: how often each is
-    there."""
+    """Return sums of the digits of usable numbers without NaN and, if asked, of their squares.
+
+    `weights`: how often each is there.
+    """
     first = dict.fromkeys(places, 0)
     second = dict.fromkeys(square_places(places), 0) if squares else {}
     step = 1 << 15  # what a core's cache holds
@@ -243,7 +249,7 @@ def total(x: F64, places: range, squares: bool, weights: I64 | None = None) -> t
 def grouped(
     x: F64, groups: npt.NDArray[np.intp], n: int, places: range, squares: bool
 ) -> tuple[dict[int, I64], dict[int, I64]]:
-    """`total` by group: usable numbers without NaN, each with its group 0..n-1. -> int64 [n] each."""
+    """Return `total` by group: usable numbers without NaN, each with its group 0..n-1. -> int64 [n] each."""
     first = {place: np.zeros(n, np.int64) for place in places}
     second = {place: np.zeros(n, np.int64) for place in square_places(places)} if squares else {}
     step = 1 << 20  # 2**20 digits of at most 2**32 add up to less than 2**53: exact as doubles

@@ -1,4 +1,4 @@
-"""What fits learn, as statistics of parts that merge into the statistics of the whole.
+"""Statistics of parts of the training rows, which merge into the statistics of the whole: all that fits learn.
 
 An operator that learns says what it needs as named `Statistic`s: rows in groups by a key, and of each group the number
 of rows and count, sum, sum of squares, least and greatest of some numbers. The statistic of any part of the rows (a
@@ -52,7 +52,7 @@ IDENTITY = "__identity"
 
 @dataclass(frozen=True)
 class Number:
-    """What to know of a number in each group: always how many there are, `usable` in the sense of `exact`."""
+    """A number to measure in each group: always its count, of `usable` numbers in the sense of `exact_sums`."""
 
     #: A column of the operator, or LABEL.
     column: str
@@ -64,7 +64,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Statistic:
-    """What to collect of the training rows."""
+    """A statistic to collect of the training rows."""
 
     #: Columns whose values make the key; rows (or elements of the one list) with a null there are left out. None: all
     #: rows are one group.
@@ -81,8 +81,8 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What a statistic may need of a batch's rows besides the operator's columns. Each as long as the batch."""
+class BatchRows:
+    """Columns of a batch's rows that a statistic may need besides the operator's. Each as long as the batch."""
 
     #: Orders the days on which values were first seen; None: all on one day, 0.
     day: I64 | None = None
@@ -93,7 +93,7 @@ class Rows:
 
 
 def empty(statistic: Statistic) -> Partial:
-    """The statistic with keys of no rows."""
+    """Return the statistic with keys of no rows."""
     columns = {"key": pa.float64() if statistic.kind == "number" else pa.string()}
     if statistic.folds:
         columns["fold"] = pa.int32()
@@ -108,7 +108,7 @@ def empty(statistic: Statistic) -> Partial:
 
 
 def numbers(partial: Partial, number: int, measure: Literal["sum", "squares"]) -> dict[int, I64]:
-    """Digits of a sum by place: int64 [groups] each."""
+    """Return digits of a sum by place: int64 [groups] each."""
     prefix = f"{number}.{measure}."
     return {
         int(name.removeprefix(prefix)): partial.column(name).to_numpy()
@@ -118,13 +118,13 @@ def numbers(partial: Partial, number: int, measure: Literal["sum", "squares"]) -
 
 
 def counts(partial: Partial, column: str = "rows") -> I64:
-    """A column of integers, int64 [groups]."""
+    """Return a column of integers, int64 [groups]."""
     numbers_of_groups: I64 = partial.column(column).to_numpy()
     return numbers_of_groups
 
 
 def assemble(columns: Mapping[str, pa.Array], sums: Mapping[tuple[str, str], Mapping[int, I64]]) -> Partial:
-    """A statistic's table of its columns and of digits by (number, measure) and place."""
+    """Return a statistic's table of its columns and of digits by (number, measure) and place."""
     out = dict(columns)
     for (number, measure), digits in sums.items():
         for place, digit in exact_sums.carried(digits).items():
@@ -133,7 +133,7 @@ def assemble(columns: Mapping[str, pa.Array], sums: Mapping[tuple[str, str], Map
 
 
 def merge_all(parts: Iterable[Partials]) -> dict[str, Partial]:
-    """The statistics of all parts' rows together; the parts' statistics have the same names."""
+    """Return the statistics of all parts' rows together; the parts' statistics have the same names."""
     by_name: dict[str, list[Partial]] = {}
     for part in parts:
         for name, partial in part.items():
@@ -142,7 +142,7 @@ def merge_all(parts: Iterable[Partials]) -> dict[str, Partial]:
 
 
 def merge(parts: Sequence[Partial]) -> Partial:
-    """The statistic of the rows of one or more parts (of one statistic) together; groups in any order."""
+    """Return the statistic of the rows of one or more parts (of one statistic) together; groups in any order."""
     if len(parts) == 1:
         return parts[0]
     names = list(dict.fromkeys(name for part in parts for name in part.column_names))
@@ -176,14 +176,14 @@ def merge(parts: Sequence[Partial]) -> Partial:
 
 
 def canonical(partial: Partial) -> Partial:
-    """The same groups in order of key and fold, the same columns in order: equal statistics are equal tables."""
+    """Return the same groups in order of key and fold, the same columns in order: equal statistics are equal tables."""
     partial = partial.select(sorted(partial.column_names)).combine_chunks()
     keys = [(name, "ascending") for name in ("key", "fold") if name in partial.column_names]
     return partial.sort_by(keys).combine_chunks() if keys else partial
 
 
 def groups_of(keys: Mapping[str, pa.Array], n: int) -> tuple[npt.NDArray[np.intp], int, dict[str, pa.Array]]:
-    """Each row's group 0..size-1, the size, and the groups' keys, texts for `key` unless it is numbers."""
+    """Return each row's group 0..size-1, the size, and the groups' keys, texts for `key` unless it is numbers."""
     if not keys:
         return np.zeros(n, np.intp), 1, {}
     groups, possible = np.zeros(n, np.intp), 1
@@ -223,7 +223,7 @@ def _encoded(key: pa.Array) -> pa.DictionaryArray:
 
 
 def _dictionary(parts: Sequence[Partial], name: str) -> pa.DictionaryArray:
-    """A column of all parts. Not of one array: Arrow has 2 GiB of texts there, and most are in several parts."""
+    """Return a column of all parts. Not of one array: Arrow has 2 GiB of texts there, and most are in several parts."""
     chunks = [chunk for part in parts for chunk in part.column(name).chunks]
     return pa.chunked_array(chunks, parts[0].schema.field(name).type).dictionary_encode().combine_chunks()
 
@@ -233,14 +233,14 @@ def _numpy(column: pa.ChunkedArray) -> Any:
 
 
 def extreme(x: Any, groups: npt.NDArray[np.intp], n: int, ufunc: Any, start: float) -> Any:
-    """`ufunc` (minimum or maximum) over each of n groups; `start` of one without rows. [rows] -> [n]."""
+    """Return `ufunc` (minimum or maximum) over each of n groups; `start` of one without rows. [rows] -> [n]."""
     out = np.full(n, start, x.dtype)
     ufunc.at(out, groups, x)
     return out
 
 
 def _least(values: pa.Array, groups: npt.NDArray[np.intp], n: int, greatest: bool) -> pa.Array:
-    """The least or greatest of each group; null of none."""
+    """Return the least or greatest of each group; null of none."""
     is_present = values.is_valid().to_numpy(zero_copy_only=False)
     x = values.drop_null().to_numpy(zero_copy_only=False)
     start = -np.inf if greatest else np.inf
@@ -250,33 +250,38 @@ def _least(values: pa.Array, groups: npt.NDArray[np.intp], n: int, greatest: boo
 
 
 def folds_of(identity: npt.NDArray[np.int64], folds: int) -> npt.NDArray[np.int32]:
-    """The fold of each row, 0 to folds - 1. int64 [n] -> int32 [n]."""
+    """Return the fold of each row, 0 to folds - 1. int64 [n] -> int32 [n]."""
     return ((identity >> 20) % folds).astype(np.int32)
 
 
 def spark_fold(identity: Column, folds: int) -> Column:
-    """The same as an int column, of the hash of a row's identity as bigint."""
+    """Return the same as an int column, of the hash of a row's identity as bigint."""
     from pyspark.sql import functions as F
 
     return F.pmod(F.shiftright(identity, 20), F.lit(folds).cast("bigint")).cast("int")
 
 
 def cumulated(partial: Partial) -> tuple[F64, I64]:
-    """(values, how many are not above each) of a statistic by numbers. float64 [groups], int64 [groups], ascending."""
+    """Return (values, how many are not above each) of a statistic by numbers.
+
+    float64 [groups], int64 [groups], ascending.
+    """
     values = partial.column("key").to_numpy()
     order = np.argsort(values)
     return values[order], np.cumsum(counts(partial)[order])
 
 
 def median(values: F64, upto: I64) -> float:
-    """The middle value, or the mean of the two in the middle. `values` is not empty."""
+    """Return the middle value, or the mean of the two in the middle. `values` is not empty."""
     n = int(upto[-1])
     low, high = np.searchsorted(upto, [(n + 1) // 2, n // 2 + 1])
     return float(values[low] / 2 + values[high] / 2)
 
 
 def quantile_edges(values: F64, upto: I64, bins: int) -> list[float]:
-    """Distinct values v_1 < v_2 < ...: for each i in 1..bins-1 the least that i/bins of the values do not exceed."""
+    """Return distinct values v_1 < v_2 < ...: for each i in 1..bins-1 the least that i/bins of the values do not
+    exceed.
+    """
     if not len(values):
         return []
     n = int(upto[-1])

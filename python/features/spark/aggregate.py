@@ -44,7 +44,7 @@ class ColumnStatistic:
 
 @dataclass(frozen=True)
 class RowColumns:
-    """What a frame says of its rows besides features, see `headrace.features.learn.statistics.Rows`."""
+    """Columns of a frame besides features, see `headrace.features.learn.statistics.BatchRows`."""
 
     label: Column | None = None
     label_type: ValueType | None = None
@@ -76,7 +76,7 @@ class Aggregated:
 def aggregate(
     frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns, by_key: Collection[int] = ()
 ) -> Aggregated:
-    """Statistics of all rows of a frame.
+    """Return statistics of all rows of a frame.
 
     Args:
         frame: has the rows.
@@ -124,7 +124,7 @@ _Places = Mapping[tuple[int, int], range]
 
 
 def _places(frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[_Places, int]:
-    """Where each number that is summed has digits, and the passes that it took to know."""
+    """Return the places of the digits of each number that is summed, and the passes that it took to know them."""
     places: dict[tuple[int, int], range] = {}
     ranges: list[Column] = []
     waiting: list[tuple[tuple[int, int], int, ValueType]] = []
@@ -158,7 +158,7 @@ def _places(frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns:
 def _ungrouped(
     frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
 ) -> dict[int, Partial]:
-    """All statistics without groups, in one pass: a row."""
+    """Return all statistics without groups, in one pass: a row."""
     plan = _AggregatePlan()
     measures: dict[int, dict[str, str]] = {}
     for i, a in requested.items():
@@ -172,7 +172,7 @@ def _ungrouped(
 def _grouped(
     frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
 ) -> Groups:
-    """Statistics of one form over one or several columns: their values are entries of the same groups."""
+    """Return statistics of one form over one or several columns: their values are entries of the same groups."""
     order = list(requested)
     first = requested[order[0]]
     s = first.statistic
@@ -194,7 +194,7 @@ def _grouped(
 
 
 def _entries(requested: Sequence[ColumnStatistic]) -> Column:
-    """An array of structs (v: which statistic, key: a text or a double; null where the row counts for none)."""
+    """Return an array of structs (v: which statistic, key: a text or a double; null where the row counts for none)."""
 
     def entry(v: int, key: Column) -> Column:
         return F.struct(F.lit(v).alias("v"), key.alias("key"))
@@ -255,11 +255,11 @@ class _AggregatePlan:
         return measures
 
     def aggregate(self, alias: str) -> Column:
-        """An aggregate of the pass."""
+        """Return an aggregate of the pass."""
         return self.aggregates[alias].alias(alias)
 
     def select(self, frame: DataFrame) -> DataFrame:
-        """The frame with the values, in layers."""
+        """Return the frame with the values, in layers."""
         values = [column.alias(name) for name, column in self.values.items()] or [F.lit(1).alias("__one")]
         frame = frame.select(*values)
         if self._digits:
@@ -280,7 +280,7 @@ _FORM = "form"
 
 @dataclass(frozen=True)
 class GroupsForm:
-    """What the columns of groups mean."""
+    """The meaning of the columns of groups."""
 
     #: By the value of `v`: the place of the statistic among those requested.
     order: tuple[int, ...]
@@ -290,7 +290,7 @@ class GroupsForm:
     measures: Mapping[str, str]
 
     def partials(self, answer: pa.Table) -> dict[int, Partial]:
-        """The statistics by their places; those that have no group, too."""
+        """Return the statistics by their places; those that have no group, too."""
         answer = answer.combine_chunks()
         form_values = answer.column("v").to_numpy()
         out = {}
@@ -325,7 +325,9 @@ class LargeStatistics:
 
 
 def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, Partial], LargeStatistics | None]:
-    """The statistics of groups: here, but for those at the places `by_key`, where all of them together are large."""
+    """Return the statistics of groups in memory, but for those at the places `by_key` if all of them together are
+    large.
+    """
     out: dict[int, Partial] = {}
     mixed = []
     for group in groups:
@@ -363,12 +365,12 @@ def held(groups: Sequence[Groups], by_key: Collection[int]) -> tuple[dict[int, P
 
 
 def _groups_of(frame: DataFrame, form: GroupsForm, places: Collection[int]) -> DataFrame:
-    """The groups of some statistics."""
+    """Return the groups of some statistics."""
     return frame.where(F.col("v").isin([v for v, i in enumerate(form.order) if i in places]))
 
 
 def _size(frames: Sequence[DataFrame]) -> tuple[int, int, int]:
-    """(groups, bytes of their keys, bytes)."""
+    """Return (groups, bytes of their keys, bytes)."""
     rows = text = size = 0
     for frame in frames:
         n, keys = frame.agg(F.count("key"), F.sum(F.octet_length("key"))).collect()[0]
@@ -379,18 +381,18 @@ def _size(frames: Sequence[DataFrame]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class _Pack:
-    """In a task: the statistics of the keys of its partition."""
+    """Pack the statistics of the keys of a partition. Runs in a task."""
 
     forms: tuple[GroupsForm, ...]
 
     def renamed(self, number: int, frame: DataFrame) -> DataFrame:
-        """Groups with names of columns that no others have."""
+        """Return groups with names of columns that no others have."""
         columns = [F.col(name).alias(_numbered_name(number, name)) for name in self.forms[number].measures.values()]
         shared = [name for name in frame.columns if name in ("v", "key", "fold")]
         return frame.select(F.lit(number).alias(_FORM), *shared, *columns)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """(name, statistic)."""
+        """Yield (name, statistic)."""
         received = list(batches)
         if not received:
             return
@@ -410,7 +412,7 @@ def _numbered_name(number: int, name: str) -> str:
 
 
 def partial_of(answer: pa.Table, measures: Mapping[str, str], keys: Mapping[str, pa.ChunkedArray]) -> Partial:
-    """A statistic's table of an answer's columns."""
+    """Return a statistic's table of an answer's columns."""
     columns: dict[str, pa.Array] = {name: key.combine_chunks() for name, key in keys.items()}
     sums: dict[tuple[str, str], dict[int, I64]] = {}
     for name, alias in measures.items():

@@ -52,8 +52,8 @@ def fit(
         vocabularies: keeps codes from one fit to the next.
         day: an integer or text that orders the days on which values were first seen; None: all on one day.
         folder: a local one, for tables by key that are too large for this process; None: all are in memory.
-        shared_folder: one that executors see, for those of them that operators behind them learn from; None: these come into
-            this process for it.
+        shared_folder: one that executors see, for those of these tables from which later operators learn; None: they
+            are read into this process for that.
     """
     joins = Joins(train, BROADCAST_ROWS)
     identity = _identity(train)
@@ -107,7 +107,7 @@ def _large_tables(
     aggregated: Aggregated,
     folder: Location | None,
 ) -> dict[int, FittedState]:
-    """What steps learn by statistics that the driver does not hold, by their places among those that learn."""
+    """Return what steps learn by statistics that the driver does not hold, by their places among those that learn."""
     if aggregated.large is None:
         return {}
     assert folder is not None
@@ -156,18 +156,18 @@ class _ChainFit:
         return steps[len(self.states)] if len(self.states) < len(steps) else None
 
     def keeps_by_key(self, statistic: Statistic) -> bool:
-        """Whether a statistic of the next operator may stay with Spark."""
+        """Return whether a statistic of the next operator may stay with Spark."""
         return self.step is not None and is_by_key(self.step, statistic)
 
     def learn(self, partials: Partials) -> None:
-        """What the statistics of the next operator teach; none of a vocabulary, which comes last."""
+        """Finish the next operator with its statistics; a vocabulary's codes come last."""
         assert self.step is not None
         op = self.step.op
         assert isinstance(op, EstimatorOp)
         self.take(FittedState({}) if isinstance(op, Categorify) else op.finish(partials, self.step.inputs))
 
     def take(self, learned: FittedState) -> None:
-        """What the next operator has learned."""
+        """Go on with what the next operator has learned."""
         self._add(learned)
         self._skip()
 
@@ -206,7 +206,7 @@ class ValueColumn:
 def count_values(
     rows: DataFrame, columns: Sequence[ValueColumn], rules: Mapping[str, VocabularyRule], day: Column | None
 ) -> DataFrame:
-    """How often each value is there and when first, for all vocabularies in one pass.
+    """Count how often each value is present and when first, for all vocabularies in one pass.
 
     Returns:
         (name string, value string, count bigint, day): values seen `min_count` times or more.
@@ -229,7 +229,7 @@ def count_values(
 
 
 def _entries(c: ValueColumn, index: int) -> Column:
-    """A struct (vocabulary's index, value as text), or an array of them for a list."""
+    """Return a struct (vocabulary's index, value as text), or an array of them for a list."""
 
     def entry(x: Column) -> Column:
         return F.struct(F.lit(index).alias("v"), x.cast("string").alias("value"))

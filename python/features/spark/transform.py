@@ -62,13 +62,13 @@ class Joins:
     _spent: int = 0
 
     def add(self, side: Side, key: Column) -> dict[str, Column]:
-        """The side's values for a key, null where it lacks it."""
+        """Return the side's values for a key, null where it lacks it."""
         i = self._first + len(self._requested)
         self._requested.append((side, key))
         return {name: F.col(f"__value{i}_{j}") for j, name in enumerate(side.values)}
 
     def apply(self) -> DataFrame:
-        """The frame with the values of all joins asked for since the last time."""
+        """Return the frame with the values of all joins asked for since the last time."""
         requested, first, frame = self._requested, self._first, self.frame
         if requested:
             frame = frame.select("*", *[key.alias(f"__key{first + i}") for i, (_, key) in enumerate(requested)])
@@ -85,7 +85,7 @@ class Joins:
         return frame
 
     def _small(self, sides: Sequence[Side]) -> set[int]:
-        """Which to broadcast, by `id`. A side that is joined several times is sent once."""
+        """Return the sides to broadcast, by `id`. A side that is joined several times is sent once."""
         small = set()
         for side in sorted({id(s): s for s in sides}.values(), key=lambda s: s.weight):
             if self._spent + side.weight <= self.broadcast_rows:
@@ -95,7 +95,7 @@ class Joins:
 
 
 def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, name: str) -> Side:
-    """A keyed table as a frame: of its saved file where there is one (GPUs can scan it)."""
+    """Return a keyed table as a frame: of its saved file where there is one (GPUs can scan it)."""
     spark = frame.sparkSession
     types = {"int64": "bigint", "double": "double", "string": "string"}
     ddl = ", ".join(f"{quoted(f.name)} {types[str(f.type)]}" for f in table.schema)
@@ -109,7 +109,9 @@ def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, nam
 
 
 def vocabulary_side(vocabulary: Lookup, frame: DataFrame, folder: Location | None, name: str) -> Side:
-    """A vocabulary (value string, code bigint) as a frame: of its saved file where there is one (GPUs can scan it)."""
+    """Return a vocabulary (value string, code bigint) as a frame: of its saved file where there is one (GPUs can scan
+    it).
+    """
     spark, ddl = frame.sparkSession, "value string, code bigint"
     if folder is not None:
         side_frame = spark.read.schema(ddl).parquet(vocabulary_file(folder, name).spark_path)
@@ -127,7 +129,7 @@ def transform(
     *,
     lists: bool = False,
 ) -> DataFrame:
-    """Rows of the lake's table to physical columns: joins with vocabularies, then one select.
+    """Transform rows of the lake's table to physical columns: joins with vocabularies, then one select.
 
     Args:
         frame: has the input columns in their declared types, and IDENTITY where some rows are of the training range.
@@ -201,19 +203,19 @@ class _ChainJoins:
 
 
 def zero_of(feature: Feature) -> Column:
-    """0 in the type that a feature is stored in."""
+    """Return 0 in the type that a feature is stored in."""
     return F.lit(0).cast({"int64": "bigint", "int32": "int"}.get(feature.dtype, "float"))
 
 
 def _stored(feature: Feature, x: Column) -> Column:
-    """A value of a feature in the type that it is stored in."""
+    """Return a value of a feature in the type that it is stored in."""
     if feature.kind is Kind.CATEGORICAL:
         return x.cast("bigint" if feature.dynamic else "int")
     return _finite(x)
 
 
 def _finite(x: Column) -> Column:
-    """A number as float32; what is missing or not finite as float32 is 0."""
+    """Return a number as float32; what is missing or not finite as float32 is 0."""
     single = x.cast("float")
     infinity = F.lit(float("inf")).cast("float")
     # NaN is above infinity in Spark's order, so it falls out too.

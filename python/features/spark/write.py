@@ -66,7 +66,7 @@ def write(
 def _block_bytes(
     fitted: FittedWorkflow, plans: list[FilePlan], parts: list[int], texts: list[int], longest: list[int]
 ) -> int:
-    """A limit of a row group's size that no file reaches, so that the CPU writer makes one of each file.
+    """Return a limit of a row group's size that no file reaches, so that the CPU writer makes one of each file.
 
     Not simply a huge one: the writer warns where all tasks' limits together are above the heap's size.
 
@@ -83,7 +83,7 @@ def _block_bytes(
 
 
 def _most_text(text: int, longest: int, files: int) -> int:
-    """Bytes of text that hardly a file of a part has more of: its rows are drawn by hash.
+    """Return bytes of text that hardly a file of a part exceeds: its rows are drawn by hash.
 
     With texts of about one length that is little more than an even share; of a few long ones it may be all.
     (Bernstein's inequality, of numbers from 0 to `longest`, whose squares add up to `text * longest` at most.)
@@ -95,7 +95,9 @@ def _most_text(text: int, longest: int, files: int) -> int:
 def _count_parts(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan]
 ) -> tuple[list[int], list[int], list[int], dict[str, dict[str, ColumnCounts]]]:
-    """Rows of each part, bytes of its carried texts, the most of a row, and what is missing: one pass over the rows."""
+    """Count rows of each part, bytes of its carried texts, the most of a row, and missing values: one pass over the
+    rows.
+    """
     w = fitted.workflow
     flags = {sources: f"m{i}" for i, sources in enumerate(source_sets(fitted))}
     missing = {c: is_missing(c, w.input_type(c)) for c in w.input_columns}
@@ -128,7 +130,7 @@ def _count_parts(
 def dataset_frame(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], parts: list[int], workflow: Location
 ) -> DataFrame:
-    """The dataset's rows, each part in one partition, in order: its columns, then `__part` and `__group`.
+    """Return the dataset's rows, each part in one partition, in order: its columns, then `__part` and `__group`.
 
     Args:
         parts: rows of each part.
@@ -157,7 +159,7 @@ def dataset_frame(
 
 
 def _columns(fitted: FittedWorkflow, carried: tuple[str, ...]) -> list[Column]:
-    """The dataset's columns. Those that are never null say so in their Parquet type, as readers expect."""
+    """Return the dataset's columns. Those that are never null say so in their Parquet type, as readers expect."""
     out = []
     on_the_way = iter(carried)
     for feature in fitted.schema.features:
@@ -223,13 +225,13 @@ def _named(written: Location, folder: Location, plans: list[FilePlan], parts: li
 
 
 def _stored_list(x: Column, zero: Column) -> Column:
-    """A list as it is stored: without nulls, up to its last element that is not 0."""
+    """Return a list as it is stored: without nulls, up to its last element that is not 0."""
     x = F.transform(x, lambda value: F.coalesce(value, zero))
     ends = F.transform(x, lambda value, i: F.when(value != zero, i + F.lit(1)).otherwise(F.lit(0)))
     return F.slice(x, F.lit(1), F.coalesce(F.array_max(ends), F.lit(0)))
 
 
 def _count(feature: Feature, is_counted: Callable[[Column], Column]) -> Column:
-    """How many stored codes of a feature are wanted, over all rows."""
+    """Return the number of stored codes of a feature for which `is_counted` holds, over all rows."""
     x = col(feature.name)
     return F.sum(F.size(F.filter(x, is_counted))) if feature.is_list else F.count(F.when(is_counted(x), 1))

@@ -73,18 +73,21 @@ class FittedWorkflow:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """What the transforms make: the schema without label and carried columns."""
+        """Features that the transforms make: the schema without label and carried columns."""
         return tuple(f for f in self.schema.features if f.kind in (Kind.CONTINUOUS, Kind.CATEGORICAL))
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """Of `transform_batch`: numbers float32, codes int32, raw ids int64, no nulls; in the schema's order."""
+        """Arrow schema of `transform_batch`: numbers float32, codes int32, raw ids int64, no nulls.
+
+        In the schema's order.
+        """
         return physical_schema(self.features)
 
     def transform_batch(
         self, batch: pa.RecordBatch, keep: Sequence[str] = (), only: Collection[str] | None = None
     ) -> pa.RecordBatch:
-        """Rows of the lake's table to physical columns, by the Arrow kernels. Needs no Spark.
+        """Transform rows of the lake's table to physical columns, by the Arrow kernels. Needs no Spark.
 
         Args:
             batch: has the input columns, in the declared types or ones that cast to them without loss, and IDENTITY
@@ -114,7 +117,8 @@ class FittedWorkflow:
         return pa.RecordBatch.from_arrays(out, schema=schema)
 
     def transform_lists(self, batch: pa.RecordBatch, only: Collection[str] | None = None) -> list[pa.Array]:
-        """`transform_batch` as the dataset's files have it, an array for each of `features`: lists are not padded.
+        """Transform as `transform_batch` does into the form of the dataset's files: an array a feature, lists not
+        padded.
 
         A list feature is an array of lists without the zeros at their ends (headrace.dataset.lists).
 
@@ -127,7 +131,7 @@ class FittedWorkflow:
         return [lists.trim_zeros(arrays[f.name]) if f.is_list else arrays[f.name] for f in features]
 
     def _finished(self, batch: pa.RecordBatch, names: Collection[str]) -> dict[str, pa.Array]:
-        """By name of the feature: numbers, codes or raw ids of the rows of a raw batch, or lists of them."""
+        """Return numbers, codes or raw ids of the rows of a raw batch, or lists of them, by name of the feature."""
         arrays: dict[str, pa.Array] = {}
         index = batch.schema.get_field_index(IDENTITY)
         identity = batch.column(index) if index >= 0 else None
@@ -148,7 +152,7 @@ class FittedWorkflow:
         return self.tables[f"{scope}.{name}"]
 
     def missing(self, batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
-        """Which rows of a raw batch have no value of an input column: null, NaN, or an empty list. bool [rows]."""
+        """Return which rows of a raw batch lack a value of a column: null, NaN, or an empty list. bool [rows]."""
         return is_missing(self._column(batch, column))
 
     def save(self, folder: Location) -> None:
@@ -172,7 +176,7 @@ class FittedWorkflow:
 
     @staticmethod
     def load(folder: Location, most_values: int | None = None, maps: Location | None = None) -> FittedWorkflow:
-        """What `save` wrote.
+        """Load what `save` wrote.
 
         Args:
             most_values: a vocabulary or keyed table with more values stays in its file; None: none does.
@@ -189,7 +193,7 @@ class FittedWorkflow:
         return FittedWorkflow(workflow, saved_workflow.states, vocabularies, tables, folder)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        """An input column in its declared type; NaN is null, a null list is empty."""
+        """Return an input column in its declared type; NaN is null, a null list is empty."""
         type_ = self.workflow.input_type(name)
         index = batch.schema.get_field_index(name)
         if index < 0:
@@ -204,7 +208,7 @@ class FittedWorkflow:
 
 
 def finished(x: pa.Array, end: ValueType) -> pa.Array:
-    """Codes and raw ids as they are, numbers as float32. What is missing or not finite as float32 is 0.
+    """Return codes and raw ids as they are, numbers as float32. What is missing or not finite as float32 is 0.
 
     Lists have at most `end.length` elements.
     """
@@ -228,7 +232,7 @@ _PHYSICAL = {
 
 
 def stored_schema(features: Sequence[Feature]) -> pa.Schema:
-    """Arrow fields of the Parquet columns, a list one of them; only carried columns may have nulls."""
+    """Return Arrow fields of the Parquet columns, a list one of them; only carried columns may have nulls."""
 
     def type_of(f: Feature) -> pa.DataType:
         plain = _PHYSICAL[f.dtype]
@@ -238,7 +242,10 @@ def stored_schema(features: Sequence[Feature]) -> pa.Schema:
 
 
 def physical_schema(features: Sequence[Feature]) -> pa.Schema:
-    """Arrow fields of the columns that features have in a batch, a list padded; only carried columns may have nulls."""
+    """Return Arrow fields of the columns that features have in a batch, a list padded.
+
+    Only carried columns may have nulls.
+    """
     return pa.schema(
         [
             pa.field(column, _PHYSICAL[f.dtype], nullable=f.kind is Kind.CARRIED)

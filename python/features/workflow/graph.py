@@ -21,7 +21,7 @@ Format = Literal["text", "mermaid", "dot"]
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """A column, an operator in its place, or a feature."""
 
     id: str
@@ -33,8 +33,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Edge:
-    """What flows from one node to another."""
+class GraphEdge:
+    """Columns that flow from one node to another."""
 
     start: str
     end: str
@@ -47,14 +47,14 @@ class Graph:
     """All of a pipeline, from left to right."""
 
     title: str
-    nodes: list[Node] = field(default_factory=list)
-    edges: list[Edge] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
+    edges: list[GraphEdge] = field(default_factory=list)
     #: What is prepared, and each chain: a heading, and the nodes that come first.
     parts: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def node(self, kind: Literal["column", "operator", "feature"], *lines: str, gives: tuple[str, ...] = ()) -> str:
         """Add a node; its id."""
-        self.nodes.append(Node(f"n{len(self.nodes)}", kind, lines, gives))
+        self.nodes.append(GraphNode(f"n{len(self.nodes)}", kind, lines, gives))
         return self.nodes[-1].id
 
     def join(self, sources: Iterable[tuple[str, str]], end: str) -> None:
@@ -62,11 +62,11 @@ class Graph:
         flows: dict[str, list[str]] = {}
         for start, column in sources:
             flows.setdefault(start, []).append(column)
-        self.edges += [Edge(start, end, tuple(columns)) for start, columns in flows.items()]
+        self.edges += [GraphEdge(start, end, tuple(columns)) for start, columns in flows.items()]
 
 
 def graph_of(spec: Spec) -> Graph:
-    """The graph of a pipeline.
+    """Return the graph of a pipeline.
 
     Raises:
         UserError: the spec has faults, see `Workflow`.
@@ -87,7 +87,7 @@ def graph_of(spec: Spec) -> Graph:
 
 
 def _prepared(graph: Graph, spec: Spec) -> dict[str, str]:
-    """Nodes of `features.prepare`; by column that it makes: the node that does."""
+    """Add nodes of `features.prepare`, and return the node that makes each column."""
     if not spec.features.prepare:
         return {}
 
@@ -111,7 +111,7 @@ def _prepared(graph: Graph, spec: Spec) -> dict[str, str]:
 def _add_chain(
     graph: Graph, chain: BoundChain, producers: dict[str, tuple[str, ValueType]], features: dict[str, Feature]
 ) -> None:
-    """Nodes of a chain. `producers`: by column, the node that it comes from and its type."""
+    """Add nodes of a chain. `producers`: the node of each column, and its type."""
     heading = ", ".join(f"{n}: {t}" for n, (_, t) in producers.items())
     first: list[str] = []
     for step in chain.steps:
@@ -131,12 +131,12 @@ def _add_chain(
 
 
 def _params(params: Any) -> tuple[str, ...]:
-    """Parameters, one a line."""
+    """Return parameters, one a line."""
     return tuple(f"{k}: {v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)}" for k, v in params.items())
 
 
 def _about(f: Feature) -> list[str]:
-    """What the dataset says of a feature, a line each."""
+    """Return facts of the dataset about a feature, a line each."""
     kind = "raw ids" if f.dynamic else "codes" if f.kind is Kind.CATEGORICAL else "number"
     lines = [f"{kind} {f.dtype}" + (f" x {f.length}" if f.is_list else "")]
     if f.vocabulary is not None:
@@ -149,15 +149,15 @@ def _about(f: Feature) -> list[str]:
 
 
 def draw(graph: Graph, form: Format) -> str:
-    """The graph as text of the given form, no newline at its end."""
+    """Return the graph as text of the given form, no newline at its end."""
     return "\n".join({"text": _text, "mermaid": _mermaid, "dot": _dot}[form](graph))
 
 
 def _text(graph: Graph) -> Iterator[str]:
-    """Each chain as a tree: the columns that go in, operators with what comes out of them, features."""
+    """Yield each chain as a tree: the columns that go in, operators with what comes out of them, features."""
     yield graph.title
     nodes = {n.id: n for n in graph.nodes}
-    below: dict[str, list[Node]] = {}
+    below: dict[str, list[GraphNode]] = {}
     heads = {n for _, first in graph.parts for n in first}
     for node in graph.nodes:
         if node.id in heads:
@@ -167,7 +167,7 @@ def _text(graph: Graph) -> Iterator[str]:
         if earlier_nodes:
             below.setdefault(earlier_nodes[-1], []).append(node)
 
-    def tree(some: list[Node], indent: str) -> Iterator[str]:
+    def tree(some: list[GraphNode], indent: str) -> Iterator[str]:
         for i, node in enumerate(some):
             corner, more = ("└─ ", "   ") if i == len(some) - 1 else ("├─ ", "│  ")
             head, *rest = node.lines
@@ -188,7 +188,7 @@ _SHAPES = {"column": ('(["', '"])'), "operator": ('["', '"]'), "feature": ('[/"'
 
 
 def _mermaid(graph: Graph) -> Iterator[str]:
-    """https://mermaid.js.org/syntax/flowchart.html."""
+    """Yield lines of Mermaid. See https://mermaid.js.org/syntax/flowchart.html."""
 
     def safe(text: str) -> str:
         # Entities by number; quotes end a label, and # begins an entity.
@@ -209,7 +209,7 @@ def _mermaid(graph: Graph) -> Iterator[str]:
 
 
 def _dot(graph: Graph) -> Iterator[str]:
-    """https://graphviz.org/doc/info/lang.html."""
+    """Yield lines of Graphviz. See https://graphviz.org/doc/info/lang.html."""
 
     def quoted(lines: Iterable[str]) -> str:
         return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'

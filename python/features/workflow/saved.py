@@ -50,17 +50,17 @@ class SavedWorkflow(BaseModel):
 
 
 def file_of(folder: Location) -> Location:
-    """`workflow.json` in the folder of a saved workflow."""
+    """Return `workflow.json` in the folder of a saved workflow."""
     return folder / "workflow.json"
 
 
 def table_file(folder: Location, name: str) -> Location:
-    """Where a saved workflow keeps a keyed table."""
+    """Return the file of a keyed table in a saved workflow."""
     return folder / "table" / f"{quote(name, safe='')}.parquet"
 
 
 def vocabulary_file(folder: Location, name: str) -> Location:
-    """Where a saved workflow keeps a vocabulary."""
+    """Return the file of a vocabulary in a saved workflow."""
     return folder / "vocabulary" / f"{quote(name, safe='')}.parquet"
 
 
@@ -87,7 +87,7 @@ def write(
 def read(
     folder: Location, most_values: int | None = None, maps: Location | None = None
 ) -> tuple[SavedWorkflow, dict[str, Lookup], dict[str, KeyedTable]]:
-    """What `write` wrote.
+    """Read what `write` wrote.
 
     Args:
         most_values: a vocabulary or keyed table with more values stays in its file; None: none does.
@@ -167,7 +167,7 @@ def _check_table(file: Location, rows: int, said_by: Location) -> None:
 
 
 def _text_bytes(file: Location, column: str) -> int:
-    """Bytes of the values of a column, none of which is twice."""
+    """Return bytes of the values of a column, none of which is twice."""
     return sum(column_bytes(_metadata(file), column))
 
 

@@ -67,7 +67,7 @@ class Workflow:
 
     @staticmethod
     def from_spec(spec: Spec) -> Workflow:
-        """The workflow of a pipeline. Raises UserError, see `Workflow`."""
+        """Return the workflow of a pipeline. Raises UserError, see `Workflow`."""
         f = spec.features
         preparation = Preparation.from_spec(spec)
         for label in dict.fromkeys((f.label, *(task.label for task in spec.train.tasks.values() if task.label))):
@@ -87,12 +87,12 @@ class Workflow:
         return tuple(dict.fromkeys(column for chain in self.chains for column in chain.columns))
 
     def input_type(self, column: str) -> ValueType:
-        """The declared type of a column."""
+        """Return the declared type of a column."""
         return self._types[column]
 
     @property
     def out_of_fold(self) -> bool:
-        """Whether rows of the training range are transformed otherwise than others: they must bring IDENTITY."""
+        """True where rows of the training range are transformed otherwise than other rows: they must have IDENTITY."""
         return any(step.op.out_of_fold for chain in self.chains for step in chain.steps)
 
     def _check_names(self) -> None:
@@ -131,7 +131,7 @@ class Workflow:
                 )
 
     def _rules(self) -> dict[str, VocabularyRule]:
-        """Rules of all vocabularies, by name."""
+        """Return rules of all vocabularies, by name."""
         rules: dict[str, VocabularyRule] = {}
         unnamed: set[str] = set()
         for i, chain in enumerate(self.chains):
@@ -154,7 +154,7 @@ class Workflow:
         return rules
 
     def schema_of(self, cardinalities: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> DatasetSchema:
-        """The dataset's schema: features in the chains' order, the label, the carried columns.
+        """Return the dataset's schema: features in the chains' order, the label, the carried columns.
 
         A carried column that is a feature too is stored beside it as `<column>__carried`.
 
@@ -224,7 +224,7 @@ class BoundOp:
         table: Callable[[str, SparkColumn], Mapping[str, SparkColumn]] = no_table,
         identity: SparkColumn | None = None,
     ) -> dict[str, SparkColumn]:
-        """The chain's columns after the operator, by its Spark expressions."""
+        """Return the chain's columns after the operator, by its Spark expressions."""
         context = SparkOpContext(self.inputs, state, lookup, self.reads, table, identity)
         out = self.op.spark({name: columns[name] for name in self.inputs}, context)
         return out | {name: columns[name] for name in self.passthrough}
@@ -237,7 +237,7 @@ class BoundOp:
         table: Callable[[str], KeyedTable] = no_table,
         identity: pa.Array | None = None,
     ) -> dict[str, pa.Array]:
-        """The chain's columns after the operator, by its Arrow kernels."""
+        """Return the chain's columns after the operator, by its Arrow kernels."""
         context = ArrowOpContext(self.inputs, state, lookup, table, identity)
         out = self.op.arrow({name: columns[name] for name in self.inputs}, context)
         return out | {name: columns[name] for name in self.passthrough}
@@ -258,7 +258,7 @@ class BoundChain:
     metadata: Mapping[str, Any]
 
     def named_steps(self) -> Iterator[tuple[int, BoundOp]]:
-        """The steps that the spec names, with their places in its list."""
+        """Yield the steps that the spec names, with their places in its list."""
         return enumerate(s for s in self.steps if not isinstance(s.op, FromDecimal))
 
 
@@ -297,7 +297,7 @@ def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, place: str
 
 
 def _bound(chain: Chain, declared: Mapping[str, ValueType], place: str, entry: Op | None = None) -> BoundChain:
-    """The chain's operators in their places, behind `entry` where there is one."""
+    """Return the chain's operators in their places, behind `entry` where there is one."""
     checked: list[_CheckedOp] = []
     coded: list[str] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
@@ -328,7 +328,7 @@ class _CheckedOp:
 
 
 def _check_op(op: Op, types: Mapping[str, ValueType], place: str, coded: Sequence[str]) -> _CheckedOp:
-    """One operator on. `types`: of the columns that arrive; `coded`: columns that were given a vocabulary's codes."""
+    """Check one operator. `types`: of the columns that arrive; `coded`: columns with codes of a vocabulary."""
     passthrough = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
     taken = {n: t for n, t in types.items() if n not in passthrough}
     if not op.takes_final and any(t.length is not None for t in taken.values()):
@@ -336,8 +336,8 @@ def _check_op(op: Op, types: Mapping[str, ValueType], place: str, coded: Sequenc
     # Also where another operator has made something else of the codes.
     if op.learns and coded:
         raise UserError(
-            f"{place}: column '{coded[0]}' has been through categorify, whose codes are given when all values have been "
-            f"counted, so nothing can be learned from them; begin another chain with the column itself"
+            f"{place}: column '{coded[0]}' has been through categorify, whose codes are given when all values have "
+            f"been counted, so nothing can be learned from them; begin another chain with the column itself"
         )
     try:
         out, made_of = op.types(taken), op.sources(taken)
@@ -350,15 +350,15 @@ def _check_op(op: Op, types: Mapping[str, ValueType], place: str, coded: Sequenc
 
 
 def _steps(checked: Sequence[_CheckedOp], outputs: Mapping[str, ValueType]) -> tuple[BoundOp, ...]:
-    """From the end back: how many elements of its lists each operator must give."""
+    """Return the steps with how many elements of its lists each operator must give, from the end back."""
     steps: list[BoundOp] = []
     needed: dict[str, int | None] = {n: t.length or 1 for n, t in outputs.items()}
     for w in reversed(checked):
         needed = {n: least(count, w.outputs[n].most) for n, count in needed.items()}
         if w.op.unrolls and any(t.is_list and needed[n] is None for n, t in w.outputs.items()):
             raise UserError(
-                f"{w.place}: what follows looks at lists from their end or as a whole, so their length must have a bound "
-                f"here; put list_slice: {{length: N, keep: last}} before it"
+                f"{w.place}: what follows looks at lists from their end or as a whole, so their length must have a "
+                f"bound here; put list_slice: {{length: N, keep: last}} before it"
             )
         steps.append(BoundOp(w.op, w.taken, w.passthrough, w.outputs, needed))
         earlier: dict[str, int | None] = {}

@@ -42,7 +42,7 @@ def test_a_table_that_the_driver_does_not_hold_is_mapped_by_hosts(tmp_path: Path
         (partials,) = [dict(expected.partials(s.rows())) for s in scans(found)]
     write_table(keyed_of(learned).table, tmp_path / "table.parquet", KEY)
     own = None if shared else HostScratch("encoded", local(tmp_path / "host"))
-    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, own=own) as found:
+    with lake_rows(WORKFLOW, [file], splitter(), local(tmp_path / "none"), {}, host_scratch=own) as found:
         fit = LakeFit(WORKFLOW, found, shared_folder=local(tmp_path / "handed"))
         assert fit.next_task() is not None
         in_file = FittedState({}, {name: FileKeyedTable(tmp_path / "table.parquet")})
