@@ -13,7 +13,7 @@ from headrace.errors import UserError
 from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, link_kept, merge
 from headrace.features.build.plan import checked_workflow
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
+from headrace.features.layout.files import ColumnCounts, DatasetFile, WrittenDataset
 from headrace.features.layout.split_rule import TimeRule, day_number
 from headrace.features.table_ops.preparation import row_preparation, spark_alone
 from headrace.manifest import Manifest, Output, fingerprint
@@ -146,7 +146,7 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         name = f"{split}/day-{day}-part-00000-000.parquet"
         (old / split).mkdir(parents=True, exist_ok=True)
         (old / name).write_text(day)
-        days[day] = DayFiles("x", (WrittenFile(name, 5, 1, 10),), {"a": ColumnCounts(missing=2, coded=3)})
+        days[day] = DayFiles("x", (DatasetFile(name, 5, 1, 10),), {"a": ColumnCounts(missing=2, coded=3)})
 
     def refused(*_: Any) -> None:
         raise OSError("no links here")
@@ -168,7 +168,7 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert ((new / file.name).stat().st_ino == (old / days[day].files[0].name).stat().st_ino) == links
     one = {"a": ColumnCounts(2, 0, 3)}
     assert found.counts == {"train": {"a": ColumnCounts(4, 0, 6)}, "valid": one, "test": one}
-    both = merge(found, WrittenDataset([WrittenFile("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
+    both = merge(found, WrittenDataset([DatasetFile("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
     assert both.counts["valid"]["a"] == ColumnCounts(3, 0, 3)
     assert found.counts["valid"]["a"] == ColumnCounts(2, 0, 3)
     assert [f.name for f in both.files] == sorted(f.name for f in both.files)

@@ -19,9 +19,9 @@ from headrace.features.arrow.decode import of_run_here
 from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.files import (
     ColumnCounts,
+    DatasetFile,
     FilePlan,
     WrittenDataset,
-    WrittenFile,
     carried_columns,
     source_sets,
 )
@@ -134,11 +134,11 @@ def write_part(
 
 def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -> WrittenDataset:
     """Return the parts' files and counts together."""
-    files: list[WrittenFile] = []
+    files: list[DatasetFile] = []
     counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
-    days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
+    days: dict[str, tuple[list[DatasetFile], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
     for part in parts:
-        part_files = [WrittenFile(**file) for file in part["files"]]
+        part_files = [DatasetFile(**file) for file in part["files"]]
         files += part_files
         sums = [counts[part["split"]]]
         if part["day"]:

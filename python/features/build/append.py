@@ -22,7 +22,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.features.arrow.scan import LakeRows
-from headrace.features.layout.files import ColumnCounts, FilePlan, WrittenDataset, WrittenFile, plan_files
+from headrace.features.layout.files import ColumnCounts, DatasetFile, FilePlan, WrittenDataset, plan_files
 from headrace.features.layout.split_rule import TimeRule, day_name, day_number
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Input, Manifest, fingerprint
@@ -42,7 +42,7 @@ class DayFiles:
 
     #: Of the lake's data files that hold its rows, and how many each.
     rows_of: str
-    files: tuple[WrittenFile, ...]
+    files: tuple[DatasetFile, ...]
     counts: Mapping[str, ColumnCounts]
 
     @property
@@ -96,7 +96,7 @@ def open_base(ctx: Context, dataset_input: Input | None) -> BaseDataset | None:
         days = {
             name: DayFiles(
                 d["rows_of"],
-                tuple(WrittenFile(**f) for f in d["files"]),
+                tuple(DatasetFile(**f) for f in d["files"]),
                 {feature: ColumnCounts(**c) for feature, c in d["counts"].items()},
             )
             for name, d in saved["days"].items()
@@ -172,7 +172,7 @@ def plan_days(
 
 def link_kept(plan: AppendPlan, folder: Location, rule: TimeRule) -> WrittenDataset:
     """Link the kept days' files into a new folder, each into the split that its day is in now."""
-    days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {}
+    days: dict[str, tuple[list[DatasetFile], dict[str, ColumnCounts]]] = {}
     counts: dict[str, dict[str, ColumnCounts]] = {}
     for day, known in plan.retained.items():
         assert plan.base is not None

@@ -25,10 +25,10 @@ from headrace.features.build.lake_files import files_of_day, fit_files, table_fi
 from headrace.features.build.rows import events_of_window, pinned_table, read_events, source_table
 from headrace.features.layout.files import (
     ColumnCounts,
+    DatasetFile,
     Engine,
     FilePlan,
     WrittenDataset,
-    WrittenFile,
     engine_of,
     plan_files,
 )
@@ -326,7 +326,7 @@ def _why_not_appended(ctx: Context) -> str:
     )
 
 
-def complete(folder: Location, files: list[WrittenFile], counts: Mapping[str, int]) -> None:
+def complete(folder: Location, files: list[DatasetFile], counts: Mapping[str, int]) -> None:
     """Check that every row was written once, clear away what killed tasks left, list the files."""
     for split, rows in counts.items():
         written_rows = sum(f.rows for f in files if f.name.startswith(f"{split}/"))

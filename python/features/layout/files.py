@@ -77,7 +77,7 @@ class ColumnCounts:
 
 
 @dataclass(frozen=True)
-class WrittenFile:
+class DatasetFile:
     """A file that is there."""
 
     name: str
@@ -91,11 +91,11 @@ class WrittenDataset:
     """The files that a write has left, and their counts."""
 
     #: In the order of their names.
-    files: list[WrittenFile]
+    files: list[DatasetFile]
     #: By split and feature.
     counts: dict[str, dict[str, ColumnCounts]]
     #: By day, where files are by day: its files, and counts by feature.
-    days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = field(default_factory=dict)
+    days: dict[str, tuple[list[DatasetFile], dict[str, ColumnCounts]]] = field(default_factory=dict)
 
 
 def plan_files(counts: Mapping[str, int], row_group_rows: int, min_row_groups: int) -> list[FilePlan]:

@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 from headrace.features.functions.spark_expressions import col, is_missing
 from headrace.features.layout.files import (
     ColumnCounts,
+    DatasetFile,
     FilePlan,
     WrittenDataset,
-    WrittenFile,
     carried_columns,
     source_sets,
 )
@@ -203,10 +203,10 @@ def _is_oov(feature: Feature, code: Column) -> Column:
     return (code >= OOV_CODE) & (code < feature.first_code)
 
 
-def _named(written: Location, folder: Location, plans: list[FilePlan], parts: list[int]) -> list[WrittenFile]:
+def _named(written: Location, folder: Location, plans: list[FilePlan], parts: list[int]) -> list[DatasetFile]:
     """Move each file to its name."""
 
-    def move(group: Location) -> WrittenFile:
+    def move(group: Location) -> DatasetFile:
         plan = plans[int(group.parent.name.removeprefix("__part="))]
         files = [f for f in group.entries() if f.suffix == ".parquet" and not f.name.startswith(".")]
         if len(files) != 1:
@@ -216,7 +216,7 @@ def _named(written: Location, folder: Location, plans: list[FilePlan], parts: li
         if footer.num_row_groups != 1:
             _LOG.warning("%s has %d row groups, not 1", name, footer.num_row_groups)
         files[0].move_to(folder / name)
-        return WrittenFile(name, footer.num_rows, footer.num_row_groups, (folder / name).size())
+        return DatasetFile(name, footer.num_rows, footer.num_row_groups, (folder / name).size())
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         parted = [p for p in written.entries() if p.name.startswith("__part=")]
