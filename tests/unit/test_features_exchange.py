@@ -228,9 +228,9 @@ def test_a_host_keeps_what_the_next_run_reads_and_no_more(tmp_path: Path, monkey
         "scratch.2",
     ]
     # The pipeline's own folder comes first; where nothing is named, Spark's for this executor.
-    assert HostScratch("x", local(tmp_path / "named")).here() == local(tmp_path / "named" / "x")
+    assert HostScratch("x", local(tmp_path / "named")).resolve() == local(tmp_path / "named" / "x")
     monkeypatch.delenv("HEADRACE_SCRATCH")
-    assert HostScratch("x").here() == local(tmp_path / "spark" / "x")
+    assert HostScratch("x").resolve() == local(tmp_path / "spark" / "x")
 
 
 def test_workspaces_with_one_scratch_folder_keep_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
