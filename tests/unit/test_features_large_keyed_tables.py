@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.config import Chain
 from headrace.features.arrow.aggregate import aggregate_batch
 from headrace.features.arrow.collect import by_key
-from headrace.features.learn.statistics import Partial, BatchRows
+from headrace.features.learn.statistics import BatchRows, Partial
 from headrace.features.ops.base import EstimatorOp
 from headrace.features.transport import FinishParts, KeyedStep, cut, decoded, encoded, packed
 from headrace.features.vocabulary import lookup

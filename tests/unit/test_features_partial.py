@@ -20,8 +20,8 @@ from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import rounded
 from headrace.features.learn.statistics import (
     LABEL,
-    Number,
     BatchRows,
+    Number,
     Statistic,
     canonical,
     cumulated,
