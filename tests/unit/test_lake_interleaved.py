@@ -170,7 +170,7 @@ def test_a_day_that_was_planned_before_a_delete_is_not_replaced(table: Location)
 
     def load(since: int, ours: set[int]) -> int:
         add = data_file(table, DS, [(n, USERS[n % 3]) for n in range(8)])
-        file = WrittenFile(str(add["path"]), DS, 8, int(add["size"]), 1, str(add["stats"]))
+        file = WrittenFile(add, 8)
         return commit_files(None, table, [DS], [file], "{}", since=since, local=ours)  # type: ignore[arg-type]
 
     delete_row(table, 1)
