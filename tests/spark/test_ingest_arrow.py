@@ -80,7 +80,7 @@ def compare(spark: SparkSession, ws: Workspace, batch: LandingBatch, scratch: An
         others = mine.filter(pc.not_equal(mine.column("_state"), GOOD))
         assert others.select(["_line", "_raw", "_reason"]).to_pylist() == []
         assert bits(rows.select(names)) == bits(mine.select(names))
-        stats = json.loads(data.file.stats)
+        stats = json.loads(data.file.add["stats"])
         assert stats["numRecords"] == taken
         assert stats["nullCount"] == {n: rows.column(n).null_count for n in stats["nullCount"]}
         for name in stats["minValues"]:

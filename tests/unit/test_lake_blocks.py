@@ -177,7 +177,7 @@ def test_a_data_file_has_delta_statistics(tmp_path: Path) -> None:
         writer.add(table)
     written = writer.close()
     assert written is not None
-    stats = json.loads(written.stats)
+    stats = json.loads(written.add["stats"])
     assert (written.rows, stats["numRecords"]) == (6, 6)
     assert stats["nullCount"] == {n: 2 * table.column(n).null_count for n in schema.names}
     assert stats["minValues"] == {

@@ -54,7 +54,7 @@ def test_good_rows_their_hashes_and_the_lines_that_are_left(
     (tmp_path / "a.jsonl").write_text("\n".join([*lines[:4], "not JSON", *lines[4:]]))
     (tmp_path / "b.jsonl").write_text('{"user": "?", "note": "x"}\n')
     (found,) = task_of(home, tmp_path / "a.jsonl", tmp_path / "b.jsonl")(0)
-    rows = rows_of(home / "table" / found["data"]["path"])
+    rows = rows_of(home / "table" / found["data"]["add"]["path"])
     assert [(r["user"], r["_source_line"]) for r in rows] == [(i, i + 1 + (i > 3)) for i in range(9)]
     assert rows_of(home / "handed" / found["left"]) == [
         {"_file": 0, "_line": 5, "_text": "not JSON", "_fault": None},
